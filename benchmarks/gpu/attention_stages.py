@@ -10,6 +10,7 @@ import torch
 from benchmarks.gpu.run import Session
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.timing import Case
+from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.shapes import KvDtype
@@ -90,8 +91,8 @@ class AttentionCase:
         keys, values = self._cache.keys[0], self._cache.values[0]
         if reference is not None:
             qkv, keys, values = qkv.float(), _in_float32(keys), _in_float32(values)
-        scale, softcap, sinks = self._heads.dim**-0.5, self._kind.softcap, self._sinks
-        return lambda: plan.run(qkv, rotation, None, keys, values, scale, softcap, sinks)
+        layer = AttentionLayer(self._heads.dim**-0.5, None, self._kind.softcap, self._sinks)
+        return lambda: plan.run(qkv, rotation, layer, keys, values)
 
 
 def _in_float32(cache: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu._native import usable_instruction_sets
@@ -55,11 +56,11 @@ class Bench:
         angles = torch.rand(tokens, self.heads.dim // 2)
         rotation = Rotation(angles.cos(), angles.sin())
         norm = Norm(torch.ones(self.heads.query + self.heads.kv, self.heads.dim), 1e-6)
-        scale = self.heads.dim**-0.5
+        layer = AttentionLayer(self.heads.dim**-0.5, norm)
 
         def step() -> None:
             for keys, values in zip(cache.keys, cache.values, strict=True):
-                plan.run(qkv, rotation, norm, keys, values, scale)
+                plan.run(qkv, rotation, layer, keys, values)
 
         return best_time(step, self.seconds) / len(cache.keys)
 

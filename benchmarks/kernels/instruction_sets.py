@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.kernels.attention import SHAPES as HEADS
 from benchmarks.kernels.attention import decode_batch
+from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.batch import PagedBatch, Rotation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.attention import plan_attention
@@ -56,7 +57,7 @@ def attentions(batch: PagedBatch) -> Work:
 
     def run(backend: _native.Backend) -> list[torch.Tensor]:
         plan = plan_attention(backend, batch, heads)
-        return [plan.run(qkv, rotation, None, keys, values, 0.09) for keys, values in layers]
+        return [plan.run(qkv, rotation, AttentionLayer(0.09), keys, values) for keys, values in layers]
 
     return run
 

@@ -23,6 +23,7 @@ import torch
 from benchmarks.kernels.attention import SHAPES as HEADS
 from benchmarks.kernels.instruction_sets import prompt
 from kvarn.kernels.activation import Activation
+from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.batch import Rotation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.attention import plan_attention
@@ -165,7 +166,7 @@ def count_attention(dtype: KvDtype, tokens: int) -> Counted:
         operations,
         tokens * heads.query * heads.dim,
         1024,
-        lambda: plan.run(qkv, rotation, None, cache.keys[0], cache.values[0], heads.dim**-0.5),
+        lambda: plan.run(qkv, rotation, AttentionLayer(heads.dim**-0.5), cache.keys[0], cache.values[0]),
     )
 
 

@@ -26,11 +26,11 @@ struct Scratch {
     static constexpr int kRows = SegmentAttention<type>::kRows;
 
     QueryPlace queries;
-    float* partials;    // [plan.num_partials, H, result]
+    float* partials;    // [metadata.num_partials, H, result]
     float* threads;     // [threads, thread_floats]
     std::int64_t segment_floats, thread_floats;
 
-    Scratch(Carver& carver, const AttentionCall& call) : queries{nullptr, nullptr, call.shape, call.plan->num_tokens()} {
+    Scratch(Carver& carver, const AttentionCall& call) : queries{nullptr, nullptr, call.shape, call.metadata->num_tokens()} {
         const HeadShape& shape = call.shape;
         const std::int64_t stride = result_stride(shape);
         segment_floats = SegmentAttention<type>::scratch_floats(shape);
@@ -38,7 +38,7 @@ struct Scratch {
         const std::int64_t rows = queries.tokens * shape.query_heads;
         if constexpr (kRounded) queries.rounded = carver.take<std::uint16_t>(rows * queries.rounded_dim());
         else queries.floats = carver.take<float>(rows * shape.dim);
-        partials = carver.take<float>(call.plan->num_partials * shape.query_heads * stride);
+        partials = carver.take<float>(call.metadata->num_partials * shape.query_heads * stride);
         threads = carver.take<float>(omp_get_max_threads() * thread_floats);
     }
 
@@ -56,7 +56,7 @@ template <KvType type>
 class ItemWork {
   public:
     ItemWork(const AttentionCall& call, const Scratch<type>& scratch, const WorkItem& item, std::int64_t kv_head)
-        : call_(call), shape_(call.shape), scratch_(scratch), item_(item), tokens_(call.plan->tokens_of(item)),
+        : call_(call), shape_(call.shape), scratch_(scratch), item_(item), tokens_(call.metadata->tokens_of(item)),
           kv_head_(kv_head), stride_(result_stride(call.shape)),
           later_(scratch.threads + omp_get_thread_num() * scratch.thread_floats + scratch.segment_floats),
           states_(later_ + kRows * stride_), attention_(shape_, call.softcap, later_ - scratch.segment_floats) {}
@@ -83,7 +83,7 @@ class ItemWork {
   private:
     static constexpr int kRows = SegmentAttention<type>::kRows;
 
-    const TokenReads& reads(int row) const { return call_.plan->reads[tokens_[row / shape_.group()]]; }
+    const TokenReads& reads(int row) const { return call_.metadata->reads[tokens_[row / shape_.group()]]; }
     std::int64_t head(int row) const { return kv_head_ * shape_.group() + row % shape_.group(); }
     float* out(int row) const {
         return call_.out + tokens_[row / shape_.group()] * call_.out_stride + head(row) * shape_.dim;
@@ -91,7 +91,7 @@ class ItemWork {
 
     SegmentBlocks blocks_of(std::int64_t segment) const {
         SegmentBlocks blocks;
-        for (const std::int32_t id : call_.plan->blocks_of(item_.sequence, segment)) {
+        for (const std::int32_t id : call_.metadata->blocks_of(item_.sequence, segment)) {
             const std::int64_t place = id * shape_.block_bytes() + kv_head_ * shape_.block_head_bytes();
             blocks.keys[blocks.count] = call_.keys + place;
             blocks.values[blocks.count++] = call_.values + place;
@@ -100,7 +100,7 @@ class ItemWork {
     }
 
     Visible visible(const TokenReads& token, std::int64_t segment) const {
-        const std::int64_t window = call_.plan->step.window, begin = segment * kSegment;
+        const std::int64_t window = call_.metadata->step.window, begin = segment * kSegment;
         const std::int64_t first = window ? std::max(begin, token.position + 1 - window) : begin;
         const std::int64_t last = std::min<std::int64_t>(begin + kSegment, token.end);
         return {static_cast<int>(first - begin), static_cast<int>(last - begin)};
@@ -145,12 +145,12 @@ class ItemWork {
 
 template <KvType type>
 void attend_items(const AttentionCall& call, const Scratch<type>& scratch) {
-    const AttentionPlan& plan = *call.plan;
+    const AttentionMetadata& metadata = *call.metadata;
     const std::int64_t heads = call.shape.kv_heads;
-    const std::int64_t pieces = static_cast<std::int64_t>(plan.items.size()) * heads, threads = omp_get_max_threads();
+    const std::int64_t pieces = static_cast<std::int64_t>(metadata.items.size()) * heads, threads = omp_get_max_threads();
     const auto work_of = [&](std::int64_t number) {
-        const WorkPiece piece = plan.piece(number, heads);
-        return ItemWork<type>(call, scratch, plan.items[piece.item], piece.kv_head);
+        const WorkPiece piece = metadata.piece(number, heads);
+        return ItemWork<type>(call, scratch, metadata.items[piece.item], piece.kv_head);
     };
     parallel_pieces(pieces, [&](std::int64_t number) {
         // Every other thread takes one piece meanwhile, if all take equally long.
@@ -163,10 +163,10 @@ void attend_items(const AttentionCall& call, const Scratch<type>& scratch) {
 void join_partials(const AttentionCall& call, float* partials) {
     const HeadShape& shape = call.shape;
     const std::int64_t heads = shape.query_heads, stride = result_stride(shape), groups = shape.kv_heads;
-    const auto& tokens = call.plan->split_tokens;
+    const auto& tokens = call.metadata->split_tokens;
     parallel_pieces(static_cast<std::int64_t>(tokens.size()) * groups, [&](std::int64_t piece) {
         const std::int64_t token = tokens[piece / groups], first_head = piece % groups * shape.group();
-        const TokenReads& reads = call.plan->reads[token];
+        const TokenReads& reads = call.metadata->reads[token];
         for (std::int64_t head = first_head; head < first_head + shape.group(); ++head) {
             float* state = partials + (reads.partial * heads + head) * stride;
             for (std::int64_t i = 1; i < reads.last_segment - reads.first_segment; ++i)

@@ -14,7 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/plan.h"
+#include "attention/metadata.h"
 #include "core/workspace.h"
 
 namespace kvarn {
@@ -49,7 +49,7 @@ struct HeadShape {
 // Each query and key head is normed (where `norm` is given) and rotated; queries are then multiplied by `scale`.
 struct AttentionCall {
     HeadShape shape;
-    const AttentionPlan* plan;
+    const AttentionMetadata* metadata;
     const float* qkv;            // [T, (H + 2 G) D]: query heads, key heads, value heads
     std::int64_t qkv_stride;     // floats from token to token
     const float* cos;            // [T, half_rotated]: the first 2 half_rotated numbers of a head are rotated

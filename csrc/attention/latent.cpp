@@ -100,9 +100,9 @@ class HeadsOfToken {
 };
 
 void attend_token(const LatentCall& call, std::int64_t sequence, std::int64_t token, std::int64_t first_head) {
-    const StepTables& step = call.plan->step;
+    const StepTables& step = call.metadata->step;
     const std::int32_t* blocks = step.block_tables + sequence * step.table_stride;
-    const std::int64_t end = call.plan->reads[token].end;
+    const std::int64_t end = call.metadata->reads[token].end;
     HeadsOfToken heads(call, token, first_head);
     for (std::int64_t begin = 0; begin < end; begin += kBlock)
         heads.read(blocks[begin / kBlock], static_cast<int>(std::min(kBlock, end - begin)));
@@ -112,7 +112,7 @@ void attend_token(const LatentCall& call, std::int64_t sequence, std::int64_t to
 }  // namespace
 
 void latent_attention(const LatentCall& call) {
-    const StepTables& step = call.plan->step;
+    const StepTables& step = call.metadata->step;
     const std::int64_t parts = (call.heads + kHeads - 1) / kHeads;
     parallel_pieces(step.tokens * parts, [&](std::int64_t piece) {
         const std::int64_t token = piece / parts;

@@ -7,14 +7,14 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/plan.h"
+#include "attention/metadata.h"
 
 namespace kvarn {
 
 constexpr std::int64_t kMaxLatent = 1024;
 
 struct LatentCall {
-    const AttentionPlan* plan;
+    const AttentionMetadata* metadata;
     std::int64_t heads;          // H
     std::int64_t size;           // numbers in a row, at most kMaxLatent
     std::int64_t value_size;     // the first of them that are the value

@@ -65,7 +65,7 @@ void write_queries(const AttentionCall& call, std::int64_t token, const QueryPla
 template <bool kWhole>
 void write_keys_and_values(const AttentionCall& call, const WriteRange& range) {
     const HeadShape& shape = call.shape;
-    const std::int64_t dim = shape.dim, slot = call.plan->step.slots[range.first_token];
+    const std::int64_t dim = shape.dim, slot = call.metadata->step.slots[range.first_token];
     const std::int64_t count = range.last_token - range.first_token;
     const float* values =
         call.qkv + range.first_token * call.qkv_stride + (shape.query_heads + shape.kv_heads) * dim;
@@ -81,7 +81,7 @@ void write_keys_and_values(const AttentionCall& call, const WriteRange& range) {
 
 template <bool kWhole>
 void write_tokens(const AttentionCall& call, const QueryPlace& queries) {
-    const auto& writes = call.plan->writes;
+    const auto& writes = call.metadata->writes;
     parallel_pieces(static_cast<std::int64_t>(writes.size()), [&](std::int64_t piece) {
         for (std::int64_t token = writes[piece].first_token; token < writes[piece].last_token; ++token)
             write_queries<kWhole>(call, token, queries);

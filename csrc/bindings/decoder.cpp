@@ -25,7 +25,7 @@ std::vector<std::byte*> bytes_at(const Addresses& addresses) {
 }
 
 // `plans`: empty where they are made later.
-std::vector<KindOfLayer> kinds_of(const std::vector<const AttentionPlan*>& plans, const Addresses& cos,
+std::vector<KindOfLayer> kinds_of(const std::vector<const AttentionMetadata*>& plans, const Addresses& cos,
                                   const Addresses& sin, const std::vector<std::int64_t>& half_rotated) {
     std::vector<KindOfLayer> kinds;
     for (std::size_t kind = 0; kind < cos.size(); ++kind)
@@ -68,7 +68,7 @@ void bind_layers(nb::module_& m, BackendClass& backend) {
     backend.def(
         "run_layers",
         [](Backend& self, const DecoderLayers& layers, std::int64_t first, std::int64_t last,
-           const std::vector<const AttentionPlan*>& plans, const Addresses& cos, const Addresses& sin,
+           const std::vector<const AttentionMetadata*>& plans, const Addresses& cos, const Addresses& sin,
            const std::vector<std::int64_t>& half_rotated, const Addresses& keys, const Addresses& values,
            const AdapterBatch* adapters, Address hidden) {
             const std::vector<KindOfLayer> kinds = kinds_of(plans, cos, sin, half_rotated);
@@ -91,17 +91,17 @@ void bind_greedy(nb::module_& m, BackendClass& backend) {
              nb::keep_alive<1, 2>(), "layers"_a, "keys"_a, "values"_a, "embedding"_a, "head"_a, "windows"_a);
     backend.def(
         "greedy",
-        [](Backend& self, const GreedyDecoder& decoder, const AttentionPlan& plan, Address token_ids, Address active,
+        [](Backend& self, const GreedyDecoder& decoder, const AttentionMetadata& metadata, Address token_ids, Address active,
            std::int64_t passes, std::int64_t vocab, const Addresses& cos, const Addresses& sin,
            const std::vector<std::int64_t>& half_rotated, Address drawn) {
-            const GreedyCall call{plan.step,           at<const std::int64_t>(token_ids),
+            const GreedyCall call{metadata.step,           at<const std::int64_t>(token_ids),
                                   at<const std::int64_t>(active),
                                   passes,              vocab,
                                   kinds_of({}, cos, sin, half_rotated), at<std::int64_t>(drawn)};
             const Turn turn(self);
             run_greedy(self.isa, decoder, call, memory_of(self));
         },
-        "decoder"_a, "plan"_a, "token_ids"_a, "active"_a, "passes"_a, "vocab"_a, "cos"_a, "sin"_a, "half_rotated"_a,
+        "decoder"_a, "metadata"_a, "token_ids"_a, "active"_a, "passes"_a, "vocab"_a, "cos"_a, "sin"_a, "half_rotated"_a,
         "drawn"_a);
 }
 

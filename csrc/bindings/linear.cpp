@@ -35,12 +35,12 @@ void bind_packing(nb::module_& m) {
     nb::class_<PackedWeight>(m, "PackedWeight")
         .def("__init__",
              [](PackedWeight* self, int layout, std::int64_t out, std::int64_t in, std::int64_t group, bool has_zeros,
-                bool gated, bool has_multipliers) {
+                bool gated, bool has_sub_scales) {
                  new (self) PackedWeight{static_cast<Format>(layout), out,   in,     group, has_zeros,
-                                         has_multipliers,             gated, nullptr};
+                                         has_sub_scales,             gated, nullptr};
              },
              "layout"_a, "out"_a, "in_"_a, "group"_a, "has_zeros"_a, "gated"_a,
-             "has_multipliers"_a = false)
+             "has_sub_scales"_a = false)
         .def_prop_ro("size", [](const PackedWeight& self) { return sections(self).size; }, "Bytes of its blob.")
         .def_prop_rw(
             "blob", [](const PackedWeight& self) { return reinterpret_cast<std::uintptr_t>(self.blob); },
@@ -62,12 +62,12 @@ void bind_packing(nb::module_& m) {
     m.def(
         "pack_int4",
         [](const PackedWeight& weight, std::uintptr_t values, std::uintptr_t scales, std::uintptr_t zeros,
-           std::uintptr_t blob, std::uintptr_t multipliers) {
+           std::uintptr_t blob, std::uintptr_t sub_scales) {
             nb::gil_scoped_release unlocked;
             pack_int4(weight, at<const std::uint8_t>(values), at<const std::uint16_t>(scales),
-                      at<const std::uint8_t>(zeros), at<const std::int8_t>(multipliers), at<std::byte>(blob));
+                      at<const std::uint8_t>(zeros), at<const std::int8_t>(sub_scales), at<std::byte>(blob));
         },
-        "weight"_a, "values"_a, "scales"_a, "zeros"_a, "blob"_a, "multipliers"_a = 0);
+        "weight"_a, "values"_a, "scales"_a, "zeros"_a, "blob"_a, "sub_scales"_a = 0);
     m.def(
         "unpack_rows",
         [](const PackedWeight& weight, std::uintptr_t ids, std::int64_t count, std::uintptr_t out) {
@@ -99,7 +99,7 @@ void bind_linear(nb::module_& m, BackendClass& backend) {
         "pack_quantized",
         [](Backend& self, const PackedWeight& weight, const std::vector<Part>& parts, bool is_bf16,
            std::uintptr_t blob) {
-            const bool is_int4 = weight.format == Format::int4 && weight.has_multipliers && weight.group == kScaleInputs;
+            const bool is_int4 = weight.format == Format::int4 && weight.has_sub_scales && weight.group == kScaleInputs;
             if (!is_int4 && weight.format != Format::int8) throw nb::value_error("neither int8 nor int4 as quantised here");
             const StackedRows rows = stacked(parts, weight.in * (is_bf16 ? 2 : 4));
             const Turn turn(self);

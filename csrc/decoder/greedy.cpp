@@ -54,13 +54,13 @@ class Run {
         const std::int64_t size = decoder_.embedding.in;
         (is_integer(decoder_.embedding) ? unpack_integer : unpack_float)(decoder_.embedding, token_ids, step.tokens,
                                                                          hidden_.data());
-        std::vector<AttentionPlan> plans;
+        std::vector<AttentionMetadata> plans;
         plans.reserve(decoder_.windows.size());
         std::vector<KindOfLayer> kinds = call_.kinds;
         for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
             StepTables own = step;
             own.window = decoder_.windows[kind];
-            kinds[kind].plan = &plans.emplace_back(own);
+            kinds[kind].metadata = &plans.emplace_back(own);
             kinds[kind].cos += first_angle * kinds[kind].half_rotated;
             kinds[kind].sin += first_angle * kinds[kind].half_rotated;
         }

@@ -50,14 +50,14 @@ struct Intermediate {
 class Pass {
   public:
     Pass(Isa isa, const LayersCall& call, const LayersMemory& memory)
-        : isa_(isa), call_(call), memory_(memory), tokens_(call.kinds[0].plan->step.tokens),
+        : isa_(isa), call_(call), memory_(memory), tokens_(call.kinds[0].metadata->step.tokens),
           intermediate_(memory.intermediate, call.decoder->layers, tokens_) {}
 
     void through(const DecoderLayer& layer, std::byte* keys, std::byte* values) {
         const DecoderLayers& decoder = *call_.decoder;
         const KindOfLayer& kind = call_.kinds[layer.kind];
         multiplied(layer.qkv, call_.hidden, intermediate_.qkv, false);
-        attend(isa_, {decoder.heads, kind.plan, intermediate_.qkv, layer.qkv.outputs(), kind.cos, kind.sin,
+        attend(isa_, {decoder.heads, kind.metadata, intermediate_.qkv, layer.qkv.outputs(), kind.cos, kind.sin,
                       kind.half_rotated, layer.heads.weight, layer.heads.eps, keys, values, decoder.scale,
                       decoder.softcap, intermediate_.mixed, layer.output.weight.in, &memory_.kernels});
         add(layer.output, intermediate_.mixed, layer.attention_output);

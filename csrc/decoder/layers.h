@@ -47,7 +47,7 @@ struct DecoderLayers {
 
 // What layers that see as far and rotate by the same angles share in a pass.
 struct KindOfLayer {
-    const AttentionPlan* plan;
+    const AttentionMetadata* metadata;
     const float* cos;                 // see AttentionCall
     const float* sin;
     std::int64_t half_rotated;

@@ -10,7 +10,7 @@
 //
 //   int32_t sum32(q)                   sum of 32 quantised inputs, in the form in which dots4 takes it
 //   void dots4(Rows4, Panel4, sums)    sums[r][n] = sum over blocks b, ascending, of
-//                                      float(sum_k q[r][k] * (v[n][k] - zero[n][b]) * multiplier[n][k / 32]) *
+//                                      float(sum_k q[r][k] * (v[n][k] - zero[n][b]) * sub_scale[n][k / 32]) *
 //                                      (scale[r][b] * scale[n][b]), each block added by one fused multiply-add
 //
 // Integer sums are exact in any order, and so each instruction set multiplies and adds in whatever order suits it.
@@ -46,7 +46,7 @@ struct Panel4 {
     const std::uint8_t* values;   // [in / 8][16][4]
     const std::uint16_t* scales;  // [groups][16], half precision
     const std::uint8_t* zeros;    // [groups][16], or null: 8 everywhere
-    const std::int8_t* multipliers;    // [in / 32][16], or null: 1 everywhere
+    const std::int8_t* sub_scales;    // [in / 32][16], or null: 1 everywhere
     std::int64_t in, group;       // inputs, and how many of them share a scale: a multiple of `block`
     std::int64_t block;           // inputs of a row that share a scale: 32 or 128
 

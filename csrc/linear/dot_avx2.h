@@ -163,7 +163,7 @@ inline __m256i high_nibbles(__m256i bytes) { return low_nibbles(_mm256_srli_epi1
 struct PackedNibbles {
     const std::uint8_t* values;
     __m256i bytes(std::int64_t part, int quad, int side) const {
-        const std::uint8_t* line = values + part * (kMultiplied * kPanel / 2) + quad / 2 * 64;
+        const std::uint8_t* line = values + part * (kSubScaled * kPanel / 2) + quad / 2 * 64;
         if (quad % 2 == 0 && side == 0) __builtin_prefetch(line + kAhead);
         const __m256i both = load_256(line + side * 32);
         return quad % 2 ? high_nibbles(both) : low_nibbles(both);
@@ -173,8 +173,8 @@ struct SpreadNibbles {
     const std::uint8_t* values;   // [quad][16][4]
     const std::uint8_t* next;     // packed weights to be spread after these: asked for meanwhile
     __m256i bytes(std::int64_t part, int quad, int side) const {
-        if (quad % 2 == 0 && side == 0) __builtin_prefetch(next + part * (kMultiplied * kPanel / 2) + quad / 2 * 64);
-        return load_256(values + part * (kMultiplied * kPanel) + quad * 64 + side * 32);
+        if (quad % 2 == 0 && side == 0) __builtin_prefetch(next + part * (kSubScaled * kPanel / 2) + quad / 2 * 64);
+        return load_256(values + part * (kSubScaled * kPanel) + quad * 64 + side * 32);
     }
 };
 
@@ -207,9 +207,9 @@ template <int R, class Weights>
 #pragma GCC unroll 2
         for (int side = 0; side < 2; ++side) sums[r][side] = _mm256_mullo_epi16(zero.side[side], minus);
     }
-    const std::int8_t* q = x.values + row * x.stride + part * kMultiplied;
+    const std::int8_t* q = x.values + row * x.stride + part * kSubScaled;
 #pragma GCC unroll 8
-    for (int i = 0; i < kMultiplied / kQuad; ++i) {
+    for (int i = 0; i < kSubScaled / kQuad; ++i) {
         const __m256i low = weights.bytes(from, i, 0), high = weights.bytes(from, i, 1);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -226,18 +226,18 @@ template <int R, class Weights>
 template <int R, std::int64_t kBlockParts, class Weights>
 void tile4(const Rows4& x, std::int64_t row, const Panel4& panel, const Weights& weights, std::int64_t first,
            std::int64_t inputs, float* out) {
-    const std::int64_t parts = panel.in / kMultiplied, blocks = panel.blocks();
-    const std::int64_t first_part = first / kMultiplied, last_part = first_part + inputs / kMultiplied;
+    const std::int64_t parts = panel.in / kSubScaled, blocks = panel.blocks();
+    const std::int64_t first_part = first / kSubScaled, last_part = first_part + inputs / kSubScaled;
     alignas(32) std::int32_t totals[R * kPanel];    // of the parts of a block so far
 #pragma GCC unroll 16
     for (int i = 0; i < 2 * R; ++i) store_256(totals + i * 8, _mm256_setzero_si256());
     for (std::int64_t part = first_part; part < last_part; ++part) {
-        const std::int64_t group = part * kMultiplied / panel.group;
+        const std::int64_t group = part * kSubScaled / panel.group;
         const WordsTwice zero = panel.zeros ? unsigned_twice(panel.zeros + group * kPanel) : splat_twice(8);
         __m256i sums[R][2];
         dots32<R>(x, row, part, parts, weights, part - first_part, zero, sums);
-        const WordsTwice multiplier =
-            panel.multipliers ? signed_twice(panel.multipliers + part * kPanel) : splat_twice(1);
+        const WordsTwice sub_scale =
+            panel.sub_scales ? signed_twice(panel.sub_scales + part * kPanel) : splat_twice(1);
         const bool begins = part % kBlockParts == 0;
         const bool ends = part % kBlockParts == kBlockParts - 1 || part + 1 == last_part;
         const auto* scales = reinterpret_cast<const __m128i*>(panel.scales + group * kPanel);
@@ -245,7 +245,7 @@ void tile4(const Rows4& x, std::int64_t row, const Panel4& panel, const Weights&
         for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
             for (int side = 0; side < 2; ++side) {
-                __m256i total = _mm256_madd_epi16(sums[r][side], multiplier.side[side]);
+                __m256i total = _mm256_madd_epi16(sums[r][side], sub_scale.side[side]);
                 std::int32_t* of_block = totals + r * kPanel + side * 8;
                 if (!begins) total = _mm256_add_epi32(total, load_256(of_block));
                 if (ends) {
@@ -292,7 +292,7 @@ void blocks_of_dots4(const Rows4& x, const Panel4& panel, float* sums) {
 }
 
 inline void dots4(const Rows4& x, const Panel4& panel, float* sums) {
-    if (panel.block == kScaleInputs) blocks_of_dots4<kScaleInputs / kMultiplied>(x, panel, sums);
+    if (panel.block == kScaleInputs) blocks_of_dots4<kScaleInputs / kSubScaled>(x, panel, sums);
     else blocks_of_dots4<1>(x, panel, sums);
 }
 

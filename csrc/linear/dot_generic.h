@@ -30,14 +30,14 @@ inline void dots8(const Rows8<Q8>& x, const Panel8& panel, std::int32_t* dots) {
 
 inline std::int32_t sum32(const std::int8_t* q) {
     std::int32_t sum = 0;
-    for (std::int64_t k = 0; k < kMultiplied; ++k) sum += q[k];
+    for (std::int64_t k = 0; k < kSubScaled; ++k) sum += q[k];
     return sum;
 }
 
 // Dots of 32 inputs of one row with a panel, as if zero points were 0.
 inline void dots32(const std::int8_t* q, const std::uint8_t* values, std::int32_t* dots) {
     for (std::int64_t n = 0; n < kPanel; ++n) dots[n] = 0;
-    for (std::int64_t k = 0; k < kMultiplied; ++k) {
+    for (std::int64_t k = 0; k < kSubScaled; ++k) {
         const std::uint8_t* weights = values + k / (2 * kQuad) * (kQuad * kPanel) + k % kQuad;
         const int shift = k / kQuad % 2 ? 4 : 0;
         for (std::int64_t n = 0; n < kPanel; ++n) dots[n] += q[k] * (weights[n * kQuad] >> shift & 15);
@@ -45,8 +45,8 @@ inline void dots32(const std::int8_t* q, const std::uint8_t* values, std::int32_
 }
 
 inline void dots4(const Rows4& x, const Panel4& panel, float* sums) {
-    const std::int64_t blocks = panel.blocks(), all_parts = panel.in / kMultiplied;
-    const std::int64_t block_parts = panel.block / kMultiplied;
+    const std::int64_t blocks = panel.blocks(), all_parts = panel.in / kSubScaled;
+    const std::int64_t block_parts = panel.block / kSubScaled;
     for (std::int64_t r = 0; r < x.count; ++r) {
         float* out = sums + r * kPanel;
         for (std::int64_t n = 0; n < kPanel; ++n) out[n] = 0.0f;
@@ -54,12 +54,12 @@ inline void dots4(const Rows4& x, const Panel4& panel, float* sums) {
             const std::int64_t group = b * panel.block / panel.group;
             std::int32_t total[kPanel] = {}, dots[kPanel];
             for (std::int64_t part = b * block_parts; part < std::min((b + 1) * block_parts, all_parts); ++part) {
-                dots32(x.values + r * x.stride + part * kMultiplied,
-                       panel.values + part * (kMultiplied * kPanel / 2), dots);
+                dots32(x.values + r * x.stride + part * kSubScaled,
+                       panel.values + part * (kSubScaled * kPanel / 2), dots);
                 for (std::int64_t n = 0; n < kPanel; ++n) {
                     const std::int32_t zero = panel.zeros ? panel.zeros[group * kPanel + n] : 8;
-                    const std::int32_t multiplier = panel.multipliers ? panel.multipliers[part * kPanel + n] : 1;
-                    total[n] += multiplier * (dots[n] - zero * x.sums[r * all_parts + part]);
+                    const std::int32_t sub_scale = panel.sub_scales ? panel.sub_scales[part * kPanel + n] : 1;
+                    total[n] += sub_scale * (dots[n] - zero * x.sums[r * all_parts + part]);
                 }
             }
             float scales[kPanel];

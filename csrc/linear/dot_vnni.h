@@ -58,7 +58,7 @@ inline void dots8(const Rows8<Q8>& x, const Panel8& panel, std::int32_t* dots) {
 // Minus the sum.
 inline std::int32_t sum32(const std::int8_t* q) {
     std::int32_t sum = 0;
-    for (std::int64_t k = 0; k < kMultiplied; ++k) sum -= q[k];
+    for (std::int64_t k = 0; k < kSubScaled; ++k) sum -= q[k];
     return sum;
 }
 
@@ -66,7 +66,7 @@ inline std::int32_t sum32(const std::int8_t* q) {
 template <int R>
 void add_dots32(const std::int8_t* q, std::int64_t stride, const std::uint8_t* weights, I16 (&sums)[R]) {
 #pragma GCC unroll 4
-    for (std::int64_t k = 0; k < kMultiplied; k += 2 * kQuad) {
+    for (std::int64_t k = 0; k < kSubScaled; k += 2 * kQuad) {
         const I16 both = load_ints(weights + k * kPanel / 2), low = low_nibbles(both), high = high_nibbles(both);
         __builtin_prefetch(weights + k * kPanel / 2 + kAhead);
 #pragma GCC unroll 8
@@ -78,34 +78,34 @@ void add_dots32(const std::int8_t* q, std::int64_t stride, const std::uint8_t* w
 }
 
 // sums[r][n] = products of one block of inputs with a panel's weights. `part` counts the 32 inputs before it.
-template <bool kHasMultipliers, int R>
+template <bool kHasSubScales, int R>
 [[gnu::always_inline]] inline void block_dots(const Rows4& x, std::int64_t row, const Panel4& panel, std::int64_t part, std::int64_t parts,
                 I16 zeros, I16 (&sums)[R]) {
-    const std::int64_t all_parts = panel.in / kMultiplied;
+    const std::int64_t all_parts = panel.in / kSubScaled;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) sums[r] = splat_int(0);
     for (const std::int64_t end = part + parts; part < end; ++part) {
-        const std::int8_t* q = x.values + row * x.stride + part * kMultiplied;
-        const std::uint8_t* weights = panel.values + part * (kMultiplied * kPanel / 2);
+        const std::int8_t* q = x.values + row * x.stride + part * kSubScaled;
+        const std::uint8_t* weights = panel.values + part * (kSubScaled * kPanel / 2);
         const std::int32_t* of_part = x.sums + row * all_parts + part;
-        I16 multipliers{}, dots[R];
-        if constexpr (kHasMultipliers) multipliers = from_int8_words(panel.multipliers + part * kPanel);
+        I16 sub_scales{}, dots[R];
+        if constexpr (kHasSubScales) sub_scales = from_int8_words(panel.sub_scales + part * kPanel);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const I16 minus = splat_int(of_part[r * all_parts]);
-            dots[r] = kHasMultipliers ? times_eight(minus) : multiply_low(zeros, minus);
+            dots[r] = kHasSubScales ? times_eight(minus) : multiply_low(zeros, minus);
         }
         add_dots32<R>(q, x.stride, weights, dots);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
-            sums[r] = kHasMultipliers ? add_products(sums[r], dots[r], multipliers) : add_ints(sums[r], dots[r]);
+            sums[r] = kHasSubScales ? add_products(sums[r], dots[r], sub_scales) : add_ints(sums[r], dots[r]);
     }
 }
 
-template <bool kHasMultipliers, std::int64_t kBlockParts>
+template <bool kHasSubScales, std::int64_t kBlockParts>
 void blocks_of_dots4(const Rows4& x, const Panel4& panel, float* out) {
     const std::int64_t blocks = panel.blocks(), group_blocks = panel.group / panel.block;
-    const std::int64_t all_parts = panel.in / kMultiplied;
+    const std::int64_t all_parts = panel.in / kSubScaled;
     in_row_tiles(x.count, [&]<int R>(std::integral_constant<int, R>, std::int64_t first) {
         F16 totals[R] = {};
         for (std::int64_t block = 0; block < blocks; ++block) {
@@ -113,7 +113,7 @@ void blocks_of_dots4(const Rows4& x, const Panel4& panel, float* out) {
             const I16 zeros = panel.zeros ? from_uint8(panel.zeros + group) : splat_int(8);
             const F16 scales = from_half(panel.scales + group);
             I16 sums[R];
-            block_dots<kHasMultipliers, R>(x, first, panel, part, kBlockParts == 1 ? 1 : std::min(kBlockParts, all_parts - part), zeros, sums);
+            block_dots<kHasSubScales, R>(x, first, panel, part, kBlockParts == 1 ? 1 : std::min(kBlockParts, all_parts - part), zeros, sums);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
                 totals[r] = fma(to_floats(sums[r]), mul(splat(x.scales[(first + r) * blocks + block]), scales), totals[r]);
@@ -124,8 +124,8 @@ void blocks_of_dots4(const Rows4& x, const Panel4& panel, float* out) {
 }
 
 inline void dots4(const Rows4& x, const Panel4& panel, float* out) {
-    constexpr std::int64_t kMany = kScaleInputs / kMultiplied;
-    if (panel.multipliers) blocks_of_dots4<true, kMany>(x, panel, out);
+    constexpr std::int64_t kMany = kScaleInputs / kSubScaled;
+    if (panel.sub_scales) blocks_of_dots4<true, kMany>(x, panel, out);
     else if (panel.block == kScaleInputs) blocks_of_dots4<false, kMany>(x, panel, out);
     else blocks_of_dots4<false, 1>(x, panel, out);
 }

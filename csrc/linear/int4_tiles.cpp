@@ -71,20 +71,20 @@ class Int4Tiles {
             std::memcpy(rows_.line(row, step), q + step * kStepInputs, kLine);
     }
 
-    // A panel's weights, less their zero points and times their multipliers, as [in / 4][16][4].
+    // A panel's weights, less their zero points and times their sub-scales, as [in / 4][16][4].
     void to_bytes(std::int64_t panel, std::int8_t* out) const {
         const auto* values = reinterpret_cast<const std::uint8_t*>(weight_.blob + at_.values + panel * at_.panel_bytes);
         const auto* zeros = reinterpret_cast<const std::uint8_t*>(weight_.blob + at_.zeros) + panel * weight_.groups() * kPanel;
-        const auto* multipliers = reinterpret_cast<const std::int8_t*>(weight_.blob + at_.multipliers) +
-                                  panel * (in_ / kMultiplied) * kPanel;
-        for (std::int64_t k = 0; k < in_; k += kMultiplied) {
+        const auto* sub_scales = reinterpret_cast<const std::int8_t*>(weight_.blob + at_.sub_scales) +
+                                  panel * (in_ / kSubScaled) * kPanel;
+        for (std::int64_t k = 0; k < in_; k += kSubScaled) {
             const I16 zero = weight_.has_zeros ? from_uint8(zeros + k / weight_.group * kPanel) : splat_int(8);
-            const I16 multiplier =
-                weight_.has_multipliers ? from_int8_words(multipliers + k / kMultiplied * kPanel) : splat_int(1);
-            for (std::int64_t line = 0; line < kMultiplied / (2 * kQuad); ++line, values += kLine, out += 2 * kLine) {
+            const I16 sub_scale =
+                weight_.has_sub_scales ? from_int8_words(sub_scales + k / kSubScaled * kPanel) : splat_int(1);
+            for (std::int64_t line = 0; line < kSubScaled / (2 * kQuad); ++line, values += kLine, out += 2 * kLine) {
                 const I16 both = load_ints(values);
-                store_ints(out, scale_bytes(low_nibbles(both), twice(zero), twice(multiplier)));
-                store_ints(out + kLine, scale_bytes(high_nibbles(both), twice(zero), twice(multiplier)));
+                store_ints(out, scale_bytes(low_nibbles(both), twice(zero), twice(sub_scale)));
+                store_ints(out + kLine, scale_bytes(high_nibbles(both), twice(zero), twice(sub_scale)));
             }
         }
     }

@@ -3,10 +3,10 @@
 // int8: one scale for each row of inputs, one for each output:
 //     out = float(sum_k q[k] w[k]) * (row scale * output scale)
 // int4: a scale for each 128 inputs of a row (each 32 where the weights' groups are not multiples of 128), one for each
-// group of an output's weights; weights are held in 4 bits, inputs in 8. A multiplier, where there are some, is a whole
+// group of an output's weights; weights are held in 4 bits, inputs in 8. A sub-scale, where there are some, is a whole
 // number for 32 weights: their scale as a multiple of the group's, as in llama.cpp's K-quants. Block by block of inputs,
 // in ascending order:
-//     out = fma(float(sum_k q[k] (v[k] - zero) multiplier), block scale * group scale, out)
+//     out = fma(float(sum_k q[k] (v[k] - zero) sub_scale), block scale * group scale, out)
 // Then bias, gate and what stands in out, in floats. Integer sums are exact and every float step is elementwise, in one
 // order: a row's outputs are the same bits for any number of rows and threads and on every instruction set.
 #include <algorithm>
@@ -70,7 +70,7 @@ class Int8 {
 class Int4 {
   public:
     Int4(const LinearCall& call, Carver& memory)
-        : weight_(call.weight), at_(sections(call.weight)), parts_(weight_.in_padded() / kMultiplied),
+        : weight_(call.weight), at_(sections(call.weight)), parts_(weight_.in_padded() / kSubScaled),
           block_(weight_.scale_inputs()), blocks_((weight_.in_padded() + block_ - 1) / block_),
           stride_(weight_.in_padded() + kRowGap), values_(memory.take<std::int8_t>(call.rows * stride_)),
           scales_(memory.take<float>(call.rows * blocks_)), sums_(memory.take<std::int32_t>(call.rows * parts_)) {}
@@ -78,7 +78,7 @@ class Int4 {
     void put(std::int64_t row, const float* x, std::int8_t*) const {
         std::int8_t* q = values_ + row * stride_;
         quantise_blocks(x, weight_.in_padded(), block_, q, scales_ + row * blocks_);
-        for (std::int64_t part = 0; part < parts_; ++part) sums_[row * parts_ + part] = sum32(q + part * kMultiplied);
+        for (std::int64_t part = 0; part < parts_; ++part) sums_[row * parts_ + part] = sum32(q + part * kSubScaled);
     }
 
     void multiply(std::int64_t panel, std::int64_t first, std::int64_t count, float* sums) const {
@@ -86,10 +86,10 @@ class Int4 {
         const auto* weights = reinterpret_cast<const std::uint8_t*>(weight_.blob + at_.values + panel * at_.panel_bytes);
         const auto* scales = reinterpret_cast<const std::uint16_t*>(weight_.blob + at_.scales) + of_panel;
         const auto* zeros = reinterpret_cast<const std::uint8_t*>(weight_.blob + at_.zeros) + of_panel;
-        const auto* multipliers = reinterpret_cast<const std::int8_t*>(weight_.blob + at_.multipliers);
+        const auto* sub_scales = reinterpret_cast<const std::int8_t*>(weight_.blob + at_.sub_scales);
         dots4({values_ + first * stride_, scales_ + first * blocks_, sums_ + first * parts_, stride_, count},
               {weights, scales, weight_.has_zeros ? zeros : nullptr,
-               weight_.has_multipliers ? multipliers + panel * parts_ * kPanel : nullptr, in, weight_.group, block_},
+               weight_.has_sub_scales ? sub_scales + panel * parts_ * kPanel : nullptr, in, weight_.group, block_},
               sums);
     }
 

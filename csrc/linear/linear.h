@@ -9,7 +9,7 @@
 //   int8  [panel][in / 4  ][16][4]   signed bytes, one float scale per output
 //   int4  [panel][in / 8  ][16][4]   bytes: low nibble = inputs 0-3 of the eight, high nibble = inputs 4-7;
 //                                    a half-precision scale and (where has_zeros) a zero point per output and group;
-//                                    where has_multipliers, a signed byte per output and 32 inputs, by which these
+//                                    where has_sub_scales, a signed byte per output and 32 inputs, by which these
 //                                    weights (less 8) are multiplied
 //
 // `in` is padded with zeros to a multiple of 64, the number of outputs to a multiple of 16. A gated weight (gate above
@@ -33,7 +33,7 @@ enum class Format : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };
 constexpr std::int64_t kPanel = 16;    // outputs of a panel
 constexpr std::int64_t kInPad = 64;    // inputs are padded to a multiple of this
 constexpr std::int64_t kQuad = 4;      // integer inputs of one output that lie together
-constexpr std::int64_t kMultiplied = 32;      // int4 inputs that share a multiplier
+constexpr std::int64_t kSubScaled = 32;      // int4 inputs that share a sub-scale
 constexpr std::int64_t kScaleInputs = 128;    // quantised inputs that share a scale, beside int4 groups of as many
 
 // A packed weight. `blob` begins on a 64-byte boundary and holds the sections at the offsets that `sections` gives.
@@ -43,7 +43,7 @@ struct PackedWeight {
     std::int64_t in;       // inputs
     std::int64_t group;    // inputs that share a scale (int4), else 0
     bool has_zeros;        // int4 with zero points; else each zero point is 8
-    bool has_multipliers;  // int4 without zero points whose groups are multiples of kScaleInputs
+    bool has_sub_scales;  // int4 without zero points whose groups are multiples of kScaleInputs
     bool gated;
     const std::byte* blob;
 
@@ -54,7 +54,7 @@ struct PackedWeight {
     }
     std::int64_t groups() const { return group ? (in_padded() + group - 1) / group : 0; }
     // int4: inputs of a row that share a scale.
-    std::int64_t scale_inputs() const { return group % kScaleInputs ? kMultiplied : kScaleInputs; }
+    std::int64_t scale_inputs() const { return group % kScaleInputs ? kSubScaled : kScaleInputs; }
 };
 
 // Offsets of a packed weight's sections in its blob, and its whole size, in bytes.
@@ -64,7 +64,7 @@ struct Sections {
     std::size_t scales;    // int8: float [panels * 16]; int4: half [panels][groups][16]
     std::size_t sums;      // int8: int32 [panels * 16], sum of each output's weights
     std::size_t zeros;     // int4 with zero points: uint8 [panels][groups][16]
-    std::size_t multipliers;    // int4 that has them: int8 [panels][in / 32][16]
+    std::size_t sub_scales;    // int4 that has them: int8 [panels][in / 32][16]
     std::size_t size;
 };
 Sections sections(const PackedWeight& weight);

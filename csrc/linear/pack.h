@@ -42,11 +42,11 @@ void pack_float(const PackedWeight& weight, const StackedRows& rows, std::byte* 
 void pack_int8(const PackedWeight& weight, const std::int8_t* values, const float* scales, std::byte* blob);
 
 // `values` [out, in], 0 to 15; `scales` [out, groups] half precision; `zeros` [out, groups], null unless has_zeros;
-// `multipliers` [out, in / 32], -15 to 15, null unless has_multipliers. Both divisions are rounded up; groups = in / group.
+// `sub_scales` [out, in / 32], -15 to 15, null unless has_sub_scales. Both divisions are rounded up; groups = in / group.
 void pack_int4(const PackedWeight& weight, const std::uint8_t* values, const std::uint16_t* scales,
-               const std::uint8_t* zeros, const std::int8_t* multipliers, std::byte* blob);
+               const std::uint8_t* zeros, const std::int8_t* sub_scales, std::byte* blob);
 
-// rows [out, in], float or bfloat16, quantised as kvarn/kernels/torch/quantize.py defines: int8, or int4 with multipliers and
+// rows [out, in], float or bfloat16, quantised as kvarn/kernels/torch/quantize.py defines: int8, or int4 with sub-scales and
 // groups of kScaleInputs. One for each instruction set, with the same bits.
 //   void pack_quantised(const PackedWeight& weight, const StackedRows& rows, bool is_bf16, std::byte* blob);
 

@@ -34,14 +34,14 @@ void unpack_int4_row(const PackedWeight& weight, const Place& place, float* out)
     const auto* values = reinterpret_cast<const std::uint8_t*>(weight.blob + at.values + place.panel * at.panel_bytes);
     const auto* scales = reinterpret_cast<const std::uint16_t*>(weight.blob + at.scales) + of_panel;
     const auto* zeros = reinterpret_cast<const std::uint8_t*>(weight.blob + at.zeros) + of_panel;
-    const auto* multipliers = reinterpret_cast<const std::int8_t*>(weight.blob + at.multipliers) +
-                              place.panel * (weight.in_padded() / kMultiplied) * kPanel + place.lane;
+    const auto* sub_scales = reinterpret_cast<const std::int8_t*>(weight.blob + at.sub_scales) +
+                              place.panel * (weight.in_padded() / kSubScaled) * kPanel + place.lane;
     for (std::int64_t k = 0; k < weight.in; ++k) {
         const std::int64_t group = k / weight.group * kPanel;
         const int value = values[quad_byte(k / (2 * kQuad), place.lane, k)] >> nibble_shift(k) & 15;
         const int zero = weight.has_zeros ? zeros[group] : 8;
-        const int multiplier = weight.has_multipliers ? multipliers[k / kMultiplied * kPanel] : 1;
-        out[k] = static_cast<float>((value - zero) * multiplier) * from_half_bits(scales[group]);
+        const int sub_scale = weight.has_sub_scales ? sub_scales[k / kSubScaled * kPanel] : 1;
+        out[k] = static_cast<float>((value - zero) * sub_scale) * from_half_bits(scales[group]);
     }
 }
 
@@ -94,10 +94,10 @@ void transpose(const PanelRows& of, const T* from, std::int64_t columns, std::in
 }  // namespace
 
 void pack_int4(const PackedWeight& weight, const std::uint8_t* values, const std::uint16_t* scales,
-               const std::uint8_t* zeros, const std::int8_t* multipliers, std::byte* blob) {
+               const std::uint8_t* zeros, const std::int8_t* sub_scales, std::byte* blob) {
     const Sections at = sections(weight);
     const std::int64_t groups = (weight.in + weight.group - 1) / weight.group, padded = weight.groups();
-    const std::int64_t parts = (weight.in + kMultiplied - 1) / kMultiplied, all_parts = weight.in_padded() / kMultiplied;
+    const std::int64_t parts = (weight.in + kSubScaled - 1) / kSubScaled, all_parts = weight.in_padded() / kSubScaled;
     const std::int64_t row_bytes = (weight.in + 2 * kQuad - 1) / (2 * kQuad) * kQuad;
     each_panel(weight, [&](std::int64_t panel) {
         const PanelRows of = rows_of(weight, panel);
@@ -114,9 +114,9 @@ void pack_int4(const PackedWeight& weight, const std::uint8_t* values, const std
         if (weight.has_zeros)
             transpose(of, zeros, groups, padded,
                       reinterpret_cast<std::uint8_t*>(blob + at.zeros) + panel * padded * kPanel);
-        if (weight.has_multipliers)
-            transpose(of, multipliers, parts, all_parts,
-                      reinterpret_cast<std::int8_t*>(blob + at.multipliers) + panel * all_parts * kPanel);
+        if (weight.has_sub_scales)
+            transpose(of, sub_scales, parts, all_parts,
+                      reinterpret_cast<std::int8_t*>(blob + at.sub_scales) + panel * all_parts * kPanel);
     });
 }
 

@@ -17,8 +17,8 @@ namespace kvarn::KVARN_ISA {
 namespace {
 
 constexpr float kPeaks[] = {-8.0f, -7.3f, -8.7f};    // what the largest weight of 32 is divided to
-constexpr float kLargestMultiplier = 15.0f;
-constexpr std::int64_t kParts = kScaleInputs / kMultiplied;
+constexpr float kLargestSubScale = 15.0f;
+constexpr std::int64_t kParts = kScaleInputs / kSubScaled;
 
 F16 magnitude(F16 x) { return max(x, sub(zero(), x)); }
 F16 clamped(F16 x, float low, float high) { return max(min(x, splat(high)), splat(low)); }
@@ -139,14 +139,14 @@ void quantise_int8(const Panel& panel) {
 // Adds by halves: half of the numbers to the other half, until one is left. Here those from `k` on, `kStep` apart.
 template <std::int64_t kStep, class Number>
 F16 sum_by_halves(std::int64_t k, const Number& number) {
-    if constexpr (kStep == kMultiplied) return number(k);
+    if constexpr (kStep == kSubScaled) return number(k);
     else return add(sum_by_halves<2 * kStep>(k, number), sum_by_halves<2 * kStep>(k + kStep, number));
 }
 
 // The scale of 32 inputs, x [32][16], that loses least.
 F16 best_scale(const float (*x)[kPanel]) {
     Largest largest;
-    for (std::int64_t k = 0; k < kMultiplied; ++k) largest.include(load(x[k]));
+    for (std::int64_t k = 0; k < kSubScaled; ++k) largest.include(load(x[k]));
     const F16 inverse_peak = inverse(largest.get());
     F16 best = mul(inverse_peak, zero()), best_gain = zero();    // NaN where the peak is
     for (const float peak : kPeaks) {
@@ -167,7 +167,7 @@ F16 best_scale(const float (*x)[kPanel]) {
 // scale [16] in half precision = x / 15; returns it as it is stored.
 F16 store_scale(F16 x, std::uint16_t* scale) {
     alignas(64) float numbers[kPanel];
-    store(numbers, div(x, splat(kLargestMultiplier)));
+    store(numbers, div(x, splat(kLargestSubScale)));
     for (std::int64_t lane = 0; lane < kPanel; ++lane) {
         scale[lane] = to_half_bits(numbers[lane]);
         numbers[lane] = from_half_bits(scale[lane]);
@@ -177,10 +177,10 @@ F16 store_scale(F16 x, std::uint16_t* scale) {
 
 void quantise_int4(const Panel& panel) {
     const std::int64_t in = panel.weight.in, groups = panel.weight.groups();
-    const std::int64_t parts = (in + kMultiplied - 1) / kMultiplied, lines = panel.weight.in_padded() / (2 * kQuad);
+    const std::int64_t parts = (in + kSubScaled - 1) / kSubScaled, lines = panel.weight.in_padded() / (2 * kQuad);
     auto* scales = panel.section<std::uint16_t>(panel.at.scales, groups);
-    auto* multipliers = panel.section<std::int8_t>(panel.at.multipliers, panel.weight.in_padded() / kMultiplied);
-    std::memset(multipliers, 0, static_cast<std::size_t>(panel.weight.in_padded() / kMultiplied * kPanel));
+    auto* sub_scales = panel.section<std::int8_t>(panel.at.sub_scales, panel.weight.in_padded() / kSubScaled);
+    std::memset(sub_scales, 0, static_cast<std::size_t>(panel.weight.in_padded() / kSubScaled * kPanel));
     std::byte* line = panel.values();
     Block block;
     for (std::int64_t group = 0; group < groups; ++group) {
@@ -188,20 +188,20 @@ void quantise_int4(const Panel& panel) {
         block.read(panel.rows, panel.is_bf16, first, panel.inputs_from(first));
         F16 wanted[kParts];
         Largest largest;
-        for (std::int64_t i = 0; i < kParts; ++i) largest.include(wanted[i] = best_scale(block.x + i * kMultiplied));
+        for (std::int64_t i = 0; i < kParts; ++i) largest.include(wanted[i] = best_scale(block.x + i * kSubScaled));
         const F16 scale = store_scale(magnitude(largest.get()), scales + group * kPanel), units = inverse(scale);
         for (std::int64_t i = 0; i < kParts; ++i) {
-            const F16 rounded = clamped(round(mul(wanted[i], units)), -kLargestMultiplier, kLargestMultiplier);
-            const F16 multiplier = where_less(magnitude(rounded), splat(0.5f), splat(1.0f), rounded);
+            const F16 rounded = clamped(round(mul(wanted[i], units)), -kLargestSubScale, kLargestSubScale);
+            const F16 sub_scale = where_less(magnitude(rounded), splat(0.5f), splat(1.0f), rounded);
             const std::int64_t part = group * kParts + i;
-            if (part < parts) store_int8(multipliers + part * kPanel, multiplier);
-            const F16 factor = inverse(mul(multiplier, scale));
+            if (part < parts) store_int8(sub_scales + part * kPanel, sub_scale);
+            const F16 factor = inverse(mul(sub_scale, scale));
             const auto code = [&](std::int64_t k) {    // of an input of the group; 0 past the last one
                 if (first + k >= in) return zero();
                 return add(clamped(round(mul(load(block.x[k]), factor)), -8.0f, 7.0f), splat(8.0f));
             };
-            const std::int64_t end = std::min((i + 1) * kMultiplied, panel.weight.in_padded() - first);
-            for (std::int64_t k = i * kMultiplied; k < end; k += 2 * kQuad, line += 64) {
+            const std::int64_t end = std::min((i + 1) * kSubScaled, panel.weight.in_padded() - first);
+            for (std::int64_t k = i * kSubScaled; k < end; k += 2 * kQuad, line += 64) {
                 F16 bytes[kQuad];
                 for (std::int64_t j = 0; j < kQuad; ++j)
                     bytes[j] = add(code(k + j), mul(code(k + kQuad + j), splat(16.0f)));
@@ -211,7 +211,7 @@ void quantise_int4(const Panel& panel) {
     }
     const std::int64_t used = panel.rows.count();
     clear_lanes<std::uint32_t>(panel.values(), lines, used);
-    clear_lanes<std::int8_t>(reinterpret_cast<std::byte*>(multipliers), parts, used);
+    clear_lanes<std::int8_t>(reinterpret_cast<std::byte*>(sub_scales), parts, used);
 }
 
 }  // namespace

@@ -35,8 +35,8 @@ Sections sections(const PackedWeight& weight) {
     } else if (weight.format == Format::int4) {
         at.scales = take(panels * groups * kPanel * sizeof(std::uint16_t));
         at.zeros = take(weight.has_zeros ? panels * groups * kPanel : 0);
-        const auto multipliers = static_cast<std::size_t>(weight.in_padded() / kMultiplied) * kPanel;
-        at.multipliers = take(weight.has_multipliers ? panels * multipliers : 0);
+        const auto sub_scales = static_cast<std::size_t>(weight.in_padded() / kSubScaled) * kPanel;
+        at.sub_scales = take(weight.has_sub_scales ? panels * sub_scales : 0);
     }
     return at;
 }

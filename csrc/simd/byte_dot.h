@@ -38,11 +38,11 @@ inline I16 add_products(I16 sums, I16 a, I16 b) { return {_mm512_dpwssd_epi32(su
 inline I16 times_eight(I16 a) { return {_mm512_slli_epi32(a.v, 3)}; }
 // The low word of each integer, in both its words.
 inline I16 twice(I16 a) { return {_mm512_or_si512(a.v, _mm512_slli_epi32(a.v, 16))}; }
-// Each byte (unsigned) less its lane's zero point, times its lane's multiplier, both given as from `twice`.
-inline I16 scale_bytes(I16 bytes, I16 zeros, I16 multipliers) {
+// Each byte (unsigned) less its lane's zero point, times its lane's sub-scale, both given as from `twice`.
+inline I16 scale_bytes(I16 bytes, I16 zeros, I16 sub_scales) {
     const __m512i low = _mm512_set1_epi16(255);
-    const __m512i even = _mm512_mullo_epi16(_mm512_sub_epi16(_mm512_and_si512(bytes.v, low), zeros.v), multipliers.v);
-    const __m512i odd = _mm512_mullo_epi16(_mm512_sub_epi16(_mm512_srli_epi16(bytes.v, 8), zeros.v), multipliers.v);
+    const __m512i even = _mm512_mullo_epi16(_mm512_sub_epi16(_mm512_and_si512(bytes.v, low), zeros.v), sub_scales.v);
+    const __m512i odd = _mm512_mullo_epi16(_mm512_sub_epi16(_mm512_srli_epi16(bytes.v, 8), zeros.v), sub_scales.v);
     return {_mm512_or_si512(_mm512_and_si512(even, low), _mm512_slli_epi16(odd, 8))};
 }
 inline I16 add_ints(I16 a, I16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
@@ -90,14 +90,14 @@ inline I16 times_eight(I16 a) { return {_mm256_slli_epi32(a.lo, 3), _mm256_slli_
 inline I16 twice(I16 a) {
     return {_mm256_or_si256(a.lo, _mm256_slli_epi32(a.lo, 16)), _mm256_or_si256(a.hi, _mm256_slli_epi32(a.hi, 16))};
 }
-inline __m256i scale_bytes_256(__m256i bytes, __m256i zeros, __m256i multipliers) {
+inline __m256i scale_bytes_256(__m256i bytes, __m256i zeros, __m256i sub_scales) {
     const __m256i low = _mm256_set1_epi16(255);
-    const __m256i even = _mm256_mullo_epi16(_mm256_sub_epi16(_mm256_and_si256(bytes, low), zeros), multipliers);
-    const __m256i odd = _mm256_mullo_epi16(_mm256_sub_epi16(_mm256_srli_epi16(bytes, 8), zeros), multipliers);
+    const __m256i even = _mm256_mullo_epi16(_mm256_sub_epi16(_mm256_and_si256(bytes, low), zeros), sub_scales);
+    const __m256i odd = _mm256_mullo_epi16(_mm256_sub_epi16(_mm256_srli_epi16(bytes, 8), zeros), sub_scales);
     return _mm256_or_si256(_mm256_and_si256(even, low), _mm256_slli_epi16(odd, 8));
 }
-inline I16 scale_bytes(I16 bytes, I16 zeros, I16 multipliers) {
-    return {scale_bytes_256(bytes.lo, zeros.lo, multipliers.lo), scale_bytes_256(bytes.hi, zeros.hi, multipliers.hi)};
+inline I16 scale_bytes(I16 bytes, I16 zeros, I16 sub_scales) {
+    return {scale_bytes_256(bytes.lo, zeros.lo, sub_scales.lo), scale_bytes_256(bytes.hi, zeros.hi, sub_scales.hi)};
 }
 inline I16 add_ints(I16 a, I16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
 inline I16 multiply_low(I16 a, I16 b) { return {_mm256_mullo_epi32(a.lo, b.lo), _mm256_mullo_epi32(a.hi, b.hi)}; }

@@ -8,16 +8,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from fake_replica import GENERATE_CARD, FakeReplica
-from kvarn.admission.demand import Demand
 from kvarn.answers.catalog import Catalog
-from kvarn.answers.model_routes import Attempts, ModelRoutes
-from kvarn.answers.record import EarlyDemand, RequestRecord
+from kvarn.answers.model_routes import ModelRoutes
+from kvarn.answers.record import RequestRecord
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ServedModel
-from kvarn.config.routes import FallbackConfig
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.replica.client.protocol import ReplicaState
-from kvarn.wire.openai.errors import unavailable
 
 
 @pytest.fixture
@@ -52,15 +49,3 @@ def test_a_request_keeps_the_version_that_was_drawn_for_it_while_that_is_ready(
     kept = catalog.find(record, "tiny")
     next(iter(kept.replicas.values())).state = ReplicaState.DOWN
     assert catalog.find(record, "tiny").version == 3 - kept.version
-
-
-def test_a_model_that_falls_back_expects_the_request_no_longer(server: Any) -> None:
-    tiny, forgotten = server.served["tiny"], []
-    config = tiny.config.model_copy(update={"fallback": (FallbackConfig(model="small"),)})
-    models = [ServedModel(name, config, [], tiny.directory) for name in ("tiny", "small")]
-    record = RequestRecord("r")
-    demand = Demand(tenant="red", prompt_tokens=1, output_tokens=1, arrival_s=0.0)
-    record.early = EarlyDemand(demand, "tiny/0", lambda: forgotten.append("tiny"))
-    attempts = Attempts(routes_of(*models), record, "tiny", models[0])
-    attempts.fall_back(unavailable("It is not ready.", "model_not_ready"))
-    assert attempts.model == "small" and record.early is None and forgotten == ["tiny"]

@@ -11,13 +11,7 @@ from typing import Any
 import httpx
 import openai
 
-HELLO = [{"role": "user", "content": "Hej"}]
-
-
-def events_of(response: httpx.Response) -> list[dict[str, Any]]:
-    lines = [line for line in response.text.split("\n\n") if line]
-    assert lines.pop() == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
+from asking import CHAT, HELLO, chat, events_of, prompt_of
 
 
 def test_a_whole_answer_has_text_finish_reason_and_usage(server: Any, sdk: openai.OpenAI) -> None:
@@ -48,9 +42,10 @@ def test_a_stream_gives_role_text_and_finish_reason_and_never_cuts_a_character(s
 
 def test_usage_comes_last_in_a_chunk_without_choices_where_asked_for(client: httpx.Client) -> None:
     body = {"model": "tiny", "messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}
-    response = client.post("/v1/chat/completions", json=body)
+    response = client.post(CHAT, json=body)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = events_of(response)
+    assert response.text.endswith("data: [DONE]\n\n")
     assert events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] == 22
     assert all("usage" in event and event["usage"] is None for event in events[:-1])
 
@@ -157,11 +152,8 @@ def test_without_tools_or_with_choice_none_the_text_stays_text(
 def test_the_engine_gets_the_rendered_prompt_and_the_extensions(server: Any, sdk: openai.OpenAI) -> None:
     extra = {"top_k": 7, "min_p": 0.1, "ignore_eos": True, "min_tokens": 2, "priority": 10, "cache_salt": "s"}
     sdk.chat.completions.create(model="tiny", messages=HELLO, seed=11, max_tokens=4, extra_body=extra)
-    submit = server.chat.submitted[0]
-    assert server.served["tiny"].text.tokenizer.decode(submit.prompt_token_ids, skip_special_tokens=False) == (
-        "<bos><|user|>Hej<|assistant|>"
-    )
-    sampling = submit.sampling
+    submit, sampling = server.chat.submitted[0], server.chat.submitted[0].sampling
+    assert prompt_of(server) == "<bos><|user|>Hej<|assistant|>"
     assert (sampling.top_k, sampling.min_p, sampling.min_tokens, sampling.seed) == (7, 0.1, 2, 11)
     assert sampling.stop_token_ids == [] and (submit.priority, submit.cache_salt) == (10, "/s")
 
@@ -171,29 +163,29 @@ def test_a_continued_message_is_echoed_where_asked_for(answering: Callable[..., 
     messages = [*HELLO, {"role": "assistant", "content": "On"}]
     body = {"model": "tiny", "messages": messages, "continue_final_message": True, "echo": True}
     body["add_generation_prompt"] = False
-    whole = client.post("/v1/chat/completions", json=body).json()
+    whole = client.post(CHAT, json=body).json()
     assert whole["choices"][0]["message"]["content"] == "On and on"
-    events = events_of(client.post("/v1/chat/completions", json={**body, "stream": True}))
+    events = events_of(client.post(CHAT, json={**body, "stream": True}))
     assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == "On and on"
 
 
 def test_prompt_logprobs_and_token_ids_are_given_where_asked_for(client: httpx.Client) -> None:
     body = {"model": "tiny", "messages": HELLO, "prompt_logprobs": 1, "return_token_ids": True}
-    answer = client.post("/v1/chat/completions", json=body).json()
+    answer = client.post(CHAT, json=body).json()
     assert len(answer["prompt_logprobs"]) == len(answer["prompt_token_ids"])
     assert answer["prompt_logprobs"][0] is None and answer["prompt_logprobs"][1]
     assert answer["choices"][0]["token_ids"][:5] == list(b"Hello")
 
 
 def test_a_request_has_one_id_and_a_client_may_use_its_own_twice(server: Any, client: httpx.Client) -> None:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
-    made = client.post("/v1/chat/completions", json={**body, "n": 2})
+    body = chat()
+    made = client.post(CHAT, json={**body, "n": 2})
     own_id = made.json()["id"].removeprefix("chatcmpl-")
     assert made.headers["x-request-id"] == f"req-{own_id}"
     assert [submit.request_id for submit in server.chat.submitted] == [own_id]
     server.chat.step_s = 0.01
     with ThreadPoolExecutor(2) as pool:  # both at once
-        ask = functools.partial(client.post, "/v1/chat/completions", json=body, headers={"x-request-id": "mine"})
+        ask = functools.partial(client.post, CHAT, json=body, headers={"x-request-id": "mine"})
         answers = [future.result() for future in [pool.submit(ask) for _ in range(2)]]
     assert [(answer.status_code, answer.headers["x-request-id"]) for answer in answers] == [(200, "mine")] * 2
     assert len({answer.json()["id"] for answer in answers}) == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import anthropic
@@ -11,6 +11,7 @@ import httpx
 import jsonschema_rs
 import pytest
 
+from asking import HELLO, events_of, prompt_of
 from fake_replica import answer_text
 from kvarn.answers.messages import operation
 from kvarn.answers.messages.context_edits import CLEARED, apply_edit
@@ -18,7 +19,6 @@ from kvarn.answers.messages.request import chat_request
 from kvarn.text.errors import ChatTemplateError
 from kvarn.wire.anthropic.messages import MessagesRequest
 
-HELLO: Any = [{"role": "user", "content": "Hej"}]
 ASK: dict[str, Any] = {"model": "tiny", "max_tokens": 200, "messages": HELLO}
 CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}}
 BASH = {"type": "bash_20250124", "name": "bash", **CACHED}
@@ -56,22 +56,9 @@ FIRST_TURN: dict[str, Any] = {
 HEADERS = {"anthropic-version": "2023-06-01", "anthropic-beta": "context-management-2025-06-27", "x-api-key": "none"}
 
 
-@pytest.fixture
-def claude(server: Any) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as made:
-        yield made
-
-
-def prompt_of(server: Any) -> str:
-    prompt = server.chat.submitted[-1].prompt_token_ids
-    text: str = server.served["tiny"].text.tokenizer.decode(prompt, skip_special_tokens=False)
-    return text
-
-
 def test_the_first_turn_is_answered(server: Any, client: httpx.Client) -> None:
     answer = client.post("/v1/messages?beta=true", json=FIRST_TURN, headers=HEADERS)
-    assert answer.status_code == 200, answer.text
-    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n") if line.startswith("data: ")]
+    events = events_of(answer)
     assert events[0]["type"] == "message_start" and events[-1]["type"] == "message_stop"
     assert events[-2]["context_management"] == {"applied_edits": []}
     prompt = prompt_of(server)

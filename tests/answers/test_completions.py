@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from asking import events_of
 from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.messages import RefusalReason
@@ -115,8 +115,7 @@ def test_echo_begins_with_the_prompt_and_its_logprobs(
     answering("cd")
     body = {"model": "tiny", "prompt": "ab", "echo": True, "logprobs": 1, "stream": stream}
     if stream:
-        lines = client.post("/v1/completions", json=body).text.split("\n\n")[:-2]
-        chunks = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+        chunks = [event["choices"][0] for event in events_of(client.post("/v1/completions", json=body))]
         text = "".join(chunk["text"] for chunk in chunks)
         parts = [chunk["logprobs"] for chunk in chunks]
         logprobs = {key: [entry for part in parts for entry in part[key]] for key in parts[0]}

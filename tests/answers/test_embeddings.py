@@ -66,7 +66,6 @@ def test_the_memory_of_an_answer_is_counted_before_the_work(
         server.embed.card = msgspec.structs.replace(server.embed.card, embedding_size=1000)
 
     with serve(prepare, max_held_bytes=1 << 20) as server, server.client() as client:
-        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         body = {"model": "vec", "input": ["a"] * 20, "encoding_format": coding}
         answer = client.post("/v1/embeddings", json=body)
         assert answer.status_code == status

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.fake_replica import write_checkpoint
 
+from asking import HELLO
+from fake_replica import write_checkpoint
 from kvarn.catalog.models import ServedModel
 from kvarn.wire.sampling import SamplingParams
 
 RECOMMENDED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1}
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-HELLO = [{"role": "user", "content": "Hej"}]
 ENDPOINTS = {
     "/v1/chat/completions": {"messages": HELLO},
     "/v1/completions": {"prompt": "Hej"},
@@ -31,8 +31,7 @@ Serve = Callable[..., AbstractContextManager[Any]]
 def serving(serve: Serve, tmp_path: Path) -> Callable[..., AbstractContextManager[Any]]:
     """Serve a checkpoint with this generation_config.json."""
 
-    @contextmanager
-    def start(content: object, setting: str = "auto") -> Iterator[Any]:
+    def start(content: object, setting: str = "auto") -> AbstractContextManager[Any]:
         directory = write_checkpoint(tmp_path / "model")
         (directory / "generation_config.json").write_text(json.dumps(content))
 
@@ -40,8 +39,7 @@ def serving(serve: Serve, tmp_path: Path) -> Callable[..., AbstractContextManage
             config = server.served["tiny"].config.model_copy(update={"generation_config": setting})
             server.served["tiny"] = ServedModel("tiny", config, [server.chat], directory)
 
-        with serve(change) as server:
-            yield server
+        return serve(change)
 
     return start
 
@@ -101,9 +99,8 @@ def test_a_response_and_the_list_of_models_show_the_defaults(serving: Serve) -> 
 def test_the_log_shows_the_defaults(serving: Serve, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "kvarn.catalog"), serving({"temperature": 0.6}):
         pass
-    (record,) = [entry for entry in caplog.records if entry.message == "sampling parameters by default"
-                 and entry.__dict__["model"] == "tiny"]  # fmt: skip
-    assert record.__dict__["temperature"] == 0.6
+    told = [entry.__dict__ for entry in caplog.records if entry.message == "sampling parameters by default"]
+    assert [entry["temperature"] for entry in told if entry["model"] == "tiny"] == [0.6]
 
 
 def test_none_leaves_openais_defaults_and_the_end_tokens(serving: Serve) -> None:

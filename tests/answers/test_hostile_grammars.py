@@ -62,10 +62,8 @@ CHOSEN = [*BOUNDED, *OTHERS] if THOROUGH else ["intersection"]
 
 
 @pytest.fixture(scope="module")
-def bounded_server(serve: Any, wait_for: Callable[..., None]) -> Iterator[Any]:
+def bounded_server(serve: Any) -> Iterator[Any]:
     with serve(client_work_timeout_s=1) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         yield server
 
 
@@ -92,7 +90,6 @@ def test_four_at_a_time_harm_nobody(bounded_server: Any, name: str) -> None:
 def test_what_a_client_asked_for_is_given_up_when_it_leaves(serve: Any, wait_for: Callable[..., None]) -> None:
     regex = {**CHAT, "structured_outputs": {"regex": "[a-z]+"}}
     with serve(client_work_timeout_s=600) as server, server.client() as client:
-        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         assert client.post("/v1/chat/completions", json=regex).status_code == 200
         before = server.gateway.grammars.pids
         with pytest.raises(httpx.ReadTimeout):

@@ -16,11 +16,13 @@ import httpx
 import msgspec
 import pytest
 
+from asking import CHAT
 from batch_jobs import await_end, chat_line, outputs, send
 from kvarn.text.logprobs import LogprobsEncoder
 from profiles import thorough
+from raw_http import post_of
 
-CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
 CHOICES, TOKENS, TOP = 32, 1800, 20
 POSITIONS = CHOICES * TOKENS
 MIB = 1024 * 1024
@@ -97,13 +99,11 @@ def probed(serve: Any, wait_for: WaitFor) -> Any:
     @contextmanager
     def make(**gateway: Any) -> Iterator[tuple[Any, Probe]]:
         def prepare(server: Any) -> None:
-            server.chat.card = msgspec.structs.replace(server.chat.card, max_context_length=100_000)
+            server.widen(100_000)
             server.chat.answer = lambda request, index: [97] * request.sampling.max_tokens
             server.chat.tokens_per_step = POSITIONS
 
         with serve(prepare, drain_timeout_s=0.5, **gateway) as server:
-            with server.client() as client:
-                wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
             probe = Probe(server)
             looking = asyncio.run_coroutine_threadsafe(probe.look(), server.loop)
             yield server, probe
@@ -115,12 +115,8 @@ def probed(serve: Any, wait_for: WaitFor) -> Any:
 
 def post(server: Any, path: str, body: dict[str, Any]) -> Any:
     """Send a request from a client that reads next to nothing by itself."""
-    content = json.dumps(body).encode()
     raw = server.connect(receive_buffer=4096)
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    )
-    raw.sendall(head.encode() + content)
+    raw.sendall(post_of(path, body))
     return raw
 
 

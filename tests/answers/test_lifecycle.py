@@ -35,11 +35,11 @@ class Noting:
         self.notes.append(f"{self.label} enters")
         self.turns.append(turn)
         turn.closing.callback(self.notes.append, f"{self.label} settled")
-        return None if self.answer is None else self._deltas(turn, self.answer)
+        return None if self.answer is None else self._deltas(self.answer)
 
-    async def _deltas(self, turn: Turn, text: str) -> AsyncGenerator[ChoiceDelta, None]:
-        turn.usage.pending -= 1
-        yield ChoiceDelta(0, text=text, finish_reason="stop")
+    async def _deltas(self, text: str) -> AsyncGenerator[ChoiceDelta, None]:
+        yield ChoiceDelta(0, text=text, token_ids=[1])
+        yield ChoiceDelta(0, token_ids=[2], finish_reason="stop")
 
 
 class Listening(Observer):
@@ -88,11 +88,30 @@ def test_a_stage_may_answer_and_no_later_stage_and_no_engine_is_asked(server: An
         answer = await (await start_chat(gateway, record, CHAT)).collect()
         await record.close()
         assert answer.choices[0].message.content == "known"
-        assert len(server.chat.submitted) == before and record.turns[0].outcome is Outcome.FINISHED
+        assert len(server.chat.submitted) == before
         assert notes == [
-            *("first enters", "cache enters", "a: known", "b: known", "a: whole", "b: whole"),
+            *("first enters", "cache enters", "a: known", "b: known", "a: ", "b: ", "a: whole", "b: whole"),
             *("cache settled", "first settled"),
         ]
+
+    server.do(run())
+
+
+@pytest.mark.parametrize(("read", "outcome", "tokens"), [(2, Outcome.FINISHED, 2), (1, Outcome.ABORTED, 1)])
+def test_a_turn_that_a_stage_answers_is_settled_by_what_was_read_of_it(
+    server: Any, read: int, outcome: Outcome, tokens: int
+) -> None:
+    async def run() -> None:
+        gateway = with_steps(server, stages=(Noting([], "cache", answer="known"),))
+        record = RequestRecord("r", endpoint="/v1/chat/completions")
+        run = await start_chat(gateway, record, CHAT)
+        for _ in range(read):
+            await anext(run.deltas)
+        await run.deltas.aclose()
+        (turn,) = record.turns
+        assert (turn.outcome, turn.usage.completion_tokens) == (outcome, tokens)
+        assert turn.usage.prompt_tokens == turn.prompt_tokens > 0
+        await record.close()
 
     server.do(run())
 
@@ -163,7 +182,7 @@ def test_an_observer_that_fails_neither_ends_the_answer_nor_keeps_it_from_others
         answer = await (await start_chat(gateway, record, CHAT)).collect()
         await record.close()
         assert answer.choices[0].message.content == "known"
-        assert notes == ["b: known", *(["failing ends"] if fails == "end" else []), "b: whole"]
+        assert notes == ["b: known", "b: ", *(["failing ends"] if fails == "end" else []), "b: whole"]
 
     server.do(run())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, get_type_hints
 
 import anthropic
@@ -12,32 +12,18 @@ import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_message_create_params
 
+from asking import HELLO, prompt_of
 from kvarn.answers.chat.tool_calls import INVALID
 from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.store.owner import LimitRule
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 from kvarn.wire.messages import RefusalReason
 
-HELLO: Any = [{"role": "user", "content": "Hej"}]
 ASK: dict[str, Any] = {"model": "tiny", "max_tokens": 200, "messages": HELLO}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"name": "get_weather", "description": "The weather", "input_schema": CITY}
 USE = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Lund"}}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Lund"}}\n</tool_call>'
-
-
-@pytest.fixture
-def claude(server: Any) -> Iterator[anthropic.Anthropic]:
-    """The official client, which does not try again by itself."""
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as made:
-        yield made
-
-
-def prompt_of(server: Any) -> str:
-    text: str = server.served["tiny"].text.tokenizer.decode(
-        server.chat.submitted[-1].prompt_token_ids, skip_special_tokens=False
-    )
-    return text
 
 
 def test_a_whole_message_has_text_stop_reason_and_usage(server: Any, claude: anthropic.Anthropic) -> None:
@@ -224,10 +210,7 @@ def test_max_tokens_beyond_the_context_is_lowered_with_a_warning(server: Any, cl
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]},
             "messages[0].content[0].tool_use_id",
         ),
-        (
-            {"messages": [{"role": "assistant", "content": [USE]}]},
-            "messages[0]",
-        ),
+        ({"messages": [{"role": "assistant", "content": [USE]}]}, "messages[0]"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(client: httpx.Client, changes: dict[str, Any], named: str) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from asking import CHAT, chat, code_of, events_of, param_of
 from fake_replica import answer_text
 from kvarn.answers.moderation.checks import Moderation
 from kvarn.answers.record import RequestRecord
@@ -21,7 +20,6 @@ from kvarn.config.platform import SafetyConfig
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.safety.verdict import CATEGORIES
 
-CHAT = "/v1/chat/completions"
 THREAT = "I will kill you."
 RULES = {"rules": ["(?i)i will kill you"], "threshold": 0.999}
 """A rule decides, not the classifier: these tests are of what is done about it."""
@@ -29,30 +27,14 @@ HARMLESS = "The committee votes next week. "
 
 
 @pytest.fixture
-def guarded(serve: Any, wait_for: Any) -> Any:
+def guarded(serve: Any) -> Any:
     """Serve a server of one's own with these safety settings: `with guarded(moderate_input=True) as server`."""
-
-    @contextmanager
-    def make(**safety: Any) -> Iterator[Any]:
-        def prepare(server: Any) -> None:
-            server.config = server.config.model_copy(update={"safety": SafetyConfig(**safety)})
-
-        with serve(prepare) as server:
-            with server.client() as client:
-                wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-            yield server
-
-    return make
-
-
-def chat(content: str, **fields: Any) -> dict[str, Any]:
-    return {"model": "tiny", "messages": [{"role": "user", "content": content}], **fields}
+    return lambda **safety: serve(config={"safety": SafetyConfig(**safety)})
 
 
 def deltas(answer: httpx.Response) -> list[dict[str, Any]]:
     assert answer.text.endswith("data: [DONE]\n\n")
-    lines = [line[6:] for line in answer.text.split("\n\n") if line.startswith("data: {")]
-    return [json.loads(line)["choices"][0] for line in lines]
+    return [event["choices"][0] for event in events_of(answer)]
 
 
 def test_the_official_client_gets_a_result_for_each_text(server: Any, sdk: openai.OpenAI) -> None:
@@ -62,9 +44,8 @@ def test_the_official_client_gets_a_result_for_each_text(server: Any, sdk: opena
     assert not harmless.flagged and answer.model == "kvarn-moderation-1"
     raw = answer.model_dump(by_alias=True)["results"][0]
     assert set(raw["categories"]) >= set(CATEGORIES) and raw["category_applied_input_types"]["hate"] == ["text"]
-    (joined,) = sdk.moderations.create(
-        input=[{"type": "text", "text": HARMLESS}, {"type": "text", "text": THREAT}]
-    ).results
+    parts = [{"type": "text", "text": text} for text in (HARMLESS, THREAT)]
+    (joined,) = sdk.moderations.create(input=parts).results  # type: ignore[arg-type]
     assert joined.flagged
     assert sdk.moderations.create(input=THREAT).results[0].flagged
 
@@ -84,7 +65,7 @@ def test_the_official_client_gets_a_result_for_each_text(server: Any, sdk: opena
 )
 def test_what_cannot_be_moderated_is_named(client: httpx.Client, body: dict[str, Any], status: int, param: str) -> None:
     answer = client.post("/v1/moderations", json=body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
+    assert param_of(answer) == (status, param), answer.text
 
 
 def test_nothing_is_moderated_unless_it_is_asked_for(server: Any, client: httpx.Client, answering: Any) -> None:
@@ -94,17 +75,14 @@ def test_nothing_is_moderated_unless_it_is_asked_for(server: Any, client: httpx.
 
 
 def test_a_flagged_prompt_is_refused_and_never_reaches_the_engine(guarded: Any) -> None:
-    with (
-        guarded(moderate_input=True, rules=["(?i)project borealis"]) as server,
-        server.client() as client,
-    ):
+    with guarded(moderate_input=True, rules=["(?i)project borealis"]) as server, server.client() as client:
         for content in (THREAT, "What is Project Borealis?"):
             for body in (chat(content), chat(content, stream=True)):
                 answer = client.post(CHAT, json=body)
                 error = answer.json()["error"]
                 assert (answer.status_code, error["code"], error["param"]) == (400, "content_filter", "messages")
         answer = client.post("/v1/completions", json={"model": "tiny", "prompt": [HARMLESS, THREAT]})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+        assert param_of(answer) == (400, "prompt")
         tokens = client.post("/v1/completions", json={"model": "tiny", "prompt": list(THREAT.encode())})
         assert tokens.status_code == 400
         earlier = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": THREAT}]
@@ -165,10 +143,7 @@ def test_one_flagged_choice_leaves_the_others_alone(guarded: Any) -> None:
 
 
 def test_a_response_ends_with_a_refusal(guarded: Any) -> None:
-    with (
-        guarded(moderate_input=True, moderate_output=True, **RULES) as server,
-        server.client() as client,
-    ):
+    with guarded(moderate_input=True, moderate_output=True, **RULES) as server, server.client() as client:
         server.chat.answer = lambda request, index: answer_text(HARMLESS * 4 + THREAT + HARMLESS * 4)
         body = {"model": "tiny", "input": "hi", "max_output_tokens": 400}
         answer = client.post("/v1/responses", json=body).json()
@@ -178,7 +153,7 @@ def test_a_response_ends_with_a_refusal(guarded: Any) -> None:
         streamed = client.post("/v1/responses", json={**body, "stream": True}).text
         assert "response.refusal.done" in streamed and "response.incomplete" in streamed and "kill" not in streamed
         flagged = client.post("/v1/responses", json={**body, "input": THREAT})
-        assert (flagged.status_code, flagged.json()["error"]["code"]) == (400, "content_filter")
+        assert code_of(flagged) == (400, "content_filter")
 
 
 def test_anthropics_messages_end_with_a_refusal(guarded: Any) -> None:
@@ -221,7 +196,7 @@ def test_a_served_model_moderates_where_it_is_configured(guarded: Any) -> None:
             assert [result["flagged"] for result in listed["results"]] == [False, True] and listed["model"] == "tiny"
             server.chat.answer = lambda request, index: answer_text("I would rather not say")
             answer_ = client.post(CHAT, json=chat("good"))
-            assert (answer_.status_code, answer_.json()["error"]["code"]) == (503, "moderation_unavailable")
+            assert code_of(answer_) == (503, "moderation_unavailable")
             server.chat.state = ReplicaState.STARTING
             assert client.post("/v1/moderations", json={"input": "x"}).status_code == 503
 

@@ -12,6 +12,7 @@ import httpx
 import ollama
 import pytest
 
+from asking import HELLO, prompt_of
 from kvarn.answers.chat.tool_calls import INVALID
 from kvarn.answers.ollama.request import chat_request, raw_completion
 from kvarn.replica.client.protocol import RequestRefusedError
@@ -22,7 +23,6 @@ from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import validate
 from kvarn.wire.sampling import MAX_INT
 
-HELLO: Any = [{"role": "user", "content": "Hej"}]
 GREETING = "Hello, världen! 🌍"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "description": "d", "parameters": CITY}}
@@ -34,12 +34,6 @@ COUNTS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_durat
 def local(server: Any) -> Iterator[ollama.Client]:
     with ollama.Client(server.url, timeout=20) as made:
         yield made
-
-
-def prompt_of(server: Any) -> str:
-    tokenizer = server.served["tiny"].text.tokenizer
-    text: str = tokenizer.decode(server.chat.submitted[-1].prompt_token_ids, skip_special_tokens=False)
-    return text
 
 
 def chat_of(**fields: Any) -> Any:
@@ -72,9 +66,8 @@ def test_a_stream_is_lines_of_json_and_the_default(client: httpx.Client) -> None
 
 
 def test_a_page_in_a_browser_must_say_that_it_sends_json(client: httpx.Client) -> None:
-    answer = client.post(
-        "/api/chat", content=b"{}", headers={"origin": "http://localhost:1", "content-type": "text/plain"}
-    )
+    headers = {"origin": "http://localhost:1", "content-type": "text/plain"}
+    answer = client.post("/api/chat", content=b"{}", headers=headers)
     assert answer.status_code == 415 and "application/json" in answer.json()["error"]
 
 
@@ -252,9 +245,8 @@ def test_a_prompt_is_answered_and_gone_on_with(server: Any, local: ollama.Client
     assert prompt_of(server) == "<bos><|system|>Be brief.<|user|>Hej<|assistant|>"
     second = local.generate("tiny", "Again", context=first.context)
     assert second.response == GREETING
-    assert prompt_of(server) == (
-        f"<bos><|system|>Be brief.<|user|>Hej<|assistant|>{GREETING}<eos><bos><|user|>Again<|assistant|>"
-    )
+    before = f"<bos><|system|>Be brief.<|user|>Hej<|assistant|>{GREETING}<eos>"
+    assert prompt_of(server) == f"{before}<bos><|user|>Again<|assistant|>"
 
 
 def test_a_raw_prompt_is_what_the_model_reads(server: Any, local: ollama.Client) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pydantic_ai
@@ -16,6 +15,7 @@ import pytest
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
+from asking import HELLO, events_of, prompt_of
 from fake_replica import ASSISTANT, EOS, SYSTEM, USER, answer_text
 from kvarn.text.reasoning.formats import GPT_OSS, QWEN3
 from kvarn.text.reasoning.splitter import TagSplitter
@@ -30,7 +30,6 @@ TEMPLATE = (
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
     "{% elif opened is defined %}<think>\n{% endif %}{% endif %}"
 )
-HELLO: Any = [{"role": "user", "content": "Hej"}]
 THOUGHT = "<think>\nIt is noon.\n</think>\n\n"
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 TOOL: Any = {"type": "function", "function": {"name": "f"}}
@@ -54,12 +53,6 @@ def server(thinker: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     served = thinker.served["tiny"]
     monkeypatch.setattr(served, "text", served.text)  # a test may put another in its place
     return thinker
-
-
-def prompt_of(server: Any) -> str:
-    tokens = server.chat.submitted[-1].prompt_token_ids
-    text: str = server.served["tiny"].text.tokenizer.decode(tokens, skip_special_tokens=False)
-    return text
 
 
 Seen = tuple[str | None, str | None, str | None, int]
@@ -225,9 +218,8 @@ def test_calls_of_gpt_oss_follow_its_reasoning(
     assert answer.tool_calls[0].function.arguments == '{"a": 1}'
 
 
-def events_of(client: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    text = client.post(path, json={"model": "tiny", "stream": True, **body}).text
-    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+def sent_events(client: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    return events_of(client.post(path, json={"model": "tiny", "stream": True, **body}))
 
 
 def test_a_response_has_its_reasoning_as_an_item(
@@ -243,7 +235,7 @@ def test_a_response_has_its_reasoning_as_an_item(
     assert response.reasoning is not None and response.reasoning.effort == "high"
     assert response.usage is not None and response.usage.output_tokens_details.reasoning_tokens == 28
 
-    events = events_of(client, "/v1/responses", {"input": "Hej"})
+    events = sent_events(client, "/v1/responses", {"input": "Hej"})
     kinds = [each["type"].removeprefix("response.") for each in events]
     assert [kind for place, kind in enumerate(kinds) if kinds[place - 1] != kind] == [
         *("created", "in_progress", "output_item.added", "content_part.added", "reasoning_text.delta"),
@@ -276,7 +268,7 @@ def test_a_message_has_its_reasoning_as_a_thinking_block(
     answering: Callable[..., None], client: httpx.Client, server: Any
 ) -> None:
     answering(f"{THOUGHT}God dag.")
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as claude:
+    with server.claude() as claude:
         ask: Any = {"model": "tiny", "max_tokens": 99, "thinking": {"type": "enabled", "budget_tokens": 1024}}
         message = claude.messages.create(messages=HELLO, **ask)
         thinking, text = message.content
@@ -292,7 +284,7 @@ def test_a_message_has_its_reasoning_as_a_thinking_block(
         ask["thinking"] = {"type": "disabled"}
         claude.messages.create(messages=HELLO, **ask)
         assert prompt_of(server).endswith("</think>\n\n")
-    events = events_of(client, "/v1/messages", {"messages": HELLO, "max_tokens": 99})
+    events = sent_events(client, "/v1/messages", {"messages": HELLO, "max_tokens": 99})
     deltas = [event["delta"]["type"] for event in events if event["type"] == "content_block_delta"]
     assert list(dict.fromkeys(deltas)) == ["thinking_delta", "signature_delta", "text_delta"]
 

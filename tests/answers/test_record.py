@@ -17,9 +17,10 @@ from kvarn.jobs.run_to_completion import run_to_completion
 
 async def test_a_caller_cancelled_twice_leaves_nothing_unsettled() -> None:
     left: list[str] = []
+    go_on = asyncio.Event()
 
     async def slow() -> None:
-        await asyncio.sleep(0.05)
+        await go_on.wait()
         left.append("lock")
 
     record = RequestRecord("r")
@@ -27,8 +28,9 @@ async def test_a_caller_cancelled_twice_leaves_nothing_unsettled() -> None:
     record.holdings.push_async_callback(run_to_completion, slow())
     closing = asyncio.create_task(record.close())
     for _ in range(3):
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         closing.cancel()
+    go_on.set()
     with suppress(asyncio.CancelledError):
         await closing
     assert left == ["lock", "memory"] and closing.cancelled()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -46,10 +45,10 @@ def bomb_server(serve: Any, wait_for: Callable[..., None], tmp_path_factory: pyt
         for name, source in SOURCES.items():
             model = ModelConfig(name=name, path=name)
             directory = write_checkpoint(tmp_path_factory.mktemp(name), source)
-            server.config = server.config.model_copy(update={"models": [*server.config.models, model]})
+            server.configure(models=[*server.config.models, model])
             server.served[name] = ServedModel(name, model, [FakeReplica(GENERATE_CARD)], directory)
 
-    with serve(prepare, client_work_timeout_s=2, client_work_memory_bytes=192 * MIB) as server:
+    with serve(prepare, wait_ready=False, client_work_timeout_s=2, client_work_memory_bytes=192 * MIB) as server:
         with server.client() as client:
 
             def settled(name: str) -> bool:
@@ -125,7 +124,7 @@ def test_a_model_that_moderates_is_bounded_too(bomb_server: Any) -> None:
         bomb_server.do(moderation.moderator.judge("hi", Claim(tenant="anybody")))
 
 
-def test_a_tenants_bombs_do_not_hold_up_other_tenants_at_the_same_template(bomb_server: Any) -> None:
+def test_a_tenants_bombs_do_not_hold_up_other_tenants_at_the_same_template(bomb_server: Any, wait_for: Any) -> None:
     ended: list[str] = []
 
     def ask(client: httpx.Client, name: str, bomb: str | None) -> None:
@@ -134,7 +133,7 @@ def test_a_tenants_bombs_do_not_hold_up_other_tenants_at_the_same_template(bomb_
 
     with bomb_server.add_tenant("red") as red, bomb_server.add_tenant("blue") as blue, ThreadPoolExecutor(5) as threads:
         bombs = [threads.submit(ask, red, "red", "loops") for _ in range(4)]
-        time.sleep(0.5)
+        wait_for(lambda: red.get("/load").json()["server_load"] == 4, "the bombs to be taken in")
         ask(blue, "blue", None)
     assert [bomb.exception() for bomb in bombs] == [None] * 4
     assert "red" in ended[ended.index("blue") :], ended
@@ -146,11 +145,8 @@ def test_chats_of_one_model_wait_for_their_turn_at_its_template(bomb_server: Any
     assert [answer.status_code for answer in answers] == [200] * 64
 
 
-def test_a_gateway_survives_the_end_of_its_processes_and_leaves_none_behind(
-    serve: Any, wait_for: Callable[..., None]
-) -> None:
+def test_a_gateway_survives_the_end_of_its_processes_and_leaves_none_behind(serve: Any) -> None:
     with serve() as server, server.client() as client:
-        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         processes = server.served["tiny"].text.chat_template.processes
         for _ in range(3):
             (killed,) = processes.pids

@@ -106,6 +106,8 @@ def test_the_last_delta_of_a_slow_reader_does_not_move_the_engines_events(monkey
     monkeypatch.setattr(timeline, "now", lambda: 70.0)
     noted.add_engine([EngineEventKind.FINISHED, 1_000_000, 10, 0, 0, 0], sent_s=10.0)
     assert [each.at_s for each in noted.events[1:]] == [pytest.approx(10.15), pytest.approx(11.05)]
+    noted.add_engine([EngineEventKind.FIRST_TOKEN, 100_000], sent_s=69.0)
+    assert [each.turn for each in noted.events] == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("rest", [[99, 5, 1], [EngineEventKind.CHUNK, 5]])

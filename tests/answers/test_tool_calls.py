@@ -11,21 +11,15 @@ import httpx
 import openai
 import pytest
 
+from asking import CHAT, HELLO, events_of, prompt_of
 from fake_replica import answer_text
-from kvarn.text.tool_calls.formats import HERMES, LLAMA3, MISTRAL_TAGGED
+from kvarn.text.tool_calls.formats import LLAMA3, MISTRAL_TAGGED
 
-HELLO = [{"role": "user", "content": "Hej"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
 ADD: Any = {"type": "function", "function": {"name": "add"}}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Lund"}}\n</tool_call>'
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
-
-
-def prompt_of(server: Any) -> str:
-    tokens = server.chat.submitted[-1].prompt_token_ids
-    text: str = server.served["tiny"].text.tokenizer.decode(tokens, skip_special_tokens=False)
-    return text
 
 
 def streamed(sdk: openai.OpenAI, **options: Any) -> tuple[str, list[tuple[str, str]], str | None]:
@@ -110,7 +104,7 @@ def test_a_client_that_leaves_with_its_call_has_had_a_whole_answer(
     try:
         answering(CALL + "x" * 300)
         body = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "parallel_tool_calls": False, "stream": True}
-        with client.stream("POST", "/v1/chat/completions", json=body) as stream:
+        with client.stream("POST", CHAT, json=body) as stream:
             for line in stream.iter_lines():
                 if '"tool_calls"' in line and '"finish_reason":"tool_calls"' in line:
                     break
@@ -123,19 +117,17 @@ def test_a_client_that_leaves_with_its_call_has_had_a_whole_answer(
 def test_a_choice_that_has_its_call_leaves_the_others_running(
     answering: Callable[..., None], sdk: openai.OpenAI
 ) -> None:
-    answering(f"{CALL} {CALL}", "No call, but a text that is longer than the call of the other choice, by a good bit.")
+    text = "No call, but a text that is longer than the call of the other choice, by a good bit."
+    answering(f"{CALL} {CALL}", text)
     answer = sdk.chat.completions.create(model="tiny", messages=HELLO, n=2, tools=[WEATHER], parallel_tool_calls=False)
     assert [choice.finish_reason for choice in answer.choices] == ["tool_calls", "stop"]
-    assert answer.choices[1].message.content == (
-        "No call, but a text that is longer than the call of the other choice, by a good bit."
-    )
+    assert answer.choices[1].message.content == text
 
 
 def test_arguments_are_sent_while_they_are_written(answering: Callable[..., None], client: httpx.Client) -> None:
     answering(CALL)
     body = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "stream": True}
-    lines = client.post("/v1/chat/completions", json=body).text.split("\n\n")
-    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines if line.startswith("data: {")]
+    deltas = [event["choices"][0]["delta"] for event in events_of(client.post(CHAT, json=body))]
     pieces = [part["function"]["arguments"] for delta in deltas for part in delta.get("tool_calls", ())]
     assert "".join(pieces) == '{"city": "Lund"}' and len(pieces) > 10
 
@@ -166,9 +158,7 @@ def test_the_models_own_format_is_read(
 def test_special_tokens_that_mark_calls_reach_the_parser(
     server: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marked = MISTRAL_TAGGED.__class__(
-        "mistral", MISTRAL_TAGGED.parser, MISTRAL_TAGGED.opening, ("<|system|>",), MISTRAL_TAGGED.new_id
-    )
+    marked = replace(MISTRAL_TAGGED, markers=("<|system|>",))
     served = server.served["tiny"]
     monkeypatch.setattr(served, "text", replace(served.text, tool_format=marked))
     system = 258
@@ -186,11 +176,11 @@ def test_what_the_arguments_lack_is_said(answering: Callable[..., None], client:
         (forced, " I will not.", "The model was to call a function and did not."),
     ):
         answering(answer)
-        assert client.post("/v1/chat/completions", json=body).json()["warnings"] == [warning]
-        text = client.post("/v1/chat/completions", json={**body, "stream": True}).text
+        assert client.post(CHAT, json=body).json()["warnings"] == [warning]
+        text = client.post(CHAT, json={**body, "stream": True}).text
         assert json.dumps(warning) in text
     answering(' {"city": "Lund"}}')
-    assert "warnings" not in client.post("/v1/chat/completions", json=forced).json()
+    assert "warnings" not in client.post(CHAT, json=forced).json()
 
 
 def test_a_call_that_is_cut_off_is_none(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
@@ -216,7 +206,7 @@ def test_a_call_that_is_cut_off_is_said_to_be_none_in_every_dialect(
     answering(f"Well.\n{CALL}")
     limit = len("Well.\n" + CALL) - len('und"}}\n</tool_call>')
     body: dict[str, Any] = {"model": "tiny", "messages": HELLO, "max_tokens": limit}
-    chat = client.post("/v1/chat/completions", json=body | {"tools": [WEATHER]}).json()
+    chat = client.post(CHAT, json=body | {"tools": [WEATHER]}).json()
     assert chat["warnings"] == ["Tool call 0 (get_weather) was cut off: it is no call."]
     function = {"name": "get_weather", "input_schema": CITY}
     message = client.post("/v1/messages", json=body | {"tools": [function]}).json()
@@ -224,10 +214,8 @@ def test_a_call_that_is_cut_off_is_said_to_be_none_in_every_dialect(
     tool = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": False}
     asked = {"model": "tiny", "input": "Hej", "tools": [tool], "max_output_tokens": limit}
     response = client.post("/v1/responses", json=asked).json()
-    assert [(item["type"], item["status"]) for item in response["output"]] == [
-        ("message", "completed"),
-        ("function_call", "incomplete"),
-    ]
+    shown = [(item["type"], item["status"]) for item in response["output"]]
+    assert shown == [("message", "completed"), ("function_call", "incomplete")]
 
 
 def test_a_call_that_the_model_leaves_open_is_none(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
@@ -280,11 +268,7 @@ def test_a_result_must_belong_to_a_call(client: httpx.Client) -> None:
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "3"},
     ]
-    assert client.post("/v1/chat/completions", json={"model": "tiny", "messages": messages}).status_code == 200
+    assert client.post(CHAT, json={"model": "tiny", "messages": messages}).status_code == 200
     stray = [*messages, {"role": "tool", "tool_call_id": "c2", "content": "4"}]
-    error = client.post("/v1/chat/completions", json={"model": "tiny", "messages": stray}).json()["error"]
+    error = client.post(CHAT, json={"model": "tiny", "messages": stray}).json()["error"]
     assert error["param"] == "messages[3].tool_call_id" and "'c2'" in error["message"]
-
-
-def test_the_demo_models_format_is_found(server: Any) -> None:
-    assert server.served["tiny"].text.tool_format is HERMES

@@ -59,8 +59,6 @@ def runner(
         server.served["second"] = ServedModel("second", model, [second], server.served["tiny"].directory)
 
     with serve(prepare) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         yield server
 
 

@@ -33,8 +33,7 @@ def with_places(serve: Any, database_url: str, wait_for: WaitFor) -> Open:
             }
             server.config = server.config.model_copy(update=changes)
 
-        with serve(prepare) as server, server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        with serve(prepare) as server:
             yield server
 
     return make

@@ -12,11 +12,12 @@ import httpx
 import msgspec
 import pytest
 
-from kvarn.api_servers import SERVING, START, VERSION, VERSION_REMOVED, RemovedVersion, Start, Version
-from kvarn.catalog.models import ServedModel
+from kvarn.api_servers import Serving, Start, Version, VersionRemoved
 from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.fleet.channel import Channel
+from kvarn.fleet.desired import Desired
 from kvarn.fleet.shared_counts import main_scripts, script_handlers
+from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.endpoint import free_address
 from kvarn.text.checkpoint import resolve_checkpoint
 
@@ -29,18 +30,18 @@ async def test_a_version_that_is_removed_while_it_is_loaded_is_listed_by_no_proc
     gateway = {"port": port, "api_server_count": 2}
     config = KvarnConfig.model_validate({"gateway": gateway, "data_dir": str(tmp_path)})
     model = ModelConfig(name="m", path="kvarn-demo")
-    demo = Version.of(ServedModel("m", model, [], resolve_checkpoint("kvarn-demo"), version=1))
+    demo = Version.of(ServedVersion(Desired(model, 1), resolve_checkpoint("kvarn-demo"), created=0))
     start = Start(number=1, config=config.model_dump_json(), versions=[], broken=[], replicas=[])
     own, other = socket.socketpair()
     command = [sys.executable, "-P", "-m", "kvarn.api_servers.worker", str(other.fileno())]
     process = subprocess.Popen(command, pass_fds=[other.fileno()])  # noqa: ASYNC220  it returns at once
     other.close()
     serving = asyncio.Event()
-    channel = await Channel.open(own, {**script_handlers(main_scripts()), SERVING: lambda _: serving.set()})
+    channel = await Channel.open(own, {**script_handlers(main_scripts()), Serving: lambda _: serving.set()})
     try:
-        channel.send(START, msgspec.msgpack.encode(start))
-        loaded = channel.begin(VERSION, msgspec.msgpack.encode(demo))
-        channel.send(VERSION_REMOVED, msgspec.msgpack.encode(RemovedVersion(model="m", number=1)))
+        channel.send(start)
+        loaded = channel.call(demo, type(None))
+        channel.send(VersionRemoved(model="m", number=1))
         async with asyncio.timeout(WAIT_S):
             await serving.wait()
             await loaded
@@ -48,7 +49,7 @@ async def test_a_version_that_is_removed_while_it_is_loaded_is_listed_by_no_proc
             listed = await client.get("/v1/models", timeout=WAIT_S)
             assert listed.json()["data"] == []
             demo = msgspec.structs.replace(demo, number=2)
-            await asyncio.wait_for(channel.call(VERSION, msgspec.msgpack.encode(demo)), WAIT_S)
+            await asyncio.wait_for(channel.call(demo, type(None)), WAIT_S)
             listed = await client.get("/v1/models", timeout=WAIT_S)
             assert [each["id"] for each in listed.json()["data"]] == ["m"]
     finally:

@@ -7,14 +7,6 @@ from kvarn.engine.plan import StepPlan, StepResult
 from kvarn.wire.messages import FinishReason
 
 
-def test_a_request_is_answered_with_the_tokens_a_plain_loop_draws(make_world):
-    world = make_world()
-    world.submit("a", 40, max_tokens=20)
-    world.run()
-    world.assert_answered("a")
-    assert world.finish_reason("a") is FinishReason.LENGTH
-
-
 def test_choices_share_the_prompts_blocks_and_copy_before_they_write(make_world):
     world = make_world()
     world.submit("a", 40, n=4, max_tokens=20)
@@ -59,15 +51,6 @@ def test_an_aborted_request_frees_its_blocks_at_once_and_is_never_heard_of_again
     assert len(world.deltas["a"]) == heard
     world.assert_answered("b")
     assert world.engine.stats().aborts_total == 1
-
-
-def test_aborting_an_unknown_request_is_ignored(make_world):
-    world = make_world()
-    world.submit("a", 10)
-    world.engine.abort("nobody")
-    world.run()
-    world.assert_answered("a")
-    assert world.engine.stats().aborts_total == 0
 
 
 def test_abort_all_leaves_nothing(make_world):
@@ -133,27 +116,6 @@ def test_prompt_logprobs_are_complete_over_chunks_hits_and_choices(make_world):
     assert all(delta.prompt_logprobs is None for delta in world.deltas["a"][1:])
     assert all(len(delta.logprobs) == len(delta.token_ids) for delta in world.deltas["a"])
     world.assert_answered("a")
-
-
-def test_several_tokens_from_one_row_are_taken_up_to_the_end_of_the_answer(make_world):
-    world = make_world()
-    world.submit("a", 10, max_tokens=5)
-    plain = world.executor.execute
-
-    def many(plan: StepPlan) -> StepResult:
-        result = plain(plan)
-        rows = []
-        for row in result.rows:
-            state = world.executor.slots[row.slot]
-            state.tokens.extend([1, 2])
-            state.chains.clear()
-            rows.append(type(row)(row.slot, [*row.token_ids, 1, 2] if row.token_ids else []))
-        return StepResult(result.step, rows, result.elapsed_s)
-
-    world.executor.execute = many
-    world.run()
-    assert len(world.output("a")) == 5
-    assert world.finish_reason("a") is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize(

@@ -34,15 +34,6 @@ def test_answers_that_outgrow_the_memory_make_the_engine_admit_more_carefully(ma
         world.assert_answered(f"r{index}")
 
 
-def test_memory_kept_for_growth_never_keeps_a_lone_request_out(make_world):
-    world = make_world(num_blocks=10)
-    for index in range(3):
-        world.submit(f"r{index}", 16, max_tokens=144)
-    world.run()
-    for index in range(3):
-        world.assert_answered(f"r{index}")
-
-
 def test_answers_without_a_limit_do_not_keep_the_others_out(make_world):
     """A chat request without `max_tokens` may fill the context; a hundred of these share a cache of one context."""
     world = make_world(num_blocks=2048, max_context_length=32_768, recount_every=100)

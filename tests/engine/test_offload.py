@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from kv_connectors import DictConnector
-from kvarn.engine.memory.pressure import OffloadPreemption
 
 
 class Forgetful(DictConnector):
@@ -82,11 +79,3 @@ def test_a_prompt_preempted_half_way_goes_on_from_there(make_world):
     assert num_computed_tokens(world) == 100 + 4 + 60 + 4
     for name in ("batch", "chat"):
         world.assert_answered(name)
-
-
-def test_an_engine_without_a_connector_says_what_is_missing(make_world):
-    world = make_world(num_blocks=12, prefix_cache=False, preemption=OffloadPreemption())
-    for index in range(4):
-        world.submit(f"r{index}", 30, max_tokens=50)
-    with pytest.raises(ValueError, match="KV connector"):
-        world.run()

@@ -119,14 +119,6 @@ def test_a_path_that_a_sequence_holds_is_not_evicted(cache, pool):
     assert pool.evict()
 
 
-def test_tokens_already_cached_keep_their_block(cache, pool):
-    [block] = store(cache, pool, list(range(16)))
-    duplicate = pool.allocate()
-    node = cache.insert(PLAIN, None, tuple(range(16)), duplicate)
-    assert node.block == block
-    assert not pool.is_cached(duplicate)
-
-
 class NaiveCache:
     """Every cached prefix as a list of tokens; eviction searches for the leaf released longest ago."""
 

@@ -135,20 +135,6 @@ def test_the_lowest_priority_gives_way_even_if_it_came_first(make_world):
     world.assert_answered("chat")
 
 
-def test_a_better_priority_gets_a_slot_from_a_running_worse_one(make_world):
-    world = make_world(max_num_seqs=2)
-    world.submit("batch0", 10, max_tokens=50, priority=10)
-    world.submit("batch1", 10, max_tokens=50, priority=10)
-    world.step()
-    world.submit("chat", 10, max_tokens=3)
-    world.step()
-    assert len(world.output("chat")) == 1
-    world.run()
-    assert world.engine.stats().preemptions_total == 1
-    for name in ("batch0", "batch1", "chat"):
-        world.assert_answered(name)
-
-
 def test_equal_priorities_never_push_each_other_out_for_a_slot(make_world):
     world = make_world(max_num_seqs=1)
     world.submit("a", 10, max_tokens=50)
@@ -226,18 +212,6 @@ def test_more_decodes_than_budget_take_turns(make_world):
     assert max(gained) - min(gained) <= 3
     assert sum(gained) == 80
     world.run()
-
-
-def test_slots_are_reused_lowest_first(make_world):
-    world = make_world(max_num_seqs=8)
-    world.submit("a", 5, max_tokens=2)
-    world.submit("b", 5, max_tokens=9)
-    world.step()
-    world.step()
-    world.submit("c", 5, max_tokens=2)
-    world.step()
-    assert world.executor.plans[-1].releases == [0]
-    assert world.executor.plans[-1].new_sequences[0].slot == 0
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])

@@ -148,15 +148,6 @@ def test_proposals_are_told_at_the_end(make_world, script):
     assert (finished["accepted_tokens"] > 0) == (script == [(3, 9)])
 
 
-def test_phases_of_a_request_with_several_choices_sum_to_its_time(make_world):
-    world = make_world(max_num_seqs=2, num_blocks=12)
-    world.submit("a", 40, n=4, max_tokens=30)
-    world.submit("b", 60, n=2, max_tokens=30)
-    world.run()
-    world.assert_answered("a")
-    world.assert_answered("b")
-
-
 def test_phases_sum_to_the_time_of_a_request_however_long_steps_take(make_world):
     rng = random.Random(1)
     world = make_world(max_num_seqs=3, num_blocks=16, token_budget=24)

@@ -10,7 +10,8 @@ import anthropic
 import openai
 import pytest
 
-from foreign_server import ForeignServer, events_of
+from asking import events_of
+from foreign_server import ForeignServer
 
 HELLO = [{"role": "user", "content": "hello far away world"}]
 TOOL = {

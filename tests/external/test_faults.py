@@ -11,8 +11,9 @@ import httpx
 import pytest
 from sqlalchemy import select
 
+from asking import events_of
 from fake_replica import answer_text
-from foreign_server import ForeignServer, events_of, foreign_gateway
+from foreign_server import ForeignServer, foreign_gateway
 from kvarn.store.models import UsageEvent
 
 CHAT = "/v1/chat/completions"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
+from conditions import until
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.checkpoints import find_checkpoints
 from kvarn.fleet.controller import FleetController
@@ -17,8 +17,6 @@ from kvarn.fleet.launch.choice import launcher_of
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaState
-
-WAIT_S = 120.0
 
 
 class Fleet:
@@ -56,9 +54,7 @@ class Fleet:
 
     async def until_ready(self, count: int) -> None:
         """Until there are so many replicas, and all are ready."""
-        async with asyncio.timeout(WAIT_S):
-            while list(self.states.values()) != [ReplicaState.READY] * count:  # noqa: ASYNC110  other processes
-                await asyncio.sleep(0.02)
+        await until(lambda: list(self.states.values()) == [ReplicaState.READY] * count)
 
     async def close(self) -> None:
         await self.controller.stop()

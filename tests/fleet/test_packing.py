@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvarn.config.fleet import HardwareConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.fleet.errors import LaunchError
-from kvarn.fleet.placement.gpus import LEAST_CAPABILITY, Gpu, find_gpus, ranks_on_gpus
+from kvarn.fleet.placement.gpus import MIN_CAPABILITY, Gpu, find_gpus, ranks_on_gpus
 from kvarn.fleet.placement.packing import (
     GIB,
     GPU_PROCESS_BYTES,
@@ -178,7 +178,7 @@ def test_a_replica_takes_a_gpu_for_each_rank_where_its_model_computes_on_gpus() 
     assert ranks_on_gpus(model.model_copy(update={"device": "cpu"}), GPUS) == 0
     automatic = model.model_copy(update={"device": "auto"})
     assert ranks_on_gpus(automatic, ()) == ranks_on_gpus(automatic, [Gpu(0, "GPU-0", GIB, (8, 6))]) == 0
-    assert LEAST_CAPABILITY == dispatch.MIN_CAPABILITY
+    assert MIN_CAPABILITY == dispatch.MIN_CAPABILITY
     needs = needs_of(model, Path("/nowhere"), 64 * GIB, gpus=4)
     assert needs == Needs(4 * GPU_PROCESS_BYTES, 0.0, 4, 0.9)
 

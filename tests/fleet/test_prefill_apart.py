@@ -20,6 +20,7 @@ import pytest
 import pytest_asyncio
 
 import kvarn
+from conditions import until
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.replica import ReplicaConfig
@@ -130,18 +131,11 @@ class Pair:
             supervisor.start()
         for supervisor in self.supervisors.values():
             await asyncio.wait_for(supervisor.wait_until_ready(), WAIT_S)
-        await self.until(lambda: self.wire.passed > 0, "the engines to connect")
+        await until(lambda: self.wire.passed > 0, "the engines to connect")
 
     async def stop(self) -> None:
         await asyncio.gather(*[supervisor.stop() for supervisor in self.supervisors.values()])
         self.wire.close()
-
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
-        for _ in range(int(WAIT_S / 0.02)):
-            if condition():
-                return
-            await asyncio.sleep(0.02)
-        raise AssertionError(f"waited in vain for {what}")
 
     async def ask(self, name: str, request: Submit) -> tuple[list[int], int]:
         """The answer's tokens, and how many of the prompt's were not computed there."""
@@ -227,7 +221,7 @@ async def test_requests_at_once_some_with_the_same_prompt_get_their_own_answers(
 async def test_an_aborted_request_is_aborted_in_the_second_engine_too(pair: Pair) -> None:
     passed = pair.wire.passed
     asking = asyncio.create_task(pair.ask("first", pair.request()))
-    await pair.until(lambda: pair.wire.passed > passed + 40_000, "its first blocks")
+    await until(lambda: pair.wire.passed > passed + 40_000, "its first blocks")
     asking.cancel()
     await asyncio.wait({asking})
     assert await pair.check() == WHOLE
@@ -244,7 +238,7 @@ async def test_a_flipped_bit_is_noticed_and_the_rest_is_computed_here(pair: Pair
 
     wire.change = flip
     assert await pair.check() < WHOLE
-    await pair.until(
+    await until(
         lambda: sum(pair.dropped().values()) > dropped or wire.connections > connections, "the bit to be noticed"
     )
 
@@ -270,7 +264,7 @@ async def test_a_connection_that_ends_half_way_is_made_again(pair: Pair, place: 
     wire.change = lambda piece, before: piece if before < start + place else None
     assert await pair.check() < WHOLE
     wire.change = lambda piece, before: piece
-    await pair.until(lambda: wire.connections > connections, "another connection")
+    await until(lambda: wire.connections > connections, "another connection")
 
 
 async def test_what_an_earlier_process_sent_is_not_used(pair: Pair) -> None:
@@ -287,7 +281,7 @@ async def test_what_an_earlier_process_sent_is_not_used(pair: Pair) -> None:
     generation = bytes(seen[place + 2 : place + 18])
     pair.wire.change = lambda piece, before: piece.replace(generation, bytes(16))
     assert await pair.check() < WHOLE
-    await pair.until(lambda: "stale" in pair.dropped(), "stale frames to be counted")
+    await until(lambda: "stale" in pair.dropped(), "stale frames to be counted")
 
 
 async def test_a_killed_second_engine_loses_no_request_and_is_used_again(pair: Pair) -> None:
@@ -300,7 +294,7 @@ async def test_a_killed_second_engine_loses_no_request_and_is_used_again(pair: P
     os.kill(pid, signal.SIGKILL)
     found, _ = await asyncio.wait_for(asking, WAIT_S)
     assert found == expected
-    await pair.until(lambda: second.pid not in (None, pid), "another process")
+    await until(lambda: second.pid not in (None, pid), "another process")
     await asyncio.wait_for(second.wait_until_ready(), WAIT_S)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conditions import until
+from conditions import collect, lives, until
 from kvarn.config.fleet import RayConfig
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.placement.packing import Needs
@@ -96,10 +96,6 @@ def spec(make_spec: Callable[..., ReplicaSpec]) -> Callable[[str], ReplicaSpec]:
     return lambda replica, **script: msgspec.structs.replace(make_spec(**script), replica=replica)
 
 
-async def answer(client: ZmqReplicaClient, request: Submit) -> list[int]:
-    return [token async for delta in client.generate(request) for token in delta.token_ids]
-
-
 async def test_an_engine_of_the_cluster_answers_over_tcp_and_only_whoever_has_its_keys(
     make_fleet: Callable[..., Fleet], spec: Any, submit: Callable[..., Submit]
 ) -> None:
@@ -110,16 +106,16 @@ async def test_an_engine_of_the_cluster_answers_over_tcp_and_only_whoever_has_it
     assert endpoint.engine.startswith("tcp://")
     assert endpoint.keys is not None
     assert endpoint.keys.engine_secret == ""
-    assert len(await answer(fleet.clients["a"], submit(max_tokens=5))) == 5
+    assert len(await collect(fleet.clients["a"], submit(max_tokens=5))) == 5
 
     stranger = ZmqReplicaClient("a", gateway=7)
     others = CurveKeys.make()
     forged = msgspec.structs.replace(endpoint.keys, gateway=others.gateway, gateway_secret=others.gateway_secret)
     stranger.update(msgspec.structs.replace(supervisor.status, endpoint=msgspec.structs.replace(endpoint, keys=forged)))
     with pytest.raises((TimeoutError, ReplicaLostError)):
-        await asyncio.wait_for(answer(stranger, submit("stranger")), 2)
+        await asyncio.wait_for(collect(stranger, submit("stranger")), 2)
     stranger.close()
-    assert len(await answer(fleet.clients["a"], submit("again", max_tokens=5))) == 5
+    assert len(await collect(fleet.clients["a"], submit("again", max_tokens=5))) == 5
 
 
 @pytest.mark.thorough
@@ -143,12 +139,12 @@ async def test_replicas_of_a_node_that_dies_are_started_on_another_while_the_oth
     number = 0
     while any(fleet.clients[name].state is not ReplicaState.READY for name in lost):
         number += 1
-        assert len(await answer(fleet.clients[survivor], submit(f"meanwhile-{number}", max_tokens=3))) == 3
+        assert len(await collect(fleet.clients[survivor], submit(f"meanwhile-{number}", max_tokens=3))) == 3
         await asyncio.sleep(0.05)
         assert number < WAIT_S / 0.05
     for name in lost:
         assert fleet.engine(name).node != lost_node
-        assert len(await answer(fleet.clients[name], submit(f"moved-{name}", max_tokens=3))) == 3
+        assert len(await collect(fleet.clients[name], submit(f"moved-{name}", max_tokens=3))) == 3
 
 
 async def test_a_gateway_that_starts_takes_over_the_engines_of_the_one_before(
@@ -163,10 +159,9 @@ async def test_a_gateway_that_starts_takes_over_the_engines_of_the_one_before(
     supervisor = second.add(spec("a"), last_run=100)
     await asyncio.wait_for(supervisor.wait_until_ready(), WAIT_S)
     assert (second.engine("a").pid, supervisor.lifecycle.run) == (pid, run)
-    assert len(await answer(second.clients["a"], submit(max_tokens=5))) == 5
+    assert len(await collect(second.clients["a"], submit(max_tokens=5))) == 5
 
 
-@pytest.mark.thorough
 async def test_engines_that_nobody_looks_after_end(
     make_fleet: Callable[..., Fleet], spec: Any, submit: Callable[..., Submit]
 ) -> None:
@@ -174,7 +169,7 @@ async def test_engines_that_nobody_looks_after_end(
     await asyncio.wait_for(fleet.add(spec("a")).wait_until_ready(), WAIT_S)
     pid = fleet.engine("a").pid  # the cluster's nodes are on this machine
     await fleet.close(leave=True)
-    await until(lambda: not _lives(pid), "the engine ended")
+    await until(lambda: not lives(pid), "the engine ended")
 
 
 @pytest.mark.thorough
@@ -189,7 +184,7 @@ async def test_an_agent_that_dies_is_replaced_and_its_engines_go_on(
     os.kill(agent, signal.SIGKILL)
     await until(lambda: agent != fleet.launcher.agent_pid and fleet.launcher.connected.is_set(), "replaced")
     assert fleet.clients["a"].starts == 1
-    assert len(await answer(fleet.clients["a"], submit(max_tokens=5))) == 5
+    assert len(await collect(fleet.clients["a"], submit(max_tokens=5))) == 5
     os.kill(pid, 9)
     await until(lambda: fleet.clients["a"].starts == 2, "a new engine")
     assert fleet.engine("a").pid != pid
@@ -205,10 +200,3 @@ async def test_a_replica_that_fits_nowhere_says_so_and_leaves_nothing_behind(
         await asyncio.wait_for(supervisor.wait_until_ready(), WAIT_S)
     await fleet.close()
     assert fleet.launcher.engines == {}
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

@@ -93,3 +93,21 @@ async def test_a_restarted_engine_is_joined_again(make_replica, submit, attach):
     await until(lambda: main.state is ReplicaState.READY)
     other.update(main.supervisor.status)
     assert await collect(other, submit("r", max_tokens=3)) == [2, 3, 4]
+
+
+async def test_an_engine_that_is_awake_again_knows_only_gateway_processes_that_have_joined_since(
+    make_replica, submit, attach
+):
+    replica = make_replica()
+    await replica.wait_until_ready()
+    gone = attach(replica, 1)  # it hears nothing of the supervisor: as if it ended while the engine sleeps
+    assert await collect(gone, submit(prompt=[1], max_tokens=3)) == [2, 3, 4]
+    await replica.supervisor.sleep(60)
+    told = gone.stats
+    assert told.finished_total == 1
+    replica.supervisor.subscribe(replica.update)
+    replica.supervisor.activate()
+    await replica.wait_until_ready()
+    for number in range(5):
+        assert await collect(replica, submit(f"r{number}", prompt=[1], max_tokens=3)) == [2, 3, 4]
+    assert gone.stats is told

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from conditions import until
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.desired import Desired
@@ -83,11 +83,6 @@ class Turns:
         self.counts.asked = set(models)
         self.controller.wake()
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(120):
-            while not condition():  # noqa: ASYNC110  other processes
-                await asyncio.sleep(0.02)
-
     async def close(self) -> None:
         await self.controller.stop()
         await self.engines.stop()
@@ -104,17 +99,17 @@ async def test_two_models_take_turns_on_a_gpu_without_a_process_being_started_ag
     turns: Turns, caplog: pytest.LogCaptureFixture
 ) -> None:
     await turns.ask_for("a")
-    await turns.until(lambda: turns.phases == {"a": P.READY})
+    await until(lambda: turns.phases == {"a": P.READY})
     await turns.ask_for("b")
-    await turns.until(lambda: turns.phases == {"a": P.ASLEEP, "b": P.READY})
+    await until(lambda: turns.phases == {"a": P.ASLEEP, "b": P.READY})
     pids = turns.pids
     await turns.ask_for("a", "b")
-    await turns.until(lambda: "it waits for its GPU" in caplog.text)
+    await until(lambda: "it waits for its GPU" in caplog.text)
     assert turns.phases == {"a": P.ASLEEP, "b": P.READY}
     await turns.ask_for("a")
-    await turns.until(lambda: turns.phases == {"a": P.READY, "b": P.ASLEEP})
+    await until(lambda: turns.phases == {"a": P.READY, "b": P.ASLEEP})
     await turns.ask_for("b")
-    await turns.until(lambda: turns.phases == {"a": P.ASLEEP, "b": P.READY})
+    await until(lambda: turns.phases == {"a": P.ASLEEP, "b": P.READY})
     assert turns.pids == pids and turns.launcher.launched == ["a", "b"]
 
 
@@ -122,16 +117,16 @@ async def test_two_models_take_turns_on_a_gpu_without_a_process_being_started_ag
 @pytest.mark.parametrize("turns", [2], indirect=True)
 async def test_one_whose_gpu_others_have_is_started_anew_on_a_gpu_that_is_free(turns: Turns) -> None:
     await turns.ask_for("a", "b")
-    await turns.until(lambda: turns.phases == {"a": P.READY, "b": P.READY})
+    await until(lambda: turns.phases == {"a": P.READY, "b": P.READY})
     await turns.ask_for("b")
-    await turns.until(lambda: turns.phases == {"a": P.ASLEEP, "b": P.READY})
+    await until(lambda: turns.phases == {"a": P.ASLEEP, "b": P.READY})
     await turns.ask_for("b", "c")
-    await turns.until(lambda: turns.phases == {"a": P.ASLEEP, "b": P.READY, "c": P.READY})
+    await until(lambda: turns.phases == {"a": P.ASLEEP, "b": P.READY, "c": P.READY})
     await turns.ask_for("c")
-    await turns.until(lambda: turns.phases == {"a": P.ASLEEP, "b": P.ASLEEP, "c": P.READY})
+    await until(lambda: turns.phases == {"a": P.ASLEEP, "b": P.ASLEEP, "c": P.READY})
     before = turns.pids
     await turns.ask_for("a", "c")
-    await turns.until(lambda: turns.phases == {"a": P.READY, "b": P.ASLEEP, "c": P.READY})
+    await until(lambda: turns.phases == {"a": P.READY, "b": P.ASLEEP, "c": P.READY})
     assert {name for name, pid in turns.pids.items() if pid != before[name]} == {"a"}
     assert turns.launcher.launched == ["a", "b", "c", "a"]
 
@@ -139,11 +134,11 @@ async def test_one_whose_gpu_others_have_is_started_anew_on_a_gpu_that_is_free(t
 @pytest.mark.thorough
 async def test_a_replica_whose_process_dies_while_it_sleeps_waits_as_a_new_process(turns: Turns) -> None:
     await turns.ask_for("a")
-    await turns.until(lambda: turns.phases == {"a": P.READY})
+    await until(lambda: turns.phases == {"a": P.READY})
     await turns.ask_for()
-    await turns.until(lambda: turns.phases == {"a": P.ASLEEP})
+    await until(lambda: turns.phases == {"a": P.ASLEEP})
     (supervisor,), (pid,) = turns.engines.supervisors.values(), turns.pids.values()
     supervisor.kill()
-    await turns.until(lambda: turns.phases == {"a": P.WARM} and turns.pids != {"a": pid})
+    await until(lambda: turns.phases == {"a": P.WARM} and turns.pids != {"a": pid})
     await turns.ask_for("a")
-    await turns.until(lambda: turns.phases == {"a": P.READY})
+    await until(lambda: turns.phases == {"a": P.READY})

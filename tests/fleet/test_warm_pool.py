@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conditions import collect, until
 from kvarn.config.replica import ReplicaConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.fleet.autoscale.popularity import HALF_LIFE_S, LEAST, Popularity, most_popular
@@ -66,30 +66,21 @@ async def answer(supervisor: EngineSupervisor) -> list[int]:
     client = ZmqReplicaClient("m")
     try:
         client.update(supervisor.status)
-        request = Submit(
-            request_id="r", prompt_token_ids=[5, 6, 7], sampling=SamplingParams(temperature=0, max_tokens=8, seed=0)
-        )
-        return [token async for delta in client.generate(request) for token in delta.token_ids]
+        sampling = SamplingParams(temperature=0, max_tokens=8, seed=0)
+        return await collect(client, Submit(request_id="r", prompt_token_ids=[5, 6, 7], sampling=sampling))
     finally:
         client.close()
-
-
-async def until_warm(supervisor: EngineSupervisor) -> None:
-    async with asyncio.timeout(120):
-        while supervisor.lifecycle.state is not ReplicaState.WARM:  # noqa: ASYNC110  another process
-            await asyncio.sleep(0.02)
 
 
 async def test_a_process_waits_until_it_is_activated_and_then_loads_the_model_once() -> None:
     supervisor = EngineSupervisor(demo_spec(), ReplicaConfig(heartbeat_timeout_s=60, start_timeout_s=120))
     supervisor.start()
     try:
-        await until_warm(supervisor)
+        await until(lambda: supervisor.lifecycle.state is ReplicaState.WARM)
         pid = supervisor.pid
         assert supervisor.status.state is ReplicaState.STARTING and supervisor.status.card is None
         supervisor.activate()
-        async with asyncio.timeout(120):
-            card = await supervisor.wait_until_ready()
+        card = await ready(supervisor)
         assert supervisor.pid == pid
         phases = list(card.start_s)
         assert phases.index("import") < phases.index("wait to be activated") < phases.index("load weights")
@@ -116,23 +107,5 @@ async def test_an_engine_that_slept_answers_as_before_in_the_same_process() -> N
             assert supervisor.pid == pid and await answer(supervisor) == want
             assert {"fall asleep", "wait to be activated", "load weights"} <= card.start_s.keys()
             assert heard[-1] is ReplicaState.GONE, "who was told that it is gone hears no more"
-    finally:
-        await supervisor.stop()
-
-
-@pytest.mark.thorough
-async def test_one_that_waits_is_stopped_and_one_that_is_killed_waits_again() -> None:
-    supervisor = EngineSupervisor(demo_spec(), ReplicaConfig(restart_backoff_s=0.05, heartbeat_timeout_s=60))
-    supervisor.start()
-    try:
-        await until_warm(supervisor)
-        run = supervisor.lifecycle.run
-        supervisor.kill()
-        async with asyncio.timeout(120):
-            while supervisor.lifecycle.run == run:  # noqa: ASYNC110  another process
-                await asyncio.sleep(0.02)
-        await until_warm(supervisor)
-        await supervisor.drain(60)
-        assert supervisor.lifecycle.state is ReplicaState.GONE
     finally:
         await supervisor.stop()

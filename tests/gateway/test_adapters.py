@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from asking import code_of
 from gateway_fixtures import GatewayServer
 from kvarn.replica.client.protocol import AdapterChangeError
 from kvarn.store.owner import Role, Scopes
@@ -29,10 +30,6 @@ def adapters(server: GatewayServer) -> dict[str, AdapterInfo]:
 def tenant(server: GatewayServer) -> Iterator[httpx.Client]:
     with server.add_tenant("adapters-tenant", role=Role.MEMBER) as client:
         yield client
-
-
-def code_of(response: httpx.Response) -> tuple[int, str]:
-    return response.status_code, response.json()["error"]["code"]
 
 
 @pytest.mark.parametrize("name", ["law", "tiny:law", "a:b", "tiny:a:b"])
@@ -107,10 +104,8 @@ def test_loading_and_unloading_answer_as_vllm(client: httpx.Client, server: Gate
     assert client.post("/v1/chat/completions", json={**ASK, "model": "pirate"}).json()["model"] == "pirate"
     gone = client.post("/v1/unload_lora_adapter", json={"lora_name": "pirate"})
     assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'pirate' removed successfully.")
-    assert code_of(client.post("/v1/unload_lora_adapter", json={"lora_name": "pirate"})) == (
-        404,
-        "lora_adapter_not_found",
-    )
+    again = client.post("/v1/unload_lora_adapter", json={"lora_name": "pirate"})
+    assert code_of(again) == (404, "lora_adapter_not_found")
 
 
 def test_what_cannot_be_loaded_is_refused_with_the_reason(

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
 from agent_requests import CLAUDE, DONE, OPENCODE, RESULT, SESSIONS, STREAMED, TOLD, Body, Session
+from asking import events_of, prompt_of
 
 
 @dataclass
@@ -27,8 +27,7 @@ class Heard:
 
 
 def heard(path: str, answer: httpx.Response) -> Heard:
-    assert answer.status_code == 200, answer.text
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    events = events_of(answer)
     if path.startswith("/v1/messages"):
         return _from_messages(events)
     if path == "/v1/responses":
@@ -69,14 +68,8 @@ def _from_chat(events: list[Body]) -> Heard:
 @pytest.fixture
 def roomy(server: Any) -> Any:
     """The shared gateway, with a context that holds an agent's prompt."""
-    server.chat.card = msgspec.structs.replace(server.chat.card, max_context_length=32_768)
+    server.widen(32_768)
     return server
-
-
-def prompt_of(server: Any) -> str:
-    tokens = server.chat.submitted[-1].prompt_token_ids
-    text: str = server.served["tiny"].text.tokenizer.decode(tokens, skip_special_tokens=False)
-    return text
 
 
 @pytest.mark.parametrize("session", SESSIONS.values(), ids=SESSIONS)
@@ -128,10 +121,11 @@ def test_requests_beside_a_session(roomy: Any, client: httpx.Client, answering: 
     opencodes = {"model": "tiny", "max_tokens": 8192, "messages": title, **STREAMED}
     assert heard(OPENCODE.path, client.post(OPENCODE.path, json=opencodes)).text == "A title"
     shown = [("system", "Edit files."), ("user", "An example."), ("assistant", "Ok."), ("user", TOLD)]
-    aiders = {"model": "tiny", "messages": _messages(shown), "stream": True, "temperature": 0}
+    aiders = {
+        "model": "tiny",
+        "messages": [{"role": role, "content": text} for role, text in shown],
+        "stream": True,
+        "temperature": 0,
+    }
     answer = client.post("/v1/chat/completions", json=aiders)
     assert answer.status_code == 200 and "data: [DONE]" in answer.text
-
-
-def _messages(said: list[tuple[str, str]]) -> list[Body]:
-    return [{"role": role, "content": text} for role, text in said]

@@ -14,6 +14,7 @@ import pytest
 from kvarn.gateway import answer
 from kvarn.gateway.answer import event_stream
 from kvarn.gateway.record import new_record
+from raw_http import post_of
 
 ITEMS = [b"first ", b"second ", b"third "]
 
@@ -66,15 +67,12 @@ def test_a_slow_reader_of_a_response_misses_no_event_when_the_server_stops(
 ) -> None:
     monkeypatch.setattr(answer, "_LEAVE_S", 10.0)
     monkeypatch.setattr("kvarn.gateway.server._LAST_BYTES_S", 20.0)
-    body = json.dumps({"model": "tiny", "input": "x", "stream": True, "top_logprobs": 20}).encode()
-    body = body[:-1] + b', "include": ["message.output_text.logprobs"]}'
+    body = {"model": "tiny", "input": "x", "stream": True, "top_logprobs": 20}
+    body["include"] = ["message.output_text.logprobs"]
     with serve(drain_timeout_s=0.2) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         server.chat.step_s, server.chat.answer = 0.001, lambda request, index: [97] * 4000
         slow = server.connect(receive_buffer=4096)
-        head = b"POST /v1/responses HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
-        slow.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        slow.sendall(post_of("/v1/responses", body, "connection: close"))
         wait_for(lambda: _is_still(server), "the socket to be full")
         received = bytearray()
 

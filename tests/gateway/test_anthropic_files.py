@@ -20,8 +20,7 @@ def tenant(server: Any, request: pytest.FixtureRequest) -> Iterator[httpx.Client
 
 @pytest.fixture
 def claude(server: Any, tenant: httpx.Client) -> Iterator[anthropic.Anthropic]:
-    token = tenant.headers["authorization"].removeprefix("Bearer ")
-    with anthropic.Anthropic(base_url=server.url, auth_token=token, api_key=None, max_retries=0) as made:
+    with server.claude(tenant.headers["authorization"].removeprefix("Bearer ")) as made:
         yield made
 
 

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from kvarn.config.platform import MeteringConfig, PriceConfig, StoreConfig
+from kvarn.config.platform import MeteringConfig, PriceConfig
 from kvarn.store.owner import Role
 
 BUDGETS = "/v1/organization/budgets"
@@ -18,18 +18,11 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "ma
 
 
 @pytest.fixture
-def server(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
+def server(serve_stored: Any) -> Iterator[Any]:
     """A gateway of its own on each database; a million tokens cost a thousand dollars."""
     price = PriceConfig(model="*", input_per_million=1000.0, output_per_million=1000.0)
-
-    def prepare(made: Any) -> None:
-        metering = MeteringConfig(budget_refresh_s=0.02, flush_interval_s=0.01, prices=(price,))
-        changes = {"store": StoreConfig(url=database_url), "metering": metering}
-        made.config = made.config.model_copy(update=changes)
-
-    with serve(prepare) as made:
-        with made.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+    metering = MeteringConfig(budget_refresh_s=0.02, flush_interval_s=0.01, prices=(price,))
+    with serve_stored(config={"metering": metering}) as made:
         yield made
 
 
@@ -67,10 +60,7 @@ def test_a_budget_is_made_changed_listed_and_deleted(tenant: httpx.Client) -> No
     }
     other = make(tenant, hard_limit=1000)
     assert other["currency"] is None and other["hard_limit"] == 1000
-    assert [each["id"] for each in tenant.get(BUDGETS).json()["data"]] in (
-        [made["id"], other["id"]],
-        [other["id"], made["id"]],
-    )
+    assert {each["id"] for each in tenant.get(BUDGETS).json()["data"]} == {made["id"], other["id"]}
     changed = tenant.post(f"{BUDGETS}/{made['id']}", json={"soft_limit": None}).json()
     assert (changed["hard_limit"], changed["soft_limit"]) == (10.25, None)
     assert tenant.get(f"{BUDGETS}/{made['id']}").json() == changed
@@ -113,7 +103,7 @@ def test_a_projects_budget_of_money_binds_that_project_only(server: Any, tenant:
     server.authenticator.principals["elsewhere"] = replace(
         principal, owner=replace(principal.owner, project_id=elsewhere)
     )
-    with httpx.Client(base_url=server.url, headers={"authorization": "Bearer elsewhere"}, timeout=20) as client:
+    with server.client("elsewhere") as client:
         wait_for(lambda: ask(client).status_code == 429, "the project's budget to be spent")
     assert ask(tenant).status_code == 200
 

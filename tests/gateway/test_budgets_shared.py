@@ -15,12 +15,12 @@ import httpx
 import pytest
 import redis
 
+from asking import CHAT, chat
 from fake_replica import EOS
 from kvarn.answers.stages.budgets import BudgetStage
 from kvarn.config.platform import LimitsConfig, MeteringConfig, StoreConfig
 from kvarn.metering.service import Metering
 
-CHAT = "/v1/chat/completions"
 CLIENTS = 200
 PROMPT = 4
 LIMIT = 1200
@@ -38,19 +38,15 @@ def gateways(
             redis_url = f"redis://127.0.0.1:{own_redis.port}/0"
 
             def prepare(server: Any) -> None:
-                changes = {
-                    "store": StoreConfig(url=database_url, timeout_s=30),
-                    "limits": LimitsConfig(**{"redis_url": redis_url, "timeout_s": 20.0, **limits}),
-                    "metering": MeteringConfig(budget_refresh_s=0.1),
-                    "data_dir": str(tmp_path / f"data-{id(server)}"),
-                }
-                server.config = server.config.model_copy(update=changes)
+                server.configure(data_dir=str(tmp_path / f"data-{id(server)}"))
                 server.chat.answer = _answer
 
-            servers = [opened.enter_context(serve(prepare)) for _ in range(2)]
-            for server in servers:
-                with server.client() as client:
-                    wait_for(lambda client=client: client.get("/ready").status_code == 200, "the gateway to be ready")
+            config = {
+                "store": StoreConfig(url=database_url, timeout_s=30),
+                "limits": LimitsConfig(**{"redis_url": redis_url, "timeout_s": 20.0, **limits}),
+                "metering": MeteringConfig(budget_refresh_s=0.1),
+            }
+            servers = [opened.enter_context(serve(prepare, config=config)) for _ in range(2)]
             with servers[0].add_tenant("shared", key_id="key_1") as admin:
                 budget = {"unit": "tokens", "period": "total", "hard_limit": LIMIT}
                 admin.post("/v1/organization/budgets", json=budget).raise_for_status()
@@ -72,9 +68,8 @@ def metering_of(server: Any) -> Metering:
 
 
 def _ask_once(server: Any, max_tokens: int, choices: int = 1) -> httpx.Response:
-    with httpx.Client(base_url=server.url, timeout=20, headers={"authorization": "Bearer shared"}) as client:
-        body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": max_tokens, "n": choices}
-        return client.post(CHAT, json=body)
+    with server.client("shared") as client:
+        return client.post(CHAT, json=chat(max_tokens=max_tokens, n=choices))
 
 
 def _answer(request: Any, index: int) -> list[int]:
@@ -91,7 +86,7 @@ def test_two_hundred_clients_of_two_gateways_never_spend_more_than_the_budget(ga
     async def one(client: httpx.AsyncClient, number: int) -> None:
         dice = random.Random(number)
         for _ in range(3):
-            body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": dice.choice(LENGTHS)}
+            body = chat(max_tokens=dice.choice(LENGTHS))
             answer = await client.post(servers[number % 2].url + CHAT, json=body)
             if answer.status_code == 200:
                 counted.append(answer.json()["usage"]["total_tokens"])
@@ -120,7 +115,7 @@ def test_two_hundred_clients_of_two_gateways_never_spend_more_than_the_budget(ga
 
 
 def _spent(server: Any) -> int:
-    with httpx.Client(base_url=server.url, timeout=20, headers={"authorization": "Bearer shared"}) as client:
+    with server.client("shared") as client:
         (budget,) = client.get("/v1/organization/budgets").json()["data"]
     return int(budget["spent"])
 

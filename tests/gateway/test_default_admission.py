@@ -9,10 +9,11 @@ from typing import Any
 
 import httpx
 
+from asking import CHAT, chat, metric
+from background_runs import hold
 from kvarn.costs.step_times import StepTimes
 from kvarn.wire.messages import EngineStats
 
-CHAT = "/v1/chat/completions"
 Serve = Callable[..., AbstractContextManager[Any]]
 
 SLOW = StepTimes(fixed_s=0.5, prefill_token_s=0.02, prefill_pair_s=0, decode_row_s=0.05, decode_token_s=0)
@@ -20,19 +21,14 @@ SWAMPED = EngineStats(step_times=SLOW, step_s=5.0, running=64, decode_rows=10, p
 """An engine that reads 50 prompt tokens a second, with minutes of them before it."""
 
 
-def body(text: str = "x", **fields: Any) -> dict[str, Any]:
-    return {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 4, **fields}
-
-
-def test_64_requests_at_once_to_a_slow_model_are_all_answered(serve: Serve, wait_for: Any) -> None:
-    with serve() as server, server.client() as client:
-        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+def test_64_requests_at_once_to_a_slow_model_are_all_answered(serve: Serve) -> None:
+    with serve() as server:
         server.chat.stats = SWAMPED
         server.chat.step_s = 0.1
 
         def ask(index: int) -> int:
             fields = {"stream": True} if index % 2 else {"service_tier": "flex"} if index % 4 else {}
-            return httpx.post(server.url + CHAT, json=body(str(index), **fields), timeout=60).status_code
+            return httpx.post(server.url + CHAT, json=chat(str(index), **fields), timeout=60).status_code
 
         with ThreadPoolExecutor(64) as clients:
             statuses = list(clients.map(ask, range(64)))
@@ -42,30 +38,28 @@ def test_64_requests_at_once_to_a_slow_model_are_all_answered(serve: Serve, wait
 
 def test_one_request_more_than_may_be_answered_gets_503_and_the_others_go_on(serve: Serve, wait_for: Any) -> None:
     with serve(max_requests=2) as server, server.client() as client, ThreadPoolExecutor(2) as clients:
-        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         server.chat.stats = SWAMPED
-        server.chat.step_s = 0.3
-        running = [clients.submit(httpx.post, server.url + CHAT, json=body(), timeout=20) for _ in range(2)]
+        go_on = hold(server)
+        running = [clients.submit(httpx.post, server.url + CHAT, json=chat(), timeout=20) for _ in range(2)]
         wait_for(lambda: len(server.chat.submitted) == 2, "both to be answered")
-        refused = client.post(CHAT, json=body())
+        refused = client.post(CHAT, json=chat())
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "server_busy"
         assert "gateway.max_requests" in refused.json()["error"]["message"] and refused.headers["retry-after"] == "1"
         assert client.get("/health").status_code == 200
+        go_on()
         assert [each.result().status_code for each in running] == [200, 200]
-        assert client.post(CHAT, json=body()).status_code == 200
+        assert client.post(CHAT, json=chat()).status_code == 200
 
 
-def test_metrics_count_against_the_configured_targets(serve: Serve, wait_for: Any) -> None:
+def test_metrics_count_against_the_configured_targets(serve: Serve) -> None:
     def prepare(server: Any) -> None:
         tiny, *others = server.config.models
         strict = tiny.model_copy(update={"ttft_target_s": 0.001})
         server.served["tiny"].config = strict
-        server.config = server.config.model_copy(update={"models": (strict, *others)})
+        server.configure(models=(strict, *others))
 
     for prepared, outcome in ((prepare, "missed"), (lambda server: None, "met")):
         with serve(prepared) as server, server.client() as client:
-            wait_for(lambda client=client: client.get("/ready").status_code == 200, "the gateway to be ready")
             server.chat.step_s = 0.01
-            assert client.post(CHAT, json=body()).status_code == 200
-            page = client.get("/metrics").text
-            assert f'kvarn_slo_requests_total{{model="tiny",outcome="{outcome}"}} 1.0' in page
+            assert client.post(CHAT, json=chat()).status_code == 200
+            assert metric(client, "kvarn_slo_requests_total", model="tiny", outcome=outcome) == 1

@@ -71,19 +71,18 @@ def test_an_answer_has_its_id_in_both_headers(client: httpx.Client) -> None:
     assert "request-id" not in client.get("/v1/models").headers
 
 
-def test_anthropics_client_lists_and_reads_models(server: Any) -> None:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude:
-        page = claude.models.list()
-        assert [model.id for model in page] == ["tiny"] and (page.has_more, page.first_id) == (False, "tiny")
-        model = claude.models.retrieve("tiny")
-        assert (model.type, model.display_name, model.max_input_tokens) == ("model", "tiny", 512)
-        assert model.created_at.year > 2000
-        assert claude.models.list(after_id="tiny").data == []
-        assert [each.id for each in claude.models.list(limit=1)] == ["tiny"]
-        with pytest.raises(anthropic.NotFoundError):
-            claude.models.retrieve("none")
-        with pytest.raises(anthropic.BadRequestError):
-            claude.models.list(after_id="none")
+def test_anthropics_client_lists_and_reads_models(claude: anthropic.Anthropic) -> None:
+    page = claude.models.list()
+    assert [model.id for model in page] == ["tiny"] and (page.has_more, page.first_id) == (False, "tiny")
+    model = claude.models.retrieve("tiny")
+    assert (model.type, model.display_name, model.max_input_tokens) == ("model", "tiny", 512)
+    assert model.created_at.year > 2000
+    assert claude.models.list(after_id="tiny").data == []
+    assert [each.id for each in claude.models.list(limit=1)] == ["tiny"]
+    with pytest.raises(anthropic.NotFoundError):
+        claude.models.retrieve("none")
+    with pytest.raises(anthropic.BadRequestError):
+        claude.models.list(after_id="none")
 
 
 def test_openais_client_gets_all_models_in_openais_shape(client: httpx.Client) -> None:

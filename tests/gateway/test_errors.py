@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -10,11 +9,10 @@ import httpx
 import openai
 import pytest
 
+from asking import CHAT, HELLO, events_of
 from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
 from kvarn.wire.messages import RefusalReason
 
-CHAT = "/v1/chat/completions"
-HELLO = [{"role": "user", "content": "Hej"}]
 JSON = {"content-type": "application/json"}
 
 
@@ -29,23 +27,25 @@ def check(answer: httpx.Response, status: int, code: str | None, param: str | No
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "param"),
+    "body",
     [
-        (b"", "invalid_json", None),
-        (b"{", "invalid_json", None),
-        (b'{"model": "tiny", "messages": NaN}', "invalid_json", None),
-        (b'{"model": "\xff\xfe"}', "invalid_json", None),
-        (b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800 lone"}]}', "invalid_json", None),
-        (b'{"model": "tiny", "messages": [{"role": "user", "content": "\\udc00"}]}', "invalid_json", None),
-        (b"[1, 2]", "invalid_json", None),
-        (b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}", "invalid_json", None),
-        (b'{"model": "tiny", "metadata": ' + b'{"a":' * 90 + b"1" + b"}" * 90 + b"}", "invalid_json", None),
+        b"",
+        b"{",
+        b'{"model": "tiny", "messages": NaN}',
+        b'{"model": "\xff\xfe"}',
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800 lone"}]}',
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "\\udc00"}]}',
+        b"[1, 2]",
+        b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+        b'{"model": "tiny", "metadata": ' + b'{"a":' * 90 + b"1" + b"}" * 90 + b"}",
+        b'{"a":' * 30_000,
+        b"\x00" * 1000,
+        b'"' * 100_000,
+        b"[" + b"1," * 50_000 + b"1]",
     ],
 )
-def test_a_body_that_is_not_sound_json_is_refused(
-    client: httpx.Client, body: bytes, code: str, param: str | None
-) -> None:
-    check(client.post(CHAT, content=body, headers=JSON), 400, code, param)
+def test_a_body_that_is_not_sound_json_is_refused(client: httpx.Client, body: bytes) -> None:
+    check(client.post(CHAT, content=body, headers=JSON), 400, "invalid_json")
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,8 @@ def test_a_wrong_field_is_named(
     assert server.chat.submitted == []
 
 
-def test_a_hundred_thousand_stop_strings_are_refused(serve: Any, wait_for: Any) -> None:
+def test_a_hundred_thousand_stop_strings_are_refused(serve: Any) -> None:
     with serve() as server, server.client() as client:
-        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         body = {"model": "tiny", "messages": HELLO, "stop": [f"stop {i}" for i in range(100_000)]}
         check(client.post(CHAT, json=body), 400, "invalid_value", "stop")
 
@@ -169,10 +168,7 @@ def test_an_engine_lost_before_the_first_token_is_unavailable(server: Any, clien
 def test_an_engine_lost_in_mid_stream_ends_it_with_an_error_event(server: Any, client: httpx.Client) -> None:
     server.chat.lose_after = 5
     answer = client.post(CHAT, json={"model": "tiny", "messages": HELLO, "stream": True})
-    assert answer.status_code == 200
-    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
-    assert "[DONE]" not in events
-    assert json.loads(events[-1])["error"]["code"] == "replica_lost"
+    assert "[DONE]" not in answer.text and events_of(answer)[-1]["error"]["code"] == "replica_lost"
     check(client.post(CHAT, json={"model": "tiny", "messages": HELLO}), 503, "replica_lost")
 
 

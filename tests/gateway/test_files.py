@@ -7,7 +7,6 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,23 +14,18 @@ import openai
 import pytest
 from sqlalchemy import func, select
 
-from kvarn.config.platform import RetentionConfig, StoreConfig
+from kvarn.config.platform import RetentionConfig
 from kvarn.store.models import File, FileChunk
+from kvarn.store.owner import ANYBODY
+from kvarn.store.repositories.files import FileWriter
 
 MIB = 1024 * 1024
 
 
 @pytest.fixture
-def kept(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
+def kept(serve_stored: Any) -> Iterator[Any]:
     """A gateway of its own on each database; files of 3 MiB at most."""
-
-    def prepare(server: Any) -> None:
-        changes = {"store": StoreConfig(url=database_url), "retention": RetentionConfig(max_file_bytes=3 * MIB)}
-        server.config = server.config.model_copy(update=changes)
-
-    with serve(prepare, body_timeout_s=1) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+    with serve_stored(config={"retention": RetentionConfig(max_file_bytes=3 * MIB)}, body_timeout_s=1) as server:
         yield server
 
 
@@ -52,17 +46,13 @@ def rows(server: Any) -> tuple[int, int]:
     return result
 
 
-def sdk_of(server: Any, token: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=token, max_retries=0, timeout=20)
-
-
 def upload(client: httpx.Client, content: bytes = b"x", **fields: str) -> httpx.Response:
     return client.post("/v1/files", data={"purpose": "user_data", **fields}, files={"file": ("a.bin", content)})
 
 
 def test_the_official_client_keeps_lists_reads_and_deletes_files(kept: Any) -> None:
     content = os.urandom(2 * MIB + 12345)
-    with sdk_of(kept) as sdk:
+    with kept.sdk() as sdk:
         made = sdk.files.create(
             file=("räksmörgås.bin", content),
             purpose="user_data",
@@ -116,7 +106,7 @@ def test_an_upload_cut_short_leaves_nothing(kept: Any, wait_for: Callable[..., N
     assert rows(kept) == (0, 0)
 
 
-def test_an_upload_that_stalls_is_given_up(kept: Any, wait_for: Callable[..., None]) -> None:
+def test_an_upload_that_stalls_is_given_up(kept: Any) -> None:
     raw: socket.socket = kept.connect()
     raw.sendall(form_head(2 * MIB) + b"some")
     assert b" 408 " in raw.recv(64)
@@ -228,10 +218,7 @@ def test_a_list_refuses_what_it_does_not_know(client: httpx.Client, query: str) 
     assert answer.status_code == 400 and answer.json()["error"]["param"] == query.partition("=")[0]
 
 
-def test_a_gateway_killed_in_mid_upload_leaves_a_file_that_the_sweep_takes(kept: Any, tmp_path: Path) -> None:
-    from kvarn.store.owner import ANYBODY
-    from kvarn.store.repositories.files import FileWriter
-
+def test_a_gateway_killed_in_mid_upload_leaves_a_file_that_the_sweep_takes(kept: Any) -> None:
     async def write() -> None:
         writer = FileWriter(kept.gateway.store, ANYBODY.owner)
         await writer.write(os.urandom(MIB + 1))
@@ -240,3 +227,25 @@ def test_a_gateway_killed_in_mid_upload_leaves_a_file_that_the_sweep_takes(kept:
     assert rows(kept) == (1, 1)
     with kept.client() as client:
         assert client.get("/v1/files").json()["data"] == []
+
+
+@pytest.fixture
+def small(serve_stored: Any) -> Iterator[Any]:
+    """A gateway on each database whose organisations may store 3 MiB each."""
+    with serve_stored(config={"retention": RetentionConfig(max_stored_bytes=3 * MIB)}) as server:
+        yield server
+
+
+def test_an_upload_past_what_may_be_stored_is_refused_until_there_is_room(small: Any) -> None:
+    with small.add_tenant("red") as red, small.add_tenant("blue") as blue:
+        first = upload(red, b"x" * 2 * MIB)
+        assert first.status_code == 200
+        for content in (b"x" * MIB, b"x" * 20 * MIB):
+            refused = upload(red, content)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"], error["param"]) == (413, "storage_full", "file")
+            assert "retention.max_stored_bytes" in error["message"]
+        assert len(red.get("/v1/files").json()["data"]) == 1
+        assert upload(blue, b"x" * 2 * MIB).status_code == 200, "another organisation has room of its own"
+        assert red.delete(f"/v1/files/{first.json()['id']}").status_code == 200
+        assert upload(red, b"x" * 2 * MIB).status_code == 200

@@ -5,57 +5,34 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
-from raw_http import error_of, head_of, read_all, read_answer
+from asking import CHAT, chat
+from raw_http import error_of, head_of, post_of, read_all, read_answer
 
-CHAT = "/v1/chat/completions"
-HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
 WaitFor = Callable[..., None]
 
 
-@pytest.fixture
-def strict(serve: Any, wait_for: WaitFor) -> Any:
-    """Serve a server of one's own with short limits."""
-
-    @contextmanager
-    def make(prepare: Callable[[Any], None] = lambda server: None, **gateway: Any) -> Iterator[Any]:
-        with serve(prepare, **{"drain_timeout_s": 1, **gateway}) as server:
-            with server.client() as client:
-                wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-            yield server
-
-    return make
-
-
-def chat_bytes(**fields: Any) -> bytes:
-    body = json.dumps({**HELLO, **fields}).encode()
-    return head_of(CHAT, "content-type: application/json", f"content-length: {len(body)}") + body
-
-
-def test_a_connection_is_closed_some_time_after_its_answer(strict: Any) -> None:
-    with strict(idle_timeout_s=0.4) as server:
+def test_a_connection_is_closed_some_time_after_its_answer(serve: Any) -> None:
+    with serve(idle_timeout_s=0.4) as server:
         raw = server.connect()
-        raw.sendall(chat_bytes())
+        raw.sendall(post_of(CHAT, chat()))
         assert read_all(raw).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_client_that_does_not_read_is_cut_off_and_its_request_aborted(strict: Any, wait_for: WaitFor) -> None:
+def test_a_client_that_does_not_read_is_cut_off_and_its_request_aborted(serve: Any, wait_for: WaitFor) -> None:
     def prepare(server: Any) -> None:
-        import msgspec
-
-        server.chat.card = msgspec.structs.replace(server.chat.card, max_context_length=200_000)
+        server.widen(200_000)
         server.chat.answer = lambda request, index: [120] * 150_000
         server.chat.tokens_per_step = 50
 
-    with strict(prepare, write_timeout_s=0.5) as server:
+    with serve(prepare, write_timeout_s=0.5) as server:
         raw = server.connect(receive_buffer=4096)
-        raw.sendall(chat_bytes(stream=True, logprobs=True, ignore_eos=True))
+        raw.sendall(post_of(CHAT, chat(stream=True, logprobs=True, ignore_eos=True)))
         wait_for(lambda: server.chat.running, "the request to run")
         wait_for(lambda: server.chat.aborted and not server.chat.running, "the request to be aborted")
         raw.close()
@@ -65,7 +42,7 @@ def test_a_half_closed_connection_counts_as_left(server: Any, wait_for: WaitFor)
     server.chat.hold = asyncio.Event()  # never set
     for stream in (False, True):
         raw = server.connect()
-        raw.sendall(chat_bytes(stream=stream))
+        raw.sendall(post_of(CHAT, chat(stream=stream)))
         wait_for(lambda: server.chat.running, "the request to reach the engine")
         raw.shutdown(socket.SHUT_WR)
         wait_for(lambda: not server.chat.running, "the request to be aborted")
@@ -76,14 +53,14 @@ def test_a_half_closed_connection_counts_as_left(server: Any, wait_for: WaitFor)
 def test_a_half_sent_request_that_is_half_closed_is_forgotten(server: Any, client: httpx.Client) -> None:
     for sent in (
         b"POST /v1",
-        chat_bytes()[:-5],
+        post_of(CHAT, chat())[:-5],
         head_of(CHAT, "content-type: application/json", "transfer-encoding: chunked") + b"ff\r\nabc",
     ):
         raw = server.connect()
         raw.sendall(sent)
         raw.shutdown(socket.SHUT_WR)
         assert read_all(raw) == b""
-    assert client.post(CHAT, json=HELLO).status_code == 200
+    assert client.post(CHAT, json=chat()).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -123,7 +100,7 @@ def test_what_is_not_http_gets_400_and_the_connection_is_closed(server: Any, gar
 
 @pytest.mark.parametrize("name", ["authorization", "content-type", "host", "x-api-key"])
 def test_a_header_that_may_stand_once_may_not_stand_twice(server: Any, name: str) -> None:
-    body = json.dumps(HELLO).encode()
+    body = json.dumps(chat()).encode()
     twice = [f"{name}: application/json", f"{name}: application/json"]
     own = [] if name == "content-type" else ["content-type: application/json"]
     raw = server.connect()
@@ -133,7 +110,7 @@ def test_a_header_that_may_stand_once_may_not_stand_twice(server: Any, name: str
 
 @pytest.mark.parametrize("value", [b"Bearer \xff\xfe", b"\xc3\x28", b"Bearer \xf0\x9f\x98\x80"])
 def test_headers_that_are_not_text_are_no_server_error(server: Any, value: bytes) -> None:
-    body = json.dumps(HELLO).encode()
+    body = json.dumps(chat()).encode()
     raw = server.connect()
     lines = [b"POST /v1/chat/completions HTTP/1.1", b"host: x", b"content-type: application/json"]
     lines += [b"authorization: " + value, b"x-request-id: " + value, b"connection: close"]
@@ -141,16 +118,44 @@ def test_headers_that_are_not_text_are_no_server_error(server: Any, value: bytes
     assert int(read_all(raw).split()[1]) in (200, 400, 401)
 
 
-def test_requests_sent_at_once_are_answered_in_order(server: Any) -> None:
+BODY = json.dumps(chat()).encode()
+CHUNKED = head_of(CHAT, "content-type: application/json", "transfer-encoding: chunked")
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def test_a_body_in_chunks_of_a_byte_is_taken(server: Any) -> None:
+    body = BODY.replace(b'"x"', b'"' + b"x" * 30_000 + b'"')
     raw = server.connect()
-    many = b"".join(head_of(path, method="GET") for path in ["/health", "/nowhere", "/v1/models"] * 20)
-    raw.sendall(many + head_of("/health", "connection: close", method="GET"))
+    head = head_of(CHAT, "content-type: application/json", "transfer-encoding: chunked", "connection: close")
+    raw.sendall(head + b"".join(chunk(bytes([byte])) for byte in body) + b"0\r\n\r\n")
+    # Larger than the model's context, as is only known to whoever has read it whole.
+    assert error_of(read_all(raw)) == (400, "context_length_exceeded")
+
+
+def test_a_body_after_a_request_for_an_upgrade_is_not_run_as_a_request(server: Any) -> None:
+    smuggled = head_of("/health", "x-request-id: smuggled", method="GET")
+    asked = ["connection: upgrade", "upgrade: h2c", "content-type: application/json"]
+    for announced in (f"content-length: {len(smuggled)}", "transfer-encoding: chunked"):
+        raw = server.connect()
+        raw.sendall(head_of(CHAT, *asked, announced))
+        answer = read_all(raw)
+        assert error_of(answer) == (400, "upgrade_not_supported")
+
+
+def test_an_upgrade_that_is_not_served_is_answered_as_if_not_asked_for(server: Any) -> None:
+    raw = server.connect()
+    raw.sendall(head_of("/health", "connection: upgrade, close", "upgrade: h2c", method="GET"))
     answer = read_all(raw)
-    statuses = [part.split()[0] for part in answer.split(b"HTTP/1.1 ")[1:]]
-    assert statuses == [b"200", b"404", b"200"] * 20 + [b"200"]
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.count(b"HTTP/1.1 ") == 1
 
 
-def test_head_is_answered_where_probes_use_it(client: httpx.Client) -> None:
-    for path in ("/health", "/ready", "/"):
-        answer = client.head(path)
-        assert (answer.status_code, answer.content) == (200, b"")
+def test_a_thousand_requests_sent_at_once_are_answered_in_order(server: Any) -> None:
+    raw = server.connect()
+    paths = ["/health", "/nowhere"] * 500
+    sent = b"".join(head_of(path, method="GET") for path in paths)
+    raw.sendall(sent + CHUNKED + chunk(BODY) + b"0\r\n\r\n" + head_of("/health", "connection: close", method="GET"))
+    statuses = [part.split()[0] for part in read_all(raw).split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [b"200", b"404"] * 500 + [b"200", b"200"]

@@ -11,12 +11,12 @@ import httpx
 import pytest
 from sqlalchemy import select
 
+from asking import CHAT, chat
 from fake_replica import answer_text
 from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.store.models import UsageEvent
 from kvarn.wire.messages import AdapterInfo, RefusalReason
-
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+from raw_http import post_of
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_an_answer_with_an_adapter_is_entered_under_its_model_with_the_adapters_
     server: Any, tenant: httpx.Client, ledger: Any
 ) -> None:
     server.chat.adapters = {"law": AdapterInfo(name="law", path="/law")}
-    assert tenant.post("/v1/chat/completions", json={**CHAT, "model": "law"}).status_code == 200
+    assert tenant.post(CHAT, json=chat(model="law")).status_code == 200
     (event,) = ledger(1)
     assert (event.model, event.adapter) == ("tiny", "law")
 
@@ -58,7 +58,7 @@ def test_a_finished_chat_is_entered_with_the_counts_its_client_was_told(
     server: Any, tenant: httpx.Client, ledger: Any
 ) -> None:
     server.chat.cached_tokens = 3
-    answer = tenant.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "my-request"})
+    answer = tenant.post(CHAT, json=chat(), headers={"x-request-id": "my-request"})
     told = answer.json()["usage"]
     (event,) = ledger(1)
     assert (event.input_tokens, event.output_tokens) == (told["prompt_tokens"], told["completion_tokens"])
@@ -70,7 +70,7 @@ def test_a_finished_chat_is_entered_with_the_counts_its_client_was_told(
 
 
 def test_streams_completions_and_embeddings_are_entered_too(server: Any, tenant: httpx.Client, ledger: Any) -> None:
-    with tenant.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as stream:
+    with tenant.stream("POST", CHAT, json=chat(stream=True)) as stream:
         stream.read()
     tenant.post("/v1/completions", json={"model": "tiny", "prompt": ["a", "bc"], "n": 2, "max_tokens": 5})
     tenant.post("/v1/embeddings", json={"model": "vec", "input": ["abc", "de"]})
@@ -85,7 +85,7 @@ def test_an_aborted_stream_is_entered_with_what_it_had(server: Any, tenant: http
     server.chat.answer = lambda request, index: answer_text("x" * 400)
     server.chat.step_s = 0.002
     seen = 0
-    with tenant.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as stream:
+    with tenant.stream("POST", CHAT, json=chat(stream=True)) as stream:
         for line in stream.iter_lines():
             seen += line.count('"content":"x')
             if seen >= 10:
@@ -97,8 +97,8 @@ def test_an_aborted_stream_is_entered_with_what_it_had(server: Any, tenant: http
 def test_a_request_whose_replica_died_is_entered_as_failed(server: Any, tenant: httpx.Client, ledger: Any) -> None:
     server.chat.lose_after = 5
     server.chat.step_s = 0.001
-    body = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
-    with tenant.stream("POST", "/v1/chat/completions", json=body) as stream:
+    body = chat(stream=True, stream_options={"include_usage": True})
+    with tenant.stream("POST", CHAT, json=body) as stream:
         assert "replica_lost" in json.dumps(list(stream.iter_lines()))
     (event,) = ledger(1)
     assert (event.outcome, event.output_tokens) == ("failed", 5)
@@ -106,32 +106,38 @@ def test_a_request_whose_replica_died_is_entered_as_failed(server: Any, tenant: 
 
 def test_what_was_refused_is_not_entered(server: Any, tenant: httpx.Client, ledger: Any) -> None:
     server.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full")
-    assert tenant.post("/v1/chat/completions", json=CHAT).status_code == 429
-    assert tenant.post("/v1/chat/completions", json={**CHAT, "model": "none"}).status_code == 404
-    assert tenant.post("/v1/chat/completions", json={**CHAT, "n": 0}).status_code == 400
+    assert tenant.post(CHAT, json=chat()).status_code == 429
+    assert tenant.post(CHAT, json=chat(model="none")).status_code == 404
+    assert tenant.post(CHAT, json=chat(n=0)).status_code == 400
     server.embed.refusal = server.chat.refusal
     assert tenant.post("/v1/embeddings", json={"model": "vec", "input": "a"}).status_code == 429
     server.chat.refusal = None
-    assert tenant.post("/v1/chat/completions", json=CHAT).status_code == 200
+    assert tenant.post(CHAT, json=chat()).status_code == 200
     (event,) = ledger(1)
     assert event.outcome == "finished"
 
 
-def test_a_gateway_that_stops_leaves_no_journal(serve: Any, wait_for: Any) -> None:
+def test_a_gateway_that_stops_leaves_no_journal(serve: Any) -> None:
     with serve() as server, server.client() as client:
-        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         root = Path(server.config.data_dir) / "usage"
         while_it_serves = set(root.iterdir())
-        assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+        assert client.post(CHAT, json=chat()).status_code == 200
     # Its journal (a database and its log) is gone; those of other gateways of this machine are not.
     assert len(while_it_serves - set(root.iterdir())) == 2 and set(root.iterdir()) <= while_it_serves
 
 
+@pytest.mark.usefixtures("tenant")
 def test_an_embedding_whose_client_left_is_entered_with_its_prompt(
-    server: Any, tenant: httpx.Client, ledger: Any
+    server: Any, ledger: Any, wait_for: Any, request: Any
 ) -> None:
     server.embed.step_s = 60.0
-    with pytest.raises(httpx.ReadTimeout):
-        tenant.post("/v1/embeddings", json={"model": "vec", "input": ["abc", "de"]}, timeout=1.5)
+    raw = server.connect()
+    raw.sendall(
+        post_of(
+            "/v1/embeddings", {"model": "vec", "input": ["abc", "de"]}, f"authorization: Bearer {request.node.name}"
+        )
+    )
+    wait_for(lambda: server.embed.embedded, "the engine to be asked")
+    raw.close()
     (event,) = ledger(1)
     assert (event.outcome, event.input_tokens) == ("aborted", 5), "the engine has been at it"

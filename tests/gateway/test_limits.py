@@ -13,20 +13,16 @@ import httpx
 import openai
 import pytest
 
+from asking import CHAT, chat, metric
 from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.store.ids import new_id
 from kvarn.store.owner import LimitRule
 from kvarn.wire.messages import RefusalReason
+from raw_http import post_of
 
-CHAT = "/v1/chat/completions"
 PROMPT = 4
 """Tokens of the prompt below: begin, user, x, assistant."""
 HEADERS = {f"x-ratelimit-{part}-{kind}" for part in ("limit", "remaining", "reset") for kind in ("requests", "tokens")}
-
-
-def body(max_tokens: int | None = 6, **fields: Any) -> dict[str, Any]:
-    bounded = {} if max_tokens is None else {"max_tokens": max_tokens}
-    return {"model": "tiny", "messages": [{"role": "user", "content": "x"}], **bounded, **fields}
 
 
 @pytest.fixture
@@ -52,13 +48,13 @@ def remaining(answer: httpx.Response, kind: str = "tokens") -> int:
 
 
 def test_without_limits_no_headers_are_sent(server: Any, client: httpx.Client) -> None:
-    assert not HEADERS & set(client.post(CHAT, json=body()).headers)
+    assert not HEADERS & set(client.post(CHAT, json=chat(max_tokens=6)).headers)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_every_answer_says_what_is_left(tenant: Any, stream: bool) -> None:
     client = tenant(requests_per_minute=5, tokens_per_minute=1000)
-    answer = client.post(CHAT, json=body(6, stream=stream))
+    answer = client.post(CHAT, json=chat(max_tokens=6, stream=stream))
     assert answer.status_code == 200 and set(answer.headers) >= HEADERS
     assert answer.headers["x-ratelimit-limit-requests"] == "5" and remaining(answer, "requests") == 4
     assert answer.headers["x-ratelimit-limit-tokens"] == "1000" and remaining(answer) == 1000 - PROMPT - 6
@@ -70,8 +66,8 @@ def test_every_answer_says_what_is_left(tenant: Any, stream: bool) -> None:
 )
 def test_who_is_over_a_limit_is_told_which_and_when_to_come_back(tenant: Any, kind: str, limits: Any) -> None:
     client = tenant(**limits)
-    assert client.post(CHAT, json=body()).status_code == 200
-    answer = client.post(CHAT, json=body())
+    assert client.post(CHAT, json=chat(max_tokens=6)).status_code == 200
+    answer = client.post(CHAT, json=chat(max_tokens=6))
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["type"]) == (429, "rate_limit_exceeded", kind)
     assert 59 <= int(answer.headers["retry-after"]) <= 61
@@ -83,14 +79,14 @@ def test_who_is_over_a_limit_is_told_which_and_when_to_come_back(tenant: Any, ki
 def test_the_official_client_reads_the_refusal(server: Any, tenant: Any) -> None:
     raw = tenant(requests_per_minute=1)
     key = raw.headers["authorization"].removeprefix("Bearer ")
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as sdk:
-        sdk.chat.completions.create(**body())
+    with server.sdk(key) as sdk:
+        sdk.chat.completions.create(**chat(max_tokens=6))
         with pytest.raises(openai.RateLimitError, match="requests per minute"):
-            sdk.chat.completions.create(**body())
+            sdk.chat.completions.create(**chat(max_tokens=6))
 
 
 def test_a_request_larger_than_the_limit_is_told_that_waiting_does_not_help(tenant: Any) -> None:
-    answer = tenant(tokens_per_minute=10).post(CHAT, json=body(7))
+    answer = tenant(tokens_per_minute=10).post(CHAT, json=chat(max_tokens=7))
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "request_exceeds_limit", "max_tokens")
     assert "retry-after" not in answer.headers and "limit 10, requested 11" in error["message"]
@@ -99,9 +95,9 @@ def test_a_request_larger_than_the_limit_is_told_that_waiting_does_not_help(tena
 def test_what_was_reserved_and_not_written_is_given_back(server: Any, tenant: Any, answering: Any) -> None:
     client = tenant(tokens_per_minute=1000)
     answering("abc")  # three tokens and the end
-    first = client.post(CHAT, json=body(500)).json()["usage"]["total_tokens"]
+    first = client.post(CHAT, json=chat(max_tokens=500)).json()["usage"]["total_tokens"]
     assert first == PROMPT + 4
-    assert remaining(client.post(CHAT, json=body(500))) == 1000 - first - PROMPT - 500
+    assert remaining(client.post(CHAT, json=chat(max_tokens=500))) == 1000 - first - PROMPT - 500
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -109,9 +105,9 @@ def test_what_the_engine_refused_costs_nothing(server: Any, tenant: Any, stream:
     client = tenant(requests_per_minute=2, tokens_per_minute=100, concurrency=1)
     server.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full", retry_after_s=1)
     for _ in range(5):
-        assert client.post(CHAT, json=body(stream=stream)).json()["error"]["code"] == "queue_full"
+        assert client.post(CHAT, json=chat(max_tokens=6, stream=stream)).json()["error"]["code"] == "queue_full"
     server.chat.refusal = None
-    answer = client.post(CHAT, json=body())
+    answer = client.post(CHAT, json=chat(max_tokens=6))
     assert answer.status_code == 200
     assert remaining(answer, "requests") == 1 and remaining(answer) == 100 - PROMPT - 6
 
@@ -119,30 +115,34 @@ def test_what_the_engine_refused_costs_nothing(server: Any, tenant: Any, stream:
 def test_what_was_lost_in_mid_answer_costs_what_was_written(server: Any, tenant: Any) -> None:
     client = tenant(tokens_per_minute=1000)
     server.chat.lose_after = 5
-    client.post(CHAT, json=body(100, stream=True))
+    client.post(CHAT, json=chat(max_tokens=100, stream=True))
     server.chat.lose_after = None
-    assert remaining(client.post(CHAT, json=body(6))) == 1000 - (PROMPT + 5) - (PROMPT + 6)
+    assert remaining(client.post(CHAT, json=chat(max_tokens=6))) == 1000 - (PROMPT + 5) - (PROMPT + 6)
 
 
 def test_who_leaves_pays_for_the_prompt(server: Any, tenant: Any, wait_for: Any) -> None:
     client = tenant(tokens_per_minute=1000, concurrency=1)
     server.chat.hold = asyncio.Event()
-    with pytest.raises(httpx.ReadTimeout):
-        client.post(CHAT, json=body(500), timeout=1.5)
+    raw = server.connect()
+    raw.sendall(post_of(CHAT, chat(max_tokens=500), f"authorization: {client.headers['authorization']}"))
+    wait_for(lambda: server.chat.running, "the request to run")
+    raw.close()
     wait_for(lambda: not server.chat.running, "the abort")
     server.chat.hold = None
-    wait_for(lambda: client.post(CHAT, json=body(900)).status_code != 429, "the place and the tokens to be free")
-    assert remaining(client.post(CHAT, json=body(6))) <= 1000 - PROMPT
+    wait_for(
+        lambda: client.post(CHAT, json=chat(max_tokens=900)).status_code != 429, "the place and the tokens to be free"
+    )
+    assert remaining(client.post(CHAT, json=chat(max_tokens=6))) <= 1000 - PROMPT
 
 
 def test_a_place_is_free_again_when_the_answer_is_over(server: Any, tenant: Any, wait_for: Any) -> None:
     client = tenant(concurrency=1)
-    assert [client.post(CHAT, json=body()).status_code for _ in range(30)] == [200] * 30
+    assert [client.post(CHAT, json=chat(max_tokens=6)).status_code for _ in range(30)] == [200] * 30
     server.chat.hold = asyncio.Event()
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(client.post, CHAT, json=body())
+        running = pool.submit(client.post, CHAT, json=chat(max_tokens=6))
         wait_for(lambda: server.chat.running, "the first to run")
-        refused = client.post(CHAT, json=body())
+        refused = client.post(CHAT, json=chat(max_tokens=6))
         error = refused.json()["error"]
         assert (refused.status_code, error["code"], error["type"]) == (429, "rate_limit_exceeded", "requests")
         assert refused.headers["retry-after"] == "1" and "running at once" in error["message"]
@@ -153,17 +153,17 @@ def test_a_place_is_free_again_when_the_answer_is_over(server: Any, tenant: Any,
 def test_without_max_tokens_the_length_of_earlier_answers_is_reserved(tenant: Any, answering: Any) -> None:
     client = tenant(tokens_per_minute=2000)
     answering("abcdefghi")  # ten tokens with the end
-    first = client.post(CHAT, json=body(None))
+    first = client.post(CHAT, json=chat())
     assert remaining(first) == 2000 - PROMPT - 256
-    second = client.post(CHAT, json=body(None, n=3))
+    second = client.post(CHAT, json=chat(n=3))
     assert remaining(second) == 2000 - (PROMPT + 10) - (PROMPT + 3 * 10)
 
 
 def test_what_is_only_expected_never_makes_a_request_too_large(tenant: Any, answering: Any) -> None:
     client = tenant(tokens_per_minute=50)
     answering("abc")
-    assert client.post(CHAT, json=body(None)).status_code == 200
-    assert client.post(CHAT, json=body(47)).status_code == 400
+    assert client.post(CHAT, json=chat()).status_code == 200
+    assert client.post(CHAT, json=chat(max_tokens=47)).status_code == 400
 
 
 def test_embeddings_and_completions_are_limited_too(tenant: Any) -> None:
@@ -179,14 +179,12 @@ def test_embeddings_and_completions_are_limited_too(tenant: Any) -> None:
 
 def test_refusals_and_reservations_are_metrics(server: Any, tenant: Any, client: httpx.Client) -> None:
     limited = tenant(requests_per_minute=1)
-    before = _metric(client, 'kvarn_limited_requests_total{kind="requests",model="tiny"}')
-    used = _metric(client, 'kvarn_limit_used_tokens_total{model="tiny"}')
-    limited.post(CHAT, json=body(6, ignore_eos=True))
-    limited.post(CHAT, json=body())
-    assert _metric(client, 'kvarn_limited_requests_total{kind="requests",model="tiny"}') == before + 1
-    assert _metric(client, 'kvarn_limit_used_tokens_total{model="tiny"}') == used + PROMPT + 6
 
+    def metrics() -> tuple[float, float]:
+        refused = metric(client, "kvarn_limited_requests_total", kind="requests", model="tiny")
+        return refused, metric(client, "kvarn_limit_used_tokens_total", model="tiny")
 
-def _metric(client: httpx.Client, name: str) -> float:
-    lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith(name)]
-    return float(lines[0].split()[-1]) if lines else 0.0
+    refused, used = metrics()
+    limited.post(CHAT, json=chat(max_tokens=6, ignore_eos=True))
+    limited.post(CHAT, json=chat(max_tokens=6))
+    assert metrics() == (refused + 1, used + PROMPT + 6)

@@ -14,12 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
+from asking import CHAT, chat
 from fake_replica import EOS
 from kvarn.config.platform import LimitsConfig
 from kvarn.store.owner import LimitRule
 from profiles import thorough
 
-CHAT = "/v1/chat/completions"
 CLIENTS = 200
 PROMPT = 4
 LIMIT = 1500
@@ -28,23 +28,17 @@ LENGTHS = (1, 6, 11, 16)
 
 
 @pytest.fixture
-def gateways(serve: Any, tmp_path: Path, wait_for: Any) -> Iterator[Callable[..., list[Any]]]:
+def gateways(serve: Any, tmp_path: Path) -> Iterator[Callable[..., list[Any]]]:
     """Gateways with these limits, one tenant known to all by the token `shared`."""
     with ExitStack() as opened:
 
         def make(number: int, rule: dict[str, int], **limits: Any) -> list[Any]:
             def prepare(server: Any) -> None:
-                changes = {
-                    "limits": LimitsConfig.model_validate(limits),
-                    "data_dir": str(tmp_path / f"data-{id(server)}"),
-                }
-                server.config = server.config.model_copy(update=changes)
+                data = str(tmp_path / f"data-{id(server)}")
+                server.configure(limits=LimitsConfig.model_validate(limits), data_dir=data)
                 server.chat.answer = _answer
 
             servers = [opened.enter_context(serve(prepare)) for _ in range(number)]
-            for server in servers:
-                with server.client() as client:
-                    wait_for(lambda client=client: client.get("/ready").status_code == 200, "the gateway to be ready")
             servers[0].add_tenant("shared").close()
             principal = servers[0].authenticator.principals["shared"]
             rules = (LimitRule(principal.organization_id, **rule),)
@@ -61,9 +55,7 @@ def _answer(request: Any, index: int) -> list[int]:
 
 
 async def _ask(client: httpx.AsyncClient, url: str, max_tokens: int) -> httpx.Response:
-    message = {"role": "user", "content": "x"}
-    body = {"model": "tiny", "messages": [message], "max_tokens": max_tokens}
-    return await client.post(url + CHAT, json=body)
+    return await client.post(url + CHAT, json=chat(max_tokens=max_tokens))
 
 
 def _client() -> httpx.AsyncClient:

@@ -92,14 +92,8 @@ def test_prompts_reach_neither_disk_nor_log(
     assert MARK not in debug_log.getvalue() + "".join(capfd.readouterr())
 
 
-def test_a_project_that_opted_in_is_kept_sealed_and_shown_to_operators(
-    serve: Any, wait_for: Any, tmp_path: Path
-) -> None:
-    def prepare(server: Any) -> None:
-        server.config = server.config.model_copy(update={"data_dir": str(tmp_path / "own")})
-
-    with serve(prepare) as server, server.client() as client:
-        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+def test_a_project_that_opted_in_is_kept_sealed_and_shown_to_operators(serve: Any, tmp_path: Path) -> None:
+    with serve(config={"data_dir": str(tmp_path / "own")}) as server:
         open_tenant = server.add_tenant("open", log_prompts=True)
         closed_tenant = server.add_tenant("closed")
         content = {"model": "tiny", "messages": [{"role": "user", "content": f"open {MARK}"}]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
+from asking import metric
 from kvarn.config.platform import AuthConfig, StoreConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.services import Services
@@ -22,7 +22,6 @@ from kvarn.store.models import UsageEvent
 from read_only import SqliteSwitch, set_postgres_read_only
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
-STORES = os.environ.get("TEST_STORES", "sqlite,postgresql").split(",")
 
 
 class Setup:
@@ -44,8 +43,7 @@ class Setup:
         return str(answer.headers["x-request-id"])
 
     def metric(self, name: str) -> float:
-        lines = self.admin.get("/metrics").text.splitlines()
-        return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
+        return metric(self.admin, name)
 
     def written(self) -> list[str]:
         async def read() -> list[str]:
@@ -56,25 +54,20 @@ class Setup:
         return found
 
 
-@pytest.fixture(params=STORES)
-def setup(
-    request: Any, tmp_path: Path, serve: Any, make_database: Callable[[int], str], wait_for: Any
-) -> Iterator[Setup]:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def setup(request: Any, tmp_path: Path, serve: Any, make_database: Callable[[int], str]) -> Iterator[Setup]:
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path}/kvarn.db"
     else:
         url = make_database(request.getfixturevalue("own_postgres").port)
 
     def prepare(server: Any) -> None:
-        changes = {"auth": AuthConfig(mode="keys"), "store": StoreConfig(url=url), "data_dir": str(tmp_path / "data")}
-        server.config = server.config.model_copy(update=changes)
         server.authenticator = None
 
-    with serve(prepare) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+    config = {"auth": AuthConfig(mode="keys"), "store": StoreConfig(url=url), "data_dir": str(tmp_path / "data")}
+    with serve(prepare, config=config) as server:
         key = (tmp_path / "data" / FILE).read_text().strip()
-        with httpx.Client(base_url=server.url, timeout=20, headers={"authorization": f"Bearer {key}"}) as admin:
+        with server.client(key) as admin:
             yield Setup(server, admin, url)
 
 

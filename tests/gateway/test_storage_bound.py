@@ -12,7 +12,8 @@ import openai
 import pytest
 
 from batch_jobs import CHAT, WaitFor, await_end, chat_line, outputs, read_file, send
-from kvarn.config.platform import BatchesConfig, RetentionConfig, StoreConfig
+from kvarn.batches.worker import BatchWorker
+from kvarn.config.platform import BatchesConfig, RetentionConfig
 from profiles import thorough
 from stored_account import account
 
@@ -23,21 +24,11 @@ CHAT_HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hej"}]}
 
 
 @pytest.fixture
-def small(serve: Any, database_url: str, wait_for: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def small(serve_stored: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A gateway on each database whose organisations may store 2 MiB each, summed when a test says so."""
     monkeypatch.setattr("kvarn.jobs.database_jobs.SUM_EVERY_S", 3600.0)
-
-    def prepare(server: Any) -> None:
-        changes = {
-            "store": StoreConfig(url=database_url),
-            "retention": RetentionConfig(max_stored_bytes=MOST),
-            "batches": BatchesConfig(poll_s=0.05),
-        }
-        server.config = server.config.model_copy(update=changes)
-
-    with serve(prepare) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+    config = {"retention": RetentionConfig(max_stored_bytes=MOST), "batches": BatchesConfig(poll_s=0.05)}
+    with serve_stored(config=config) as server:
         yield server
 
 
@@ -87,7 +78,7 @@ def test_what_would_be_kept_is_refused_before_any_work_until_there_is_room(small
 def test_the_official_client_hears_a_refusal_once(small: Any) -> None:
     with small.add_tenant("red") as red:
         fill(small, red)
-    with openai.OpenAI(base_url=f"{small.url}/v1", api_key="red", timeout=20) as sdk:
+    with openai.OpenAI(base_url=f"{small.url}/v1", api_key="red", timeout=20) as sdk:  # told not to try again
         with pytest.raises(openai.APIStatusError, match="'store': false") as caught:
             sdk.responses.create(model="tiny", input="Hej")
         assert (caught.value.status_code, caught.value.code) == (413, "storage_full")
@@ -131,13 +122,29 @@ def test_a_batch_whose_lines_have_no_room_is_refused(small: Any) -> None:
         refused(red.post("/v1/batches", json=asked), None)
 
 
-def meet_the_bound(small: Any, client: httpx.Client, wait_for: WaitFor) -> tuple[dict[str, Any], str]:
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each look at a batch found its organisation full. What waits is looked at again after half a second."""
+    monkeypatch.setattr("kvarn.batches.worker.REST_S", 0.5)
+    found, refresh = list[bool](), BatchWorker.refresh
+
+    async def noted(worker: BatchWorker, job: Any) -> None:
+        await refresh(worker, job)
+        found.append(job.full)
+
+    monkeypatch.setattr(BatchWorker, "refresh", noted)
+    return found
+
+
+def meet_the_bound(
+    small: Any, client: httpx.Client, wait_for: WaitFor, looks: list[bool]
+) -> tuple[dict[str, Any], str]:
     """A batch of 40 lines whose first were answered when there was no room any more, and what fills it."""
     held = small.chat.hold = asyncio.Event()
     batch = send(client, [chat_line(number) for number in range(40)])
     wait_for(lambda: bool(small.chat.submitted), "lines to begin")
     file_id = fill(small, client)
-    small.do(asyncio.sleep(1.5))  # many looks, and the account is asked once a second
+    wait_for(lambda: looks[-1], "the batch's worker to know")
     small.loop.call_soon_threadsafe(held.set)
 
     def waits() -> bool:
@@ -145,23 +152,19 @@ def meet_the_bound(small: Any, client: httpx.Client, wait_for: WaitFor) -> tuple
         return batch["request_counts"]["completed"] == len(small.chat.submitted)
 
     wait_for(waits, "the lines under way to be answered")
-    small.do(asyncio.sleep(1.5))
+    before = len(looks)
+    wait_for(lambda: len(looks) > before + 2, "more looks at the batch")
     waits()
     assert batch["status"] == "in_progress" and 0 < batch["request_counts"]["completed"] < 40
     return batch, file_id
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches that wait are looked at again after a second."""
-    monkeypatch.setattr("kvarn.batches.worker.REST_S", 0.5)
-
-
 @pytest.mark.thorough
-@pytest.mark.usefixtures("impatient")
-def test_a_batch_that_meets_the_bound_pauses_and_goes_on_when_there_is_room(small: Any, wait_for: WaitFor) -> None:
+def test_a_batch_that_meets_the_bound_pauses_and_goes_on_when_there_is_room(
+    small: Any, wait_for: WaitFor, looks: list[bool]
+) -> None:
     with small.add_tenant("red") as red:
-        batch, file_id = meet_the_bound(small, red, wait_for)
+        batch, file_id = meet_the_bound(small, red, wait_for, looks)
         assert red.delete(f"/v1/files/{file_id}").status_code == 200
         await_end(red, batch, wait_for)
         assert batch["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
@@ -169,12 +172,11 @@ def test_a_batch_that_meets_the_bound_pauses_and_goes_on_when_there_is_room(smal
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("impatient")
 def test_a_batch_at_the_bound_ends_with_its_window_keeps_its_answers_and_tells_the_rest(
-    small: Any, wait_for: WaitFor
+    small: Any, wait_for: WaitFor, looks: list[bool]
 ) -> None:
     with small.add_tenant("red") as red:
-        batch, _ = meet_the_bound(small, red, wait_for)
+        batch, _ = meet_the_bound(small, red, wait_for, looks)
         store = small.gateway.store
         before = store.now
         store.now = lambda: before() + 24 * 3600
@@ -188,13 +190,15 @@ def test_a_batch_at_the_bound_ends_with_its_window_keeps_its_answers_and_tells_t
 
 
 @pytest.mark.thorough
-def test_a_batch_whose_last_answers_meet_the_bound_is_completed(small: Any, wait_for: WaitFor) -> None:
+def test_a_batch_whose_last_answers_meet_the_bound_is_completed(
+    small: Any, wait_for: WaitFor, looks: list[bool]
+) -> None:
     held = small.chat.hold = asyncio.Event()
     with small.add_tenant("red") as red:
         batch = send(red, [chat_line(0)])
         wait_for(lambda: bool(small.chat.submitted), "the line to begin")
         fill(small, red)
-        small.do(asyncio.sleep(1.5))
+        wait_for(lambda: looks[-1], "the batch's worker to know")
         small.loop.call_soon_threadsafe(held.set)
         await_end(red, batch, wait_for)
         assert len(read_file(red, batch, "output_file_id")) == 1

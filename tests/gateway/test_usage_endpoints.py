@@ -10,7 +10,6 @@ import httpx
 import openai
 import pytest
 
-from kvarn.config.platform import StoreConfig
 from kvarn.store.owner import Role
 from kvarn.store.repositories.usage import events as usage_events
 from sample_usage import make_event
@@ -21,16 +20,8 @@ COMPLETIONS = "/v1/organization/usage/completions"
 
 
 @pytest.fixture
-def server(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
-    """A gateway of its own on each database."""
-
-    def prepare(made: Any) -> None:
-        made.config = made.config.model_copy(update={"store": StoreConfig(url=database_url)})
-
-    with serve(prepare) as made:
-        with made.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield made
+def server(kept: Any) -> Any:
+    return kept
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_an_empty_prompt_has_tokens_as_any_other(client: httpx.Client) -> None:
 
 
 def test_a_server_without_models_says_so(serve: Callable[..., AbstractContextManager[Any]]) -> None:
-    with serve(lambda server: server.served.clear()) as server, server.client() as client:
+    with serve(lambda server: server.served.clear(), wait_ready=False) as server, server.client() as client:
         for answer in (client.get("/tokenizer_info"), client.post("/tokenize", json={"prompt": "a"})):
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (404, "model_not_found") and "'models'" in error["message"]

@@ -10,13 +10,6 @@ import pytest
 ASK: dict[str, Any] = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "Hej"}]}
 
 
-def test_anthropics_client_brings_its_key_in_its_own_header(api: Any) -> None:
-    with anthropic.Anthropic(base_url=api.server.url, api_key=api.admin_key, max_retries=0) as claude:
-        assert claude.messages.create(**ASK).content
-    with anthropic.Anthropic(base_url=api.server.url, auth_token=api.admin_key, max_retries=0) as claude:
-        assert claude.messages.create(**ASK).content
-
-
 def test_a_wrong_key_is_told_in_its_words(api: Any) -> None:
     with (
         anthropic.Anthropic(base_url=api.server.url, api_key="kv-wrong", max_retries=0) as claude,

@@ -10,7 +10,7 @@ import pytest
 
 from gateway_fixtures import wait_for
 from kvarn.store.keys import new_key
-from kvarn.store.owner import Role, Scopes
+from kvarn.store.owner import Scopes
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, get_key, revoke_key
 from new_tenants import create_organization
@@ -146,18 +146,6 @@ def test_when_a_key_was_last_used_is_written_at_the_end(open_api, database_url) 
                 return await get_key(session, tenant.organization_id, key_id)
 
         assert abs(api.server.do(read()).last_used_at - time.time()) < 60
-
-
-def test_the_first_key_is_an_administrators(api) -> None:
-    from kvarn.store.keys import lookup_of
-    from kvarn.store.repositories.tenants.principals import find_grant
-
-    async def read():
-        async with api.server.gateway.store.reading() as session:
-            return await find_grant(session, lookup_of(api.admin_key), time.time())
-
-    assert api.server.do(read()).principal.role is Role.ADMIN
-    assert api.client(api.admin_key).get("/v1/models").status_code == 200
 
 
 def test_a_path_with_a_nul_byte_is_a_bad_request(api) -> None:

@@ -20,7 +20,6 @@ from kvarn.store.repositories.tenants.audited_changes import Actor, audited_chan
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
 from kvarn.store.repositories.tenants.organizations import ensure_default_organization
 from kvarn.store.repositories.tenants.rate_limits import set_limit
-from kvarn.wire.openai.errors import ApiError
 from new_tenants import create_organization
 from watched_store import WatchedStore
 
@@ -109,20 +108,6 @@ async def test_what_is_revoked_ends_at_every_gateway_whoever_else_acts(store: St
     assert (await here.holding(b))[0] == 4, "at once, the clock having stood still"
     assert (await there.holding(b))[0] == 4
     assert (await here.holding(a))[0] == (await there.holding(a))[0] == 3
-
-
-async def test_after_an_act_of_which_nobody_knows_whether_it_holds_no_key_is_believed(store: Store, tenants) -> None:
-    a, _ = tenants
-    gate = Gate(store)
-    await gate.holding(a)
-    gate.watched.away = True
-    gate.key_cache.renew()
-    with pytest.raises(ApiError) as refusal:
-        await gate.holding(a)
-    assert refusal.value.status == 503
-    gate.watched.away = False
-    gate.now += 2
-    assert (await gate.holding(a))[0] == 3, "it did not hold"
 
 
 async def test_the_keys_of_an_organisation_that_was_erased_end_however_late_a_gateway_looks(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from kvarn.kernels.adapters import AdapterMemory
+from kvarn.kernels.adapters import AdapterMemory, PackedAdapter
 from kvarn.kernels.batch import KVCache, PagedBatch, StateBatch
 from kvarn.models import Decoder
 from tiny_checkpoints import DECODERS, make_decoder
@@ -52,6 +53,14 @@ class PagedRunner:
         if self.cache.recurrent_states is not None:
             self.cache.recurrent_states.copy(self.states[f"{source} {num_blocks * BLOCK}"], self._place(name))
 
+    def add_adapters(self, *adapters: PackedAdapter) -> None:
+        """Spread them over the cache, from its last blocks on."""
+        self.adapters = self.model.new_adapter_memory(self.cache)
+        for index, adapter in enumerate(adapters):
+            blocks = [self._free.pop(0) for _ in range(self.adapters.num_blocks(adapter))]
+            self.adapters.write(adapter, blocks)
+            self.adapters.place(index, adapter, blocks)
+
     def _place(self, name: str) -> int:
         return self.states.setdefault(name, len(self.states))
 
@@ -72,36 +81,23 @@ class PagedRunner:
 
     def step(self, rows: dict[str, list[int]], adapters: dict[str, int] | None = None) -> dict[str, torch.Tensor]:
         """Append tokens to sequences (of these adapters) in one batch; the logits [tokens, vocab] of each."""
-        positions: list[int] = []
-        slots: list[int] = []
-        starts = [0]
+        counts, positions = [len(tokens) for tokens in rows.values()], []
         for name, tokens in rows.items():
-            table = self.tables.setdefault(name, [])
-            begin = self.lengths.setdefault(name, 0)
-            while len(table) * BLOCK < begin + len(tokens):
+            table, begin = self.tables.setdefault(name, []), self.lengths.setdefault(name, 0)
+            self.lengths[name] = begin + len(tokens)
+            while len(table) * BLOCK < self.lengths[name]:
                 table.append(self._free.pop())
-            span = range(begin, begin + len(tokens))
-            positions += span
-            slots += [table[p // BLOCK] * BLOCK + p % BLOCK for p in span]
-            starts.append(len(positions))
-            self.lengths[name] = span.stop
+            positions.append(np.arange(begin, self.lengths[name]))
         width = max(len(self.tables[name]) for name in rows) + 2
-        batch = PagedBatch(
-            positions=torch.tensor(positions),
-            query_starts=torch.tensor(starts, dtype=torch.int32),
-            context_lens=torch.tensor([self.lengths[name] for name in rows], dtype=torch.int32),
-            block_tables=torch.tensor(
-                [self.tables[name] + [0] * (width - len(self.tables[name])) for name in rows], dtype=torch.int32
-            ),
-            slot_mapping=torch.tensor(slots),
-            adapters=None
-            if adapters is None or self.adapters is None
-            else self.adapters.batch(torch.tensor([adapters[name] for name, tokens in rows.items() for _ in tokens])),
-            recurrent_states=self._states(rows),
-        )
+        tables = np.array([self.tables[name] + [0] * (width - len(self.tables[name])) for name in rows], dtype=np.int32)
+        batch = PagedBatch.of(np.concatenate(positions), np.cumsum([0, *counts]), tables, torch.device("cpu"))
+        batch = replace(batch, recurrent_states=self._states(rows))
+        if adapters is not None and self.adapters is not None:
+            indices = np.repeat([adapters[name] for name in rows], counts)
+            batch = replace(batch, adapters=self.adapters.batch(torch.from_numpy(indices)))
         token_ids = torch.tensor([token for tokens in rows.values() for token in tokens])
-        logits = self.model.forward(token_ids, batch, self.cache, torch.arange(len(positions)))
-        return dict(zip(rows, logits.split([len(tokens) for tokens in rows.values()]), strict=True))
+        logits = self.model.forward(token_ids, batch, self.cache, torch.arange(len(token_ids)))
+        return dict(zip(rows, logits.split(counts), strict=True))
 
 
 @pytest.fixture(scope="session")

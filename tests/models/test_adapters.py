@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from kvarn.kernels.adapters import AdapterMemory
 from kvarn.models import Decoder, load_model
 from kvarn.models.adapters import AdapterError, LoadedAdapter, load_adapter
 from oracles import expected_logits
@@ -22,14 +21,8 @@ NEXT = {"c": [3], "a": [4], "b": [5], "d": [6]}
 
 
 def run_with(run_paged: Any, model: Decoder, adapters: list[LoadedAdapter]) -> Any:
-    """A runner over whose cache the adapters are spread, from its last blocks on."""
     runner = run_paged(model)
-    memory: AdapterMemory = model.new_adapter_memory(runner.cache)
-    for index, adapter in enumerate(adapters):
-        blocks = [runner._free.pop(0) for _ in range(memory.num_blocks(adapter.packed))]
-        memory.write(adapter.packed, blocks)
-        memory.place(index, adapter.packed, blocks)
-    runner.adapters = memory
+    runner.add_adapters(*(adapter.packed for adapter in adapters))
     return runner
 
 

@@ -13,6 +13,7 @@ import torch
 from kvarn.kernels import dispatch
 from kvarn.kernels.backend import Kernels, torch_kernels
 from kvarn.kernels.batch import HeadShape, KVCache
+from kvarn.kernels.device.offload import tensors_of
 from kvarn.kernels.dispatch import BACKENDS, Backend
 from kvarn.kernels.operations import Operations
 from kvarn.models import Decoder, load_model
@@ -42,23 +43,9 @@ def test_weights_and_cache_are_made_on_the_device(family: str, oracle_factory: F
     model = load_model(path, device="meta", dtype="float32")
     assert isinstance(model, Decoder)
     cache = model.new_kv_cache(4)
-    held: list[torch.Tensor] = [*cache.keys, *cache.values]
-    find_tensors(model, held, set())
+    held = [*cache.keys, *cache.values, *tensors_of(model)]
     assert len(held) > 20
     assert {tensor.device for tensor in held} == {torch.device("meta")}
-
-
-def find_tensors(found: object, tensors: list[torch.Tensor], seen: set[int]) -> None:
-    """All tensors that an object of ours refers to."""
-    if isinstance(found, torch.Tensor):
-        tensors.append(found)
-    elif isinstance(found, list | tuple):
-        for each in found:
-            find_tensors(each, tensors, seen)
-    elif type(found).__module__.startswith("kvarn.") and id(found) not in seen:
-        seen.add(id(found))
-        names = getattr(type(found), "__slots__", ()) or vars(found)
-        find_tensors([getattr(found, name) for name in names], tensors, seen)
 
 
 def test_the_registered_backend_of_a_device_serves_the_model_and_makes_its_cache(

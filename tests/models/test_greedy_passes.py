@@ -12,7 +12,6 @@ import torch
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.errors import KernelInputError
 from kvarn.models import Decoder, load_model
-from kvarn.shapes import BLOCK_SIZE
 from tiny_checkpoints import make_decoder
 
 Ints = npt.NDArray[np.int64]
@@ -22,26 +21,17 @@ KNOWN = [list(range(10, 40)), [7, 9, 11], list(range(60, 77))]
 ACTIVE = np.array([3, 3, 2, 2, 1, 1, 1], dtype=np.int64)
 
 
-def load(family: str, path: Path, **changes: object) -> Decoder:
+def load(family: str, path: Path, kernels: str = "cpu", **changes: object) -> Decoder:
     make_decoder(family, path, **changes)
-    model = load_model(path, dtype="float32", kernels="cpu")
+    model = load_model(path, dtype="float32", kernels=kernels)
     assert isinstance(model, Decoder)
     return model
 
 
 def batch_of(lengths: list[int], ends: Ints) -> PagedBatch:
     """The last tokens of sequences that end at `ends`."""
-    starts = np.concatenate(([0], np.cumsum(lengths)))
-    of_row = np.repeat(np.arange(len(lengths)), lengths)
     positions = np.concatenate([np.arange(end - n, end) for n, end in zip(lengths, ends, strict=True)])
-    slots = TABLES[of_row, positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
-    return PagedBatch(
-        positions=torch.from_numpy(positions),
-        query_starts=torch.from_numpy(starts.astype(np.int32)),
-        context_lens=torch.from_numpy(ends.astype(np.int32)),
-        block_tables=torch.from_numpy(TABLES[: len(lengths)]),
-        slot_mapping=torch.from_numpy(slots),
-    )
+    return PagedBatch.of(positions, np.cumsum([0, *lengths]), TABLES[: len(lengths)], torch.device("cpu"))
 
 
 def one_by_one(model: Decoder, cache: KVCache) -> Ints:
@@ -82,16 +72,14 @@ def test_only_the_first_tokens_of_the_vocabulary_are_drawn(tmp_path: Path) -> No
     assert drawn.max() < 3
 
 
-@pytest.mark.parametrize("family", ["gemma2", "olmo2", "mixtral", "mistral"])
-def test_models_that_compute_more_have_none(family: str, tmp_path: Path) -> None:
-    model = load(family, tmp_path)
-    assert model.greedy_passes(model.new_kv_cache(4)) is None
-
-
-def test_the_torch_kernels_have_none(tmp_path: Path) -> None:
-    make_decoder("qwen3", tmp_path)
-    model = load_model(tmp_path, dtype="float32", kernels="torch")
-    assert isinstance(model, Decoder)
+@pytest.mark.parametrize(
+    ("family", "kernels"),
+    [*((family, "cpu") for family in ("gemma2", "olmo2", "mixtral", "mistral")), ("qwen3", "torch")],
+)
+def test_models_that_compute_more_and_other_kernels_take_single_passes(
+    family: str, kernels: str, tmp_path: Path
+) -> None:
+    model = load(family, tmp_path, kernels)
     assert model.greedy_passes(model.new_kv_cache(4)) is None
 
 

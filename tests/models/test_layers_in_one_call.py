@@ -32,11 +32,7 @@ JOINED = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "glm
 @pytest.fixture
 def single_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From this call on no model is given its layers in one."""
-
-    def leave_out() -> None:
-        monkeypatch.setattr(CpuOperations, "decoder_layers", lambda self, parts: None)
-
-    return leave_out
+    return lambda: monkeypatch.setattr(CpuOperations, "decoder_layers", lambda self, parts: None)
 
 
 @pytest.fixture
@@ -71,7 +67,7 @@ def assert_same_bits(left: list[torch.Tensor], right: list[torch.Tensor]) -> Non
 
 
 @pytest.mark.parametrize("family", JOINED)
-def test_families(
+def test_each_family_gives_the_same_bits(
     family: str,
     oracle_factory: Factory,
     run_paged: Any,
@@ -109,7 +105,7 @@ SETS = [*usable_instruction_sets(), *emulated_instruction_sets()]
         {"quantization": "int4"},
     ],
 )
-def test_forms_of_weights_and_instruction_sets(
+def test_each_form_of_weights_and_instruction_set_gives_the_same_bits(
     isa: str,
     settings: dict[str, Any],
     oracle_factory: Factory,
@@ -124,7 +120,9 @@ def test_forms_of_weights_and_instruction_sets(
     assert_same_bits(found, outcome(run_paged(load(path, **settings))))
 
 
-def test_adapters(oracle_factory: Factory, run_paged: Any, tmp_path: Path, single_calls: Callable[[], None]) -> None:
+def test_adapters_give_the_same_bits(
+    oracle_factory: Factory, run_paged: Any, tmp_path: Path, single_calls: Callable[[], None]
+) -> None:
     oracle, path = oracle_factory("qwen3")
     for seed in range(2):
         make_adapter(oracle, tmp_path / str(seed), seed=seed, r=4 + 8 * seed)
@@ -132,12 +130,7 @@ def test_adapters(oracle_factory: Factory, run_paged: Any, tmp_path: Path, singl
     def adapted() -> list[torch.Tensor]:
         model = load(path, dtype="bfloat16")
         runner = run_paged(model)
-        memory = runner.adapters = model.new_adapter_memory(runner.cache)
-        for index in range(2):
-            adapter = load_adapter(tmp_path / str(index), model)
-            blocks = [runner._free.pop(0) for _ in range(memory.num_blocks(adapter.packed))]
-            memory.write(adapter.packed, blocks)
-            memory.place(index, adapter.packed, blocks)
+        runner.add_adapters(*(load_adapter(tmp_path / str(index), model).packed for index in range(2)))
         return outcome(runner, {"a": 0, "b": -1, "c": 1, "d": 1})
 
     found = adapted()
@@ -146,7 +139,7 @@ def test_adapters(oracle_factory: Factory, run_paged: Any, tmp_path: Path, singl
     assert_same_bits(found, adapted())
 
 
-def test_hidden_states_between_layers(
+def test_hidden_states_between_layers_have_the_same_bits(
     oracle_factory: Factory, run_paged: Any, single_calls: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a head that reads hidden states: the layers are computed in several calls."""

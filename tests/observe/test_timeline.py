@@ -15,8 +15,9 @@ def test_events_of_an_engine_stand_on_the_clock_of_the_record():
     timeline = Timeline()
     timeline.add("sent", 100.0)
     flat = [EngineEventKind.QUEUED, 0, 3, EngineEventKind.CHUNK, 250_000, 7, 1, 2, 8]
-    timeline.add_engine_events(engine_events(flat), 100.5)
+    timeline.add_engine_events(engine_events(flat), 100.5, turn=2)
     assert [event.name for event in timeline.events] == ["sent", "engine.queued", "engine.chunk"]
+    assert [event.turn for event in timeline.events] == [0, 2, 2]
     assert timeline.events[2].at_s == 100.75
     assert timeline.events[2].numbers == {"tokens": 7, "steps": 1, "rows": 2, "step_tokens": 8}
 

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
 
+from conditions import until
 from kvarn.kernels.cpu._native import usable_instruction_sets
 from kvarn.quality.monitor import Drift, DriftAction
 from kvarn.quality.probe import TENANT
@@ -52,7 +53,7 @@ async def test_a_corrupted_block_of_the_prefix_cache_is_found(fleet: Fleet) -> N
 
 async def test_a_corrupted_adapter_is_found_and_the_model_without_it_is_not_to_blame(fleet: Fleet) -> None:
     await fleet.start("a", "b", adapters=ADAPTERS)
-    await _until(lambda: all(client.adapters for client in fleet.replicas.values()))
+    await until(lambda: all(client.adapters for client in fleet.replicas.values()))
     watch = fleet.watch()
     assert await watch.probe(fleet, "a")
     assert await watch.probe(fleet, "b")
@@ -136,17 +137,17 @@ async def test_the_watch_restarts_a_replica_once_and_keeps_it_out_when_it_deviat
     watch = fleet.watch(take_out, **OFTEN)
     watch.start()
     try:
-        await _until(lambda: len(watch.counts.passed_at) == 3)
+        await until(lambda: len(watch.counts.passed_at) == 3)
         fault = fleet.fault_at_start("b", kind="weight", seed=1, bit=6)
         await fleet.corrupt("b", kind="weight", seed=1, bit=6)
-        await _until(lambda: len(fleet.drifts) == 2)
+        await until(lambda: len(fleet.drifts) == 2)
         assert [(drift.replica, drift.action) for drift in fleet.drifts] == [
             ("b", DriftAction.RESTART),
             ("b", DriftAction.KEEP_OUT),
         ]
         assert set(watch.drifted) == {"b"}
         fault.unlink()
-        await _until(lambda: fleet.replicas["b"].state == "down")
+        await until(lambda: fleet.replicas["b"].state == "down")
     finally:
         await watch.stop()
 
@@ -158,19 +159,13 @@ async def test_a_restarted_replica_that_answers_as_expected_is_no_longer_reporte
     watch = fleet.watch(lambda drift: fleet.supervisors[drift.replica].restart(0), **OFTEN)
     watch.start()
     try:
-        await _until(lambda: len(watch.counts.passed_at) == 1)
+        await until(lambda: len(watch.counts.passed_at) == 1)
         await fleet.corrupt("a", kind="weight", seed=2, bit=6)
-        await _until(lambda: len(fleet.drifts) == 1)
-        await _until(lambda: not watch.drifted)
+        await until(lambda: len(fleet.drifts) == 1)
+        await until(lambda: not watch.drifted)
         assert fleet.replicas["a"].starts == 2
     finally:
         await watch.stop()
-
-
-async def _until(condition: Any) -> None:
-    async with asyncio.timeout(90):
-        while not condition():  # noqa: ASYNC110  what is waited for happens in other processes
-            await asyncio.sleep(0.05)
 
 
 async def test_a_file_of_expected_answers_finds_what_was_corrupted_before_the_start(fleet: Fleet) -> None:
@@ -178,7 +173,7 @@ async def test_a_file_of_expected_answers_finds_what_was_corrupted_before_the_st
     await fleet.start("a")
     watch = fleet.watch(interval_s=600, reference_file=str(file))
     watch.start()
-    await _until(lambda: watch.counts.passed_at)
+    await until(lambda: watch.counts.passed_at)
     await watch.stop()
     fleet.fault_at_start("b", kind="weight", seed=4, bit=6)
     await fleet.start("b")

@@ -25,8 +25,6 @@ from kvarn.store.repositories.conversations import responses
 @pytest.fixture
 def kept(open_gateway: Open, wait_for: Any) -> Iterator[Any]:
     with open_gateway() as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         yield server
 
 
@@ -181,8 +179,6 @@ def test_a_conversation_goes_on_in_the_background_and_is_locked_meanwhile(
 
 def test_a_gateway_that_stops_hands_its_responses_on(open_gateway: Open, wait_for: Any) -> None:
     with open_gateway(hold_later) as first:
-        with first.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         ids = [queue(first, input=[{"role": "user", "content": str(number)}]) for number in range(3)]
         wait_for(lambda: len(first.chat.running) == 3, "all of them to run")
     with open_gateway() as second:
@@ -221,8 +217,6 @@ def test_the_responses_of_a_dead_gateway_are_taken_over_once_and_then_given_up(
 ) -> None:
     with ExitStack() as stack:
         servers = [stack.enter_context(open_gateway(hold_later)) for _ in range(2)]
-        with servers[0].client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         response_id = queue(servers[0])
         wait_for(lambda: len(servers[0].chat.running) == 1, "it to run")
         time.sleep(2)  # beyond a renewal: as long as its gateway lives nobody else touches it
@@ -256,9 +250,6 @@ def test_a_gateway_that_stood_still_does_not_take_over_what_runs_in_it(kept: Any
 
 def test_two_gateways_share_the_work_and_any_can_follow_and_cancel(open_gateway: Open, wait_for: Any) -> None:
     with open_gateway() as first, open_gateway() as second:
-        for server in (first, second):
-            with server.client() as client:
-                wait_for(lambda client=client: client.get("/ready").status_code == 200, "the gateways to be ready")
         ids = [queue(server) for server in (first, second) for _ in range(4)]
         wait_for(lambda: all(state(first, each)["status"] == "completed" for each in ids), "all to be made")
         assert len(first.chat.submitted) == len(second.chat.submitted) == 4
@@ -284,7 +275,6 @@ def test_answers_survive_a_database_that_is_away(serve: Any, tmp_path: Any, wait
         server.config = server.config.model_copy(update={"store": config})
 
     with serve(prepare) as server, server.client() as client:
-        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         conversation = client.post("/v1/conversations", json={}).json()["id"]
         gates = [hold(server)]
         response_id = queue(server)

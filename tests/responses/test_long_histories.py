@@ -25,8 +25,6 @@ def kept(open_gateway: Open, wait_for: Any) -> Iterator[Any]:
         server.config = server.config.model_copy(update={"store": store})
 
     with open_gateway(patient) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         yield server
 
 

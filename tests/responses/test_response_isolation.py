@@ -24,8 +24,6 @@ def kept(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
         server.config = server.config.model_copy(update={"store": StoreConfig(url=database_url)})
 
     with serve(prepare) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         yield server
 
 

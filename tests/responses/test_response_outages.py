@@ -33,8 +33,6 @@ def server(serve: Any, tmp_path: Path, wait_for: Any) -> Iterator[Any]:
         server.config = server.config.model_copy(update=changes)
 
     with serve(prepare, drain_timeout_s=0.5) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         yield server
 
 
@@ -91,8 +89,6 @@ def test_a_response_that_has_ended_is_kept_where_the_gateway_stops_meanwhile(
 
     monkeypatch.setattr(responses, "finish_background", refuse_once)
     with open_gateway() as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         response_id = queue(server)
         wait_for(refused.is_set, "its end to be written")
     with open_gateway() as other:

@@ -202,8 +202,6 @@ def test_a_server_that_stops_says_so_in_the_streams_own_words(serve: Any, wait_f
             received.extend(answer.iter_text())
 
     with serve(drain_timeout_s=0.2) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         server.chat.step_s, server.chat.answer = 0.05, lambda request, index: [97] * 400
         thread = threading.Thread(target=listen, args=(server,))
         thread.start()

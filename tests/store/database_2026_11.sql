@@ -1,15 +1,10 @@
--- A database made by Kvarn before its repositories were regrouped (November 2026): sqlite3 .dump. Key: kv-ak7cXOA2tA6LlqkA71jEsLkWprqCKbBFL3AuQ3wsKoz5JgmUWFbyCjV
+-- A database made by Kvarn with the schema 0011 (November 2026): sqlite3 .dump. Key: kv-ak7cXOA2tA6LlqkA71jEsLkWprqCKbBFL3AuQ3wsKoz5JgmUWFbyCjV
 BEGIN TRANSACTION;
-CREATE TABLE act_numbers (
-	number BIGINT NOT NULL, 
-	CONSTRAINT pk_act_numbers PRIMARY KEY (number)
-);
-INSERT INTO "act_numbers" VALUES(1807165871);
 CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('0004');
+INSERT INTO "alembic_version" VALUES('0011');
 CREATE TABLE api_keys (
 	id VARCHAR(64) NOT NULL, 
 	organization_id VARCHAR(64) NOT NULL, 
@@ -163,6 +158,24 @@ CREATE TABLE conversations (
 	CONSTRAINT fk_conversations_project_id FOREIGN KEY(project_id) REFERENCES projects (id) ON DELETE CASCADE
 );
 INSERT INTO "conversations" VALUES('conv_01a20595ace43f6c6c47c9a952eb2f01','org-01a20595ac87fcb593b65107b46d2972','proj_01a20595ac872bea2e5b1427080be0fc',1790000000,1790000000,'{"topic":"x"}',1,1387,NULL,NULL);
+CREATE TABLE deployment_versions (
+	model VARCHAR(256) NOT NULL, 
+	version INTEGER NOT NULL, 
+	spec JSON NOT NULL, 
+	created_at BIGINT NOT NULL, 
+	created_by VARCHAR(256) NOT NULL, fingerprints JSON, 
+	CONSTRAINT pk_deployment_versions PRIMARY KEY (model, version), 
+	CONSTRAINT fk_deployment_versions_model FOREIGN KEY(model) REFERENCES deployments (model) ON DELETE CASCADE
+);
+CREATE TABLE deployments (
+	model VARCHAR(256) NOT NULL, 
+	version INTEGER NOT NULL, 
+	previous_version INTEGER, 
+	replicas INTEGER, 
+	changed_at BIGINT NOT NULL, 
+	changed_by VARCHAR(256) NOT NULL, adapters JSON, 
+	CONSTRAINT pk_deployments PRIMARY KEY (model)
+);
 CREATE TABLE erased_organizations (
 	id VARCHAR(64) NOT NULL, 
 	erased_at BIGINT NOT NULL, 
@@ -208,11 +221,11 @@ CREATE TABLE organizations (
 	weight DOUBLE NOT NULL, 
 	priority INTEGER NOT NULL, 
 	cache_salt VARCHAR(64) NOT NULL, 
-	retention_days INTEGER, 
+	retention_days INTEGER, stored_bytes BIGINT DEFAULT '0' NOT NULL, 
 	CONSTRAINT pk_organizations PRIMARY KEY (id)
 );
-INSERT INTO "organizations" VALUES('org-default','Default',1790000000,NULL,1.0,0,'b42fde3daf2b7cdae5f2bd5c43c58f2a',NULL);
-INSERT INTO "organizations" VALUES('org-01a20595ac87fcb593b65107b46d2972','Acme',1790000000,NULL,2.0,0,'b601503340d278caf5b3ad7de585a967',9);
+INSERT INTO "organizations" VALUES('org-default','Default',1790000000,NULL,1.0,0,'b42fde3daf2b7cdae5f2bd5c43c58f2a',NULL,0);
+INSERT INTO "organizations" VALUES('org-01a20595ac87fcb593b65107b46d2972','Acme',1790000000,NULL,2.0,0,'b601503340d278caf5b3ad7de585a967',9,8167);
 CREATE TABLE project_members (
 	project_id VARCHAR(64) NOT NULL, 
 	user_id VARCHAR(64) NOT NULL, 
@@ -287,20 +300,26 @@ CREATE TABLE responses (
 INSERT INTO "responses" VALUES('resp_1','org-01a20595ac87fcb593b65107b46d2972','proj_01a20595ac872bea2e5b1427080be0fc',1790000000,'completed',0,NULL,NULL,'[{"id":"msg_0","type":"message"}]','{"id":"resp_1","created_at":1790000000,"status":"completed","previous_response_id":null,"output":[{"id":"msg_2","type":"message"}]}','{}','[[1,2]]',1,NULL,NULL,1195);
 INSERT INTO "responses" VALUES('resp_2','org-01a20595ac87fcb593b65107b46d2972','proj_01a20595ac872bea2e5b1427080be0fc',1790000000,'queued',1,'resp_1',NULL,'[]','{"id":"resp_2","created_at":1790000000,"status":"queued","previous_response_id":"resp_1","output":[]}','{"model":"m"}','[]',1,'gw',1790000060,1142);
 CREATE TABLE revisions (
-	holder VARCHAR(64) NOT NULL, 
+	name VARCHAR(64) NOT NULL, 
 	number BIGINT NOT NULL, 
-	CONSTRAINT pk_revisions PRIMARY KEY (holder)
+	CONSTRAINT pk_revisions PRIMARY KEY (name)
 );
 INSERT INTO "revisions" VALUES('newest',1807165871);
-INSERT INTO "revisions" VALUES('org-01a20595ac87fcb593b65107b46d2972',1807165871);
-CREATE TABLE stored_bytes (
-	organization_id VARCHAR(64) NOT NULL, 
-	part INTEGER NOT NULL, 
-	size BIGINT NOT NULL, 
-	CONSTRAINT pk_stored_bytes PRIMARY KEY (organization_id, part), 
-	CONSTRAINT fk_stored_bytes_organization_id FOREIGN KEY(organization_id) REFERENCES organizations (id) ON DELETE CASCADE
+CREATE TABLE rollout_samples (
+	id INTEGER NOT NULL, 
+	model VARCHAR(256) NOT NULL, 
+	began DOUBLE NOT NULL, 
+	samples JSON NOT NULL, 
+	CONSTRAINT pk_rollout_samples PRIMARY KEY (id)
 );
-INSERT INTO "stored_bytes" VALUES('org-01a20595ac87fcb593b65107b46d2972',0,8167);
+CREATE TABLE rollouts (
+	model VARCHAR(256) NOT NULL, 
+	state JSON NOT NULL, 
+	command VARCHAR, 
+	commanded_by VARCHAR(256), 
+	changed_at BIGINT NOT NULL, candidate_version INTEGER, candidate_share DOUBLE, 
+	CONSTRAINT pk_rollouts PRIMARY KEY (model)
+);
 CREATE TABLE stored_completions (
 	id VARCHAR(64) NOT NULL, 
 	organization_id VARCHAR(64) NOT NULL, 
@@ -339,12 +358,12 @@ CREATE TABLE usage_events (
 	duration_ms BIGINT NOT NULL, 
 	ttft_ms BIGINT, 
 	cost BIGINT NOT NULL, 
-	currency VARCHAR(3) NOT NULL, 
+	currency VARCHAR(3) NOT NULL, route VARCHAR(256) DEFAULT '' NOT NULL, 
 	CONSTRAINT pk_usage_events PRIMARY KEY (id)
 );
-INSERT INTO "usage_events" VALUES('use_0','req-0','org-01a20595ac87fcb593b65107b46d2972','proj_01a20595ac872bea2e5b1427080be0fc',NULL,'key_01a20595ac9ed501619f8efd560501bf','/v1/chat/completions','tiny','','','','default',NULL,'finished',10,4,5,1790000000,1790000001,900,100,1000,'usd');
-INSERT INTO "usage_events" VALUES('use_1','req-1','org-01a20595ac87fcb593b65107b46d2972','proj_01a20595ac872bea2e5b1427080be0fc',NULL,'key_01a20595ac9ed501619f8efd560501bf','/v1/chat/completions','tiny','','','','default',NULL,'finished',10,4,5,1790000000,1790000001,900,100,1000,'usd');
-INSERT INTO "usage_events" VALUES('use_2','req-2','org-01a20595ac87fcb593b65107b46d2972','proj_01a20595ac872bea2e5b1427080be0fc',NULL,'key_01a20595ac9ed501619f8efd560501bf','/v1/chat/completions','tiny','','','','default',NULL,'finished',10,4,5,1790000000,1790000001,900,100,1000,'usd');
+INSERT INTO "usage_events" VALUES('use_0','req-0','org-01a20595ac87fcb593b65107b46d2972','proj_01a20595ac872bea2e5b1427080be0fc',NULL,'key_01a20595ac9ed501619f8efd560501bf','/v1/chat/completions','tiny','','','','default',NULL,'finished',10,4,5,1790000000,1790000001,900,100,1000,'usd','');
+INSERT INTO "usage_events" VALUES('use_1','req-1','org-01a20595ac87fcb593b65107b46d2972','proj_01a20595ac872bea2e5b1427080be0fc',NULL,'key_01a20595ac9ed501619f8efd560501bf','/v1/chat/completions','tiny','','','','default',NULL,'finished',10,4,5,1790000000,1790000001,900,100,1000,'usd','');
+INSERT INTO "usage_events" VALUES('use_2','req-2','org-01a20595ac87fcb593b65107b46d2972','proj_01a20595ac872bea2e5b1427080be0fc',NULL,'key_01a20595ac9ed501619f8efd560501bf','/v1/chat/completions','tiny','','','','default',NULL,'finished',10,4,5,1790000000,1790000001,900,100,1000,'usd','');
 CREATE TABLE usage_hours (
 	organization_id VARCHAR(64) NOT NULL, 
 	hour_at BIGINT NOT NULL, 
@@ -402,7 +421,6 @@ CREATE TABLE users (
 );
 INSERT INTO "users" VALUES('user-01a20595ac8e8b1dd24da270b25f26f7','org-01a20595ac87fcb593b65107b46d2972','person','Ann','ann@example.org','admin',1790000000);
 CREATE INDEX ix_audit_log_organization_id_at ON audit_log (organization_id, effective_at);
-CREATE INDEX ix_revisions_number ON revisions (number);
 CREATE INDEX ix_projects_organization_id ON projects (organization_id);
 CREATE INDEX ix_rate_limits_organization_id ON rate_limits (organization_id);
 CREATE INDEX ix_api_keys_organization_id ON api_keys (organization_id);

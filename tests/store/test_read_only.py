@@ -113,18 +113,6 @@ async def test_a_probe_that_wrote_nothing_tells_nothing(tmp_path: Path) -> None:
         assert store.health.state is StoreState.UP
 
 
-async def test_a_file_that_sqlite_may_only_read_is_read(tmp_path: Path) -> None:
-    async with opened(f"sqlite:///{tmp_path}/kvarn.db") as store:
-        await upgrade(store)
-    content = bytearray((tmp_path / "kvarn.db").read_bytes())
-    content[18] = 3  # "write version" of the file's format: above 2 SQLite opens it for reading only
-    (tmp_path / "kvarn.db").write_bytes(content)
-    async with opened(f"sqlite:///{tmp_path}/kvarn.db") as store:
-        assert await read(store) == 0
-        with pytest.raises(StoreReadOnlyError, match="readonly"):
-            await create_organization(store, "a")
-
-
 async def test_a_server_that_was_told_to_take_no_writes_is_read_and_its_connections_are_replaced(
     own_postgres, make_database
 ) -> None:

@@ -116,7 +116,7 @@ async def test_a_gateway_that_began_without_its_database_tries_until_all_of_it_w
     await services.stop()
 
 
-@pytest.mark.parametrize("schema", ["base", "0001"])
+@pytest.mark.parametrize("schema", ["base", "0011"])
 async def test_a_gateway_starts_on_a_read_only_database_that_was_not_prepared(
     own_postgres, make_database, tmp_path: Path, monkeypatch, schema: str
 ) -> None:

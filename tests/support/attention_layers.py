@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvarn.kernels.attention import AttentionMetadata
+from kvarn.kernels.attention import AttentionLayer, AttentionMetadata
 from kvarn.kernels.backend import torch_kernels
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.cpu._native import emulated_instruction_sets, usable_instruction_sets
@@ -91,12 +91,9 @@ class Layer:
         out = self.plan(batch).run(
             padded[:, : qkv.shape[1]],
             self.rotation(batch.positions),
-            self.norm,
+            AttentionLayer(self.scale, self.norm, self.softcap, self.sinks),
             self.keys,
             self.values,
-            self.scale,
-            self.softcap,
-            self.sinks,
         )
         for sequence, count in rows:
             sequence.computed += count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from kvarn.wire.messages import Submit
@@ -20,3 +21,11 @@ async def until(condition: Callable[[], bool], what: str = "what is waited for",
 async def collect(replica: Any, request: Submit) -> list[int]:
     """The tokens of a whole answer of a `ReplicaClient`."""
     return [token async for delta in replica.generate(request) for token in delta.token_ids]
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs: one that has ended and was not awaited does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -13,7 +13,6 @@ from guesses import FreeProposer
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine import AdmissionError, EngineCore, EngineParts
-from kvarn.engine.memory.pressure import Preemption
 from kvarn.engine.plan import LAST_SAMPLED, NO_SNAPSHOT, KVConnector, NewSequence, Row, RowResult, StepPlan, StepResult
 from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.request import Sequence as EngineSequence
@@ -248,7 +247,6 @@ class World:
         step_time: StepTimeModel | None = None,
         max_in_flight: int = 1,
         connector: KVConnector | None = None,
-        preemption: Preemption | None = None,
         proposals: Sequence[tuple[int, int]] = (),
         proposer: Proposer | None = None,
         adaptive: bool = False,
@@ -270,7 +268,6 @@ class World:
             EngineParts(
                 self.executor,
                 self.config,
-                preemption=preemption,
                 step_time=step_time or StepTimeModel(),
                 proposer=self.proposer,
                 speculation=SpeculationConfig(adaptive=adaptive),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import socket
 import subprocess
@@ -102,9 +101,3 @@ def foreign_gateway(
     server = GatewayServer(loaded, chat, FakeReplica(EMBED_CARD), served)
     with running(server, wait_ready=wait_ready):
         yield server
-
-
-def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
-    """The data of a stream's events."""
-    lines = [line[6:] for line in answer.text.split("\n") if line.startswith("data: {")]
-    return [json.loads(line) for line in lines]

@@ -10,9 +10,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
+import msgspec
 import openai
 import pytest
 from fastapi import FastAPI
@@ -34,6 +35,9 @@ from kvarn.gateway.server import bind, build_server
 from kvarn.gateway.state import Gateway
 from kvarn.store.owner import ANYBODY, Principal
 from new_tenants import create_organization
+
+if TYPE_CHECKING:
+    import anthropic
 
 ResultT = TypeVar("ResultT")
 
@@ -67,8 +71,27 @@ class GatewayServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60)
+    def client(self, token: str | None = None) -> httpx.Client:
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        return httpx.Client(base_url=self.url, timeout=60, headers=headers)
+
+    def sdk(self, token: str = "none") -> openai.OpenAI:
+        """OpenAI's client, which does not try again by itself."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=token, max_retries=0, timeout=20)
+
+    def claude(self, token: str = "none") -> anthropic.Anthropic:
+        """Anthropic's client, which does not try again by itself."""
+        import anthropic  # takes half a second, and few tests need it
+
+        return anthropic.Anthropic(base_url=self.url, auth_token=token, api_key=None, max_retries=0, timeout=20)
+
+    def configure(self, **changes: Any) -> None:
+        """Replace sections of the configuration, before the server runs."""
+        self.config = self.config.model_copy(update=changes)
+
+    def widen(self, context: int) -> None:
+        """Give the chat model a longer context."""
+        self.chat.card = msgspec.structs.replace(self.chat.card, max_context_length=context)
 
     @property
     def gateway(self) -> Gateway:
@@ -85,7 +108,7 @@ class GatewayServer:
         """A new organisation with one project; its client. `changes` are fields of its principal."""
         principal = replace(self.do(create_organization(self.gateway.store, name)), **changes)
         self.authenticator.principals[name] = principal
-        return httpx.Client(base_url=self.url, timeout=60, headers={"authorization": f"Bearer {name}"})
+        return self.client(name)
 
     def connect(self, receive_buffer: int | None = None) -> socket.socket:
         raw = socket.socket()
@@ -180,8 +203,13 @@ def client(server: GatewayServer) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def sdk(server: GatewayServer) -> Iterator[openai.OpenAI]:
-    """The official client, which does not try again by itself."""
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20) as made:
+    with server.sdk() as made:
+        yield made
+
+
+@pytest.fixture
+def claude(server: GatewayServer) -> Iterator[anthropic.Anthropic]:
+    with server.claude() as made:
         yield made
 
 
@@ -202,48 +230,56 @@ def wait_for_fixture() -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def serve(checkpoint: Path) -> Callable[..., AbstractContextManager[GatewayServer]]:
-    """Serve a server of one's own: `with serve(lambda server: ..., max_prompts=2) as server`."""
+    """Serve a server of one's own, once it is ready: `with serve(prepare, config={"slo": ...}, max_requests=2)`."""
 
     @contextmanager
     def make(
-        prepare: Callable[[GatewayServer], None] = lambda server: None, **gateway: object
+        prepare: Callable[[GatewayServer], None] = lambda server: None,
+        *,
+        config: dict[str, Any] | None = None,
+        wait_ready: bool = True,
+        **gateway: object,
     ) -> Iterator[GatewayServer]:
         server = make_server(checkpoint, **gateway)
+        server.configure(**(config or {}))
         prepare(server)
-        with running(server, wait_ready=False):
+        with running(server, wait_ready=wait_ready):
             yield server
 
     return make
 
 
 @pytest.fixture
-def open_gateway(serve: Any, database_url: str) -> Open:
-    """Serves a gateway on the test's database; several may be open at once, or one after another."""
+def serve_stored(serve: Any, database_url: str) -> Callable[..., AbstractContextManager[GatewayServer]]:
+    """Serve gateways on the test's database."""
+
+    def make(prepare: Any = lambda server: None, *, config: dict[str, Any] | None = None, **gateway: object) -> Any:
+        return serve(prepare, config={"store": StoreConfig(url=database_url)} | (config or {}), **gateway)
+
+    return make
+
+
+@pytest.fixture
+def kept(serve_stored: Any) -> Iterator[GatewayServer]:
+    """A gateway of its own on each database."""
+    with serve_stored() as server:
+        yield server
+
+
+@pytest.fixture
+def open_gateway(serve_stored: Any) -> Open:
+    """Serves a gateway that takes responses over soon; several may be open at once, or one after another."""
 
     def make(prepare: Callable[[Any], None] = lambda server: None, **responses: Any) -> AbstractContextManager[Any]:
-        def prepared(server: Any) -> None:
-            changes = {
-                "store": StoreConfig(url=database_url),
-                "responses": ResponsesConfig(**{"lease_s": 3, **responses}),
-            }
-            server.config = server.config.model_copy(update=changes)
-            prepare(server)
-
-        made: AbstractContextManager[Any] = serve(prepared, drain_timeout_s=0.5)
+        config = {"responses": ResponsesConfig(**{"lease_s": 3, **responses})}
+        made: AbstractContextManager[Any] = serve_stored(prepare, config=config, drain_timeout_s=0.5)
         return made
 
     return make
 
 
 @pytest.fixture
-def runner(serve: Any, database_url: str, wait_for: Callable[..., None]) -> Iterator[Any]:
+def runner(serve_stored: Any) -> Iterator[Any]:
     """A gateway of its own on each database, which looks for batches often."""
-
-    def prepare(server: Any) -> None:
-        batches = BatchesConfig(poll_s=0.05, max_in_flight=8)
-        server.config = server.config.model_copy(update={"store": StoreConfig(url=database_url), "batches": batches})
-
-    with serve(prepare) as server:
-        with server.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+    with serve_stored(config={"batches": BatchesConfig(poll_s=0.05, max_in_flight=8)}) as server:
         yield server

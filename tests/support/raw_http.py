@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import select
 import socket
+from typing import Any
 
 
 def head_of(path: str, *headers: str, method: str = "POST") -> bytes:
     """A request's head."""
     lines = [f"{method} {path} HTTP/1.1", "host: x", *headers, "", ""]
     return "\r\n".join(lines).encode()
+
+
+def post_of(path: str, body: Any, *headers: str) -> bytes:
+    """A whole request with a JSON body."""
+    content = json.dumps(body).encode()
+    return head_of(path, "content-type: application/json", f"content-length: {len(content)}", *headers) + content
 
 
 def read_all(raw: socket.socket) -> bytes:

@@ -66,19 +66,6 @@ def test_bytes_that_never_become_a_character_are_shown_at_the_end(load: Callable
     assert detokenizer.flush() == ""
 
 
-def test_the_space_between_words_is_kept_and_the_one_before_the_first_is_not(load: Callable[[str], Tokenizer]) -> None:
-    tokenizer = load("llama_like")
-    ids = tokenizer.encode("the mill  turns", add_special_tokens=True)
-    assert "".join(pieces(tokenizer, ids, list(range(len(ids))))) == "the mill  turns"
-
-
-def test_special_tokens_are_left_out_or_shown_as_asked(load: Callable[[str], Tokenizer]) -> None:
-    tokenizer = load("byte_level")
-    ids = tokenizer.encode("hi<|end|>", add_special_tokens=False)
-    assert "".join(pieces(tokenizer, ids, [1])) == "hi"
-    assert "".join(pieces(tokenizer, ids, [1], skip_special_tokens=False)) == "hi<|end|>"
-
-
 def test_work_per_token_does_not_grow_with_the_text(load: Callable[[str], Tokenizer]) -> None:
     """Counted in ids decoded, not in seconds: each token is decoded a bounded number of times."""
     tokenizer = load("llama_like")

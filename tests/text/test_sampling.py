@@ -117,10 +117,6 @@ def test_top_k_of_minus_one_or_zero_keeps_all(model: Tokenizer) -> None:
     assert chat(model, top_k=-1).top_k == chat(model, top_k=0).top_k == 0
 
 
-def test_greedy_with_several_choices_is_allowed(model: Tokenizer) -> None:
-    assert chat(model, temperature=0, n=2).n == 2
-
-
 def test_logprobs_of_chat_and_completions_have_their_own_shapes(model: Tokenizer) -> None:
     assert chat(model).logprobs is None
     assert chat(model, logprobs=False).logprobs is None

@@ -54,27 +54,6 @@ def test_just_what_may_begin_a_stop_string_is_held_back(text: str, stops: list[s
         assert shown == pushed[: len(pushed) - max(tails)]
 
 
-def test_a_stop_string_across_many_pieces_is_found_and_never_shown() -> None:
-    matcher = StopMatcher(StopStrings(["\n\nUser:"]))
-    assert [matcher.push(piece) for piece in ("Hi.", "\n", "\nUs", "er: x")] == [
-        ("Hi.", None),
-        ("", None),
-        ("", None),
-        ("", "\n\nUser:"),
-    ]
-    assert matcher.push("more") == ("", None)
-    assert matcher.flush() == ""
-
-
-def test_the_match_that_ends_first_wins_and_of_equal_ends_the_longest() -> None:
-    assert StopMatcher(StopStrings(["abcd", "bc"])).push("xabcd") == ("xa", "bc")
-    assert StopMatcher(StopStrings(["cd", "bcd"])).push("abcd") == ("a", "bcd")
-
-
-def test_no_stop_strings_let_everything_through_at_once() -> None:
-    assert StopMatcher(StopStrings([])).push("abc") == ("abc", None)
-
-
 def test_an_empty_stop_string_is_an_error() -> None:
     with pytest.raises(ValueError, match="empty"):
         StopMatcher(StopStrings(["a", ""]))

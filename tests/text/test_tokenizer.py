@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,13 +73,6 @@ def test_encoding_agrees_with_transformers(checkpoint: Callable[..., Path]) -> N
                 assert Tokenizer.load(directory).encode(text, add_special_tokens=special) == expected
 
 
-def test_special_tokens_are_added_only_when_asked_for(load: Callable[[str], Tokenizer]) -> None:
-    llama = load("llama_like")
-    assert llama.encode("hi", add_special_tokens=True) == [1, *llama.encode("hi", add_special_tokens=False)]
-    assert 1 in llama.special_ids
-    assert llama.encode("hi", add_special_tokens=False)[0] not in llama.special_ids
-
-
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "ok\ud83d"])
 def test_a_lone_surrogate_is_refused_with_its_place(byte_bpe: Tokenizer, text: str) -> None:
     with pytest.raises(TokenizerError, match="lone surrogate"):
@@ -130,21 +122,6 @@ def test_missing_and_broken_files_are_named(tmp_path: Path, checkpoint: Callable
     (broken / "tokenizer_config.json").write_text("[1]")
     with pytest.raises(CheckpointError, match="JSON object"):
         Tokenizer.load(broken)
-
-
-def test_threads_get_the_same_tokens(byte_bpe: Tokenizer) -> None:
-    text = "The mill turns 😀 " * 50
-    expected = byte_bpe.encode(text, add_special_tokens=False)
-    found: list[bool] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(byte_bpe.encode(text, add_special_tokens=False) == expected))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [True] * 4
 
 
 def test_pairs_are_those_of_transformers_and_texts_bring_no_special_tokens() -> None:

@@ -194,11 +194,6 @@ def test_only_rows_that_sample_get_logits_and_tokens(
     assert [row.token_ids for row in result.rows] == [[], [6]]
 
 
-def test_a_prompt_chunk_alone_draws_nothing(executor: InProcessExecutor, admission: Admit) -> None:
-    result = executor.execute(plan([Row(0, 0, [1, 2], blocks(0, 3), False)], [greedy(admission, 0, [1, 2, 3])]))
-    assert result.rows == [RowResult(0, [])]
-
-
 def test_a_replaced_block_is_used_and_a_new_sequence_never_sees_old_blocks(
     executor: InProcessExecutor, decoder: RecordingDecoder, admission: Admit
 ) -> None:
@@ -317,16 +312,3 @@ def test_max_context_length_defaults_to_the_models(decoder: Any) -> None:
     assert (lowered.max_context_length, lowered.num_blocks) == (50, 4)
     with pytest.raises(WorkerError, match="trained for 160 tokens"):
         InProcessExecutor(decoder, num_blocks=4, max_num_seqs=1, max_context_length=161)
-
-
-def test_a_real_decoder_gives_the_same_tokens_in_chunks_as_at_once(
-    tiny_model: Callable[[str], Decoder], admission: Admit
-) -> None:
-    prompt = np.random.default_rng(0).integers(4, 500, 40).tolist()
-    whole = InProcessExecutor(tiny_model("llama"), num_blocks=8, max_num_seqs=2)
-    at_once = whole.execute(plan([Row(0, 0, prompt, blocks(0, 1, 2, 3), True)], [greedy(admission, 0, prompt)]))
-    parts = InProcessExecutor(tiny_model("llama"), num_blocks=8, max_num_seqs=2)
-    parts.execute(plan([Row(1, 0, prompt[:7], blocks(0, 5), False)], [greedy(admission, 1, prompt)]))
-    parts.execute(plan([Row(1, 7, prompt[7:33], blocks(1, 4, 7), False)]))
-    last = parts.execute(plan([Row(1, 33, prompt[33:], [], True)]))
-    assert last.rows[0].token_ids == at_once.rows[0].token_ids

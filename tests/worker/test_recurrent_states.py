@@ -123,16 +123,6 @@ def test_settings_that_recurrent_states_do_not_support_are_refused(
         check_recurrent(model, _replica(path, **settings).model_config)
 
 
-def test_a_recurrent_model_is_served_with_default_settings(path: Path) -> None:
-    service = build_service(_replica(path), lambda *_: None)
-    assert service.accept(request("r", 40)) is None
-    while service.has_work():
-        service.step()
-    assert service.accept(request("again", 40)) is None
-    while service.has_work():
-        service.step()
-
-
 def test_default_max_num_seqs_is_lowered_to_the_memory_for_states(
     path: Path, model: Decoder, caplog: pytest.LogCaptureFixture
 ) -> None:

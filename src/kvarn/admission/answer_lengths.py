@@ -5,21 +5,14 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 
-FIRST_GUESS = 128.0
-"""Tokens expected of an answer before any has ended."""
-MODEL_FADE = 0.02
-"""Weight of the latest answer in a model's average: about the last hundred count."""
-TENANT_FADE = 0.1
-"""The same among a tenant's own."""
-REMEMBERED = 100
-"""Answers of one tenant and model that quantiles are taken of."""
-MAX_PAIRS = 4096
-"""Pairs of tenant and model; the one not seen for longest is forgotten first."""
+FIRST_GUESS = 128.0  # tokens expected of an answer before any has ended
+MODEL_FADE = 0.02  # weight of the latest answer in a model's average: about the last hundred count
+TENANT_FADE = 0.1  # the same among a tenant's own
+REMEMBERED = 100  # answers of one tenant and model that quantiles are taken of
+MAX_PAIRS = 4096  # pairs of tenant and model; the one not seen for longest is forgotten first
 
 
 class _Lengths:
-    """Answers of one kind."""
-
     __slots__ = ("count", "mean", "recent")
 
     def __init__(self) -> None:
@@ -53,7 +46,6 @@ class AnswerLengths:
         return max(1, sorted(found.recent)[max(0, math.ceil(share * len(found.recent)) - 1)])
 
     def learn(self, model: str, tenant: str, tokens: float) -> None:
-        """An answer has ended."""
         self._models.setdefault(model, _Lengths()).learn(tokens, MODEL_FADE)
         pair = self._pairs.setdefault((model, tenant), _Lengths())
         pair.learn(tokens, TENANT_FADE)

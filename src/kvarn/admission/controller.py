@@ -24,40 +24,27 @@ from kvarn.wire.messages import EngineStats
 
 WAIT_MARGIN = 0.6
 """`MARGIN` on arrival: a request that may wait is not refused later, when others with a better claim have come."""
-BATCH_SHARE = 0.8
-"""Share of the engine up to which batch work is admitted; the rest is kept for interactive requests."""
-PEAK_S = 30.0
-"""Batch work leaves the rows that other requests had lately: a peak fades to a third in this time."""
+BATCH_SHARE = 0.8  # share of the engine up to which batch work is admitted; the rest is kept for interactive requests
+PEAK_S = 30.0  # batch work leaves the rows that other requests had lately: a peak fades to a third in this time
 PREFILL_WINDOW = 0.25
 """Share of the TTFT target for which prompts may wait inside the engine, where their order is fixed."""
 OVERTAKEN = 0.6
 """Part of its share that a tenant with requests waiting is expected to get: others with a better claim come later."""
 LONGEST_RETRY_S = 600
-"""No Retry-After is longer."""
-SEEK_LATE_S = 0.04
-"""Seconds between two searches for requests that wait in vain; each looks at all tenants."""
+SEEK_LATE_S = 0.04  # seconds between two searches for requests that wait in vain; each looks at all tenants
 
 
 class Reason(StrEnum):
-    """Why a request is refused."""
-
-    OVERLOADED = "overloaded"
-    """Its first token would be late, whoever sent it."""
-    OVER_SHARE = "over_share"
-    """Its first token would be late because its own tenant has more than its share under way."""
+    OVERLOADED = "overloaded"  # its first token would be late, whoever sent it
+    OVER_SHARE = "over_share"  # its first token would be late because its own tenant has more than its share under way
     QUEUE_FULL = "queue_full"
-    """The queue is full."""
-    QUEUE_TIMEOUT = "queue_timeout"
-    """It has waited for the longest time allowed."""
+    QUEUE_TIMEOUT = "queue_timeout"  # it has waited for the longest time allowed
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request is refused."""
-
     reason: Reason
-    retry_after_s: float
-    """Seconds by which it would be late; > 0."""
+    retry_after_s: float  # seconds by which it would be late; > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +58,7 @@ class Rules:
     max_queue_s: float | None
 
 
-Decisions = list[tuple[Demand, Refusal | None]]
-"""None: the request goes to the engine now."""
+Decisions = list[tuple[Demand, Refusal | None]]  # None: the request goes to the engine now
 
 
 class AdmissionController:
@@ -83,17 +69,13 @@ class AdmissionController:
         self._rules = rules
         self._load = load
         self._traffic = traffic
-        self._preparing: set[Demand] = set()
-        """Accepted before they were parsed; they come again when they are tokenized."""
         self._late_sought = -math.inf
         self._batch_rows = 0
-        self._peak = 0.0
-        """Rows that were not batch work's, at most, lately."""
+        self._peak = 0.0  # rows that were not batch work's, at most, lately
         self._peak_at = 0.0
         self._decisions: Decisions = []
 
     def update(self, stats: EngineStats, now: float) -> None:
-        """Take the engine's latest statistics."""
         self._load.update(stats, now)
 
     def offer(self, demand: Demand, now: float) -> Refusal | None:
@@ -103,27 +85,18 @@ class AdmissionController:
             self._send(demand, now)
             self._decisions.append((demand, None))
             return None
-        refusal = self._decide(demand, now) or self._make_place(demand, now)
+        self._arrive(demand, now)
+        refusal = self._predict_refusal(demand, now) or self._make_place(demand, now)
         if refusal is not None:
             self.queue.refuse(demand, now)
             return refusal
         self.queue.push(demand)
         return None
 
-    def accept(self, demand: Demand, now: float) -> Refusal | None:
-        """Decide on a request before its prompt is known exactly. One that is not refused is `prepared` later, and then
-        perhaps offered as accepted."""
-        refusal = self._decide(demand, now)
-        if refusal is None:
-            demand.accepted = True
-            self._preparing.add(demand)
-        else:
-            self.queue.refuse(demand, now)
-        return refusal
-
-    def prepared(self, demand: Demand) -> None:
-        """An accepted request is tokenized, or will not be."""
-        self._preparing.discard(demand)
+    def lateness(self, demand: Demand, now: float) -> Refusal | None:
+        """Why a request that came now would be too late; None: it would not. It takes no place in the queue."""
+        self._arrive(demand, now)
+        return self._predict_refusal(demand, now)
 
     def poll(self, now: float) -> Decisions:
         """Decisions on waiting requests since the last call."""
@@ -147,20 +120,11 @@ class AdmissionController:
         return decisions
 
     def withdraw(self, demand: Demand) -> None:
-        """A waiting request's client has left."""
         self.queue.remove(demand)
 
     def ended(self, demand: Demand, now: float, *, prompt: int, cached: int, output: int, finished: bool) -> None:
-        """A request that went to the engine is over.
-
-        Args:
-            demand: The request.
-            now: Monotonic seconds.
-            prompt: Tokens of its prompt.
-            cached: Those found in the prefix cache.
-            output: Tokens of its answer.
-            finished: Its answer is whole, and says what is usual.
-        """
+        """Settle a request that went to the engine, by the tokens it had. `finished`: its answer is whole, and says
+        what is usual."""
         self._batch_rows -= demand.sequences * demand.is_batch
         self.queue.settle(demand, self._traffic.cost(prompt - cached, output))
         demand.reservation.end(now)
@@ -169,8 +133,7 @@ class AdmissionController:
 
     def would_refuse(self, demand: Demand, now: float) -> bool:
         """Whether a request that came now would be refused. It takes no place in the queue."""
-        self._arrive(demand, now)
-        return len(self.queue) >= self._rules.max_queue or self._predict_refusal(demand, now) is not None
+        return self.lateness(demand, now) is not None or len(self.queue) >= self._rules.max_queue
 
     def predicted_ttft_s(self, demand: Demand, now: float) -> float | None:
         """Seconds from arrival to first token of a request that came now, if it waited its turn; None: unknown. It
@@ -205,7 +168,7 @@ class AdmissionController:
         load, mix = self._situation(demand, now)
         waits_s = 0.0
         ahead = self.queue.ahead_of(demand, now, own=own)
-        before = [*ahead.demands, *(each for each in self._preparing if own or each.tenant != demand.tenant)]
+        before = ahead.demands
         share = self.queue.share(demand, now)
         if before or ahead.unsent_cost or not self._has_place(demand, load, mix):
             row_s = predictor.row_s(max(1, load.rows), mix)
@@ -248,10 +211,6 @@ class AdmissionController:
     def _arrive(self, demand: Demand, now: float) -> None:
         demand.cost = self._traffic.cost(demand.prompt_tokens, demand.output_tokens)
         self.queue.arrive(demand, now)
-
-    def _decide(self, demand: Demand, now: float) -> Refusal | None:
-        self._arrive(demand, now)
-        return None if demand.accepted else self._predict_refusal(demand, now)
 
     def _send(self, demand: Demand, now: float) -> None:
         self._batch_rows += demand.sequences * demand.is_batch

@@ -22,41 +22,24 @@ class TenantAccount(Account):
     def __init__(self, name: str, weight: float) -> None:
         super().__init__(name, weight)
         self.in_service = 0
-        self.refused_at = float("-inf")
-        """Time of the latest refusal of one of its requests."""
+        self.refused_at = float("-inf")  # time of the latest refusal of one of its requests
         self.refused_priority = 0
-        """Priority of that request."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Demand:
-    """One request, before and while an engine works on it."""
-
     tenant: str
-    weight: float = 1.0
-    """The tenant's share of a saturated engine; > 0."""
+    weight: float = 1.0  # the tenant's share of a saturated engine; > 0
     priority: int = 0
-    prompt_tokens: float
-    """Tokens to compute, without those expected in the prefix cache."""
-    output_tokens: float
-    """Expected, over all its sequences."""
-    sequences: int = 1
-    """Rows it becomes in a step once its prompt is computed."""
-    arrival_s: float
-    """Monotonic seconds at which the request came."""
-    accepted: bool = False
-    """It was predicted to be in time, before it was parsed."""
-    body_bytes: int = 0
-    """Length of a body that was not parsed at the decision; 0 where it is not the whole prompt."""
-    cost: float = 0.0
-    """Weighted tokens that its tenant is charged."""
-    predicted_ttft_s: float | None = None
-    """Prediction made when it went to the engine; None where nothing was known."""
+    prompt_tokens: float  # tokens to compute, without those expected in the prefix cache
+    output_tokens: float  # expected, over all its sequences
+    sequences: int = 1  # rows it becomes in a step once its prompt is computed
+    arrival_s: float  # monotonic seconds at which the request came
+    cost: float = 0.0  # weighted tokens that its tenant is charged
+    predicted_ttft_s: float | None = None  # prediction made when it went to the engine; None where nothing was known
     account: TenantAccount = field(init=False)
-    order: int = field(init=False)
-    """Both are set when it arrives at the queue."""
+    order: int = field(init=False)  # both are set when it arrives at the queue
     reservation: Reservation = field(init=False)
-    """Set when it goes to the engine."""
 
     @property
     def is_interactive(self) -> bool:

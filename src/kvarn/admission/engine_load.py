@@ -14,33 +14,23 @@ from kvarn.config.schema import EngineConfig
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.messages import EngineStats
 
-SAME_STEP_S = 0.02
-"""Answers that end this soon after the statistics came ended in the very step that those describe."""
+SAME_STEP_S = 0.02  # answers that end this soon after the statistics came ended in the very step that those describe
 
 
 class EngineLoad:
-    """One engine, as far as this gateway knows.
-
-    Args:
-        config: How it is configured.
-        tpot_target_s: The target that is sent with each request; None: none.
-    """
+    """Load of one engine, as far as this gateway knows. `tpot_target_s` is sent with each request; None: none."""
 
     def __init__(self, config: EngineConfig, tpot_target_s: float | None = None) -> None:
         self.config = config
         self._tpot_target_s = tpot_target_s
-        self.predictor: Predictor | None = None
-        """None until the engine has measured how long its steps take."""
+        self.predictor: Predictor | None = None  # None until the engine has measured how long its steps take
         self.stats = EngineStats()
         self.updated_s = 0.0
-        self.reservations: set[Reservation] = set()
-        """Requests that the statistics do not count yet."""
+        self.reservations: set[Reservation] = set()  # requests that the statistics do not count yet
         self.reserved_rows = 0
         self.reserved_tokens = 0
         self._tokens_by_priority = Counter[int]()
-        """`reserved_tokens` by priority."""
-        self._ended_rows = 0
-        """Ended sequences that the statistics still count."""
+        self._ended_rows = 0  # ended sequences that the statistics still count
 
     def update(self, stats: EngineStats, now: float) -> bool:
         """Take the latest statistics; False where they are known."""
@@ -61,17 +51,14 @@ class EngineLoad:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether requests wait inside the engine."""
         return self.stats.waiting > 0
 
     @property
     def rows(self) -> int:
-        """Sequences that the engine has."""
         return max(0, self.stats.running + self.stats.waiting + self.reserved_rows - self._ended_rows)
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens of prompts that wait inside the engine."""
         return sum(self.stats.waiting_tokens_by_priority.values())
 
     @property
@@ -108,13 +95,11 @@ class Reservation:
         self._tokens = tokens
         self._rows = rows
         self._priority = priority
-        self.sent_s = float("inf")
-        """Time at which it went to the engine."""
+        self.sent_s = float("inf")  # time at which it went to the engine
         load.reservations.add(self)
         self._count(1)
 
     def sent(self, now: float) -> None:
-        """The request goes to the engine now."""
         self.sent_s = now
 
     def end(self, ended_s: float | None = None) -> None:

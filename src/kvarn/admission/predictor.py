@@ -19,15 +19,10 @@ reach protects nobody."""
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """The average request."""
-
-    prompt_tokens: float
-    """Tokens of its prompt to compute."""
-    prompt_pairs: float
-    """(query, key) pairs of a prompt."""
+    prompt_tokens: float  # tokens of its prompt to compute
+    prompt_pairs: float  # (query, key) pairs of a prompt
     output_tokens: float
     cost: float
-    """Weighted tokens."""
 
     @property
     def context(self) -> float:
@@ -39,26 +34,15 @@ class Mix:
 class Load:
     """Work of an engine at one moment."""
 
-    rows: int
-    """Sequences that decode, or will once their prompts are computed."""
-    decoding: int
-    """Sequences that decode beside the prompts that are computed next."""
-    context: float
-    """Tokens of all of them."""
-    prefill_tokens: float
-    """Tokens of prompts that come before a new one."""
-    free_kv_tokens: float = math.inf
-    """Room in the KV cache that no sequence is about to need."""
+    rows: int  # sequences that decode, or will once their prompts are computed
+    decoding: int  # sequences that decode beside the prompts that are computed next
+    context: float  # tokens of all of them
+    prefill_tokens: float  # tokens of prompts that come before a new one
+    free_kv_tokens: float = math.inf  # room in the KV cache that no sequence is about to need
 
 
 class Predictor:
-    """Predictions for one engine. All times in seconds.
-
-    Args:
-        times: What its steps take.
-        config: How it is configured.
-        tpot_target_s: The target that its running requests have; None: none.
-    """
+    """Predictions for one engine; all times in seconds. `tpot_target_s` is that of its running requests; None: none."""
 
     def __init__(self, times: StepTimes, config: EngineConfig, tpot_target_s: float | None = None) -> None:
         self.decode_s, self.prompt_s = times.decode_s, times.prompt_s
@@ -101,8 +85,8 @@ class Predictor:
         return self.decode_s(rows, rows * mix.context) / max(1.0, rows)
 
     def service_s(self, demand: Demand | Mix, row_s: float) -> float:
-        """The part of the engine's time that is one request's, or the average one's. Those of all that are served add
-        up to the time that passes: so they say how long a queue takes to drain."""
+        """The part of the engine's time that one request takes, or the average one. The parts of all that are served
+        add up to the time that passes, so they say how long a queue takes to drain."""
         return self.prompt_s(demand.prompt_tokens) + demand.output_tokens * row_s
 
     def _prefill(self, token_s: float, rows: float, context: float) -> PrefillSpeed:

@@ -16,10 +16,8 @@ from kvarn.fairness.queue import FairQueue
 
 CREDIT_REQUESTS = 4
 """A tenant that keeps asking may lag behind the others by the cost of so many of its requests, and catch up later."""
-ACTIVE_S = 10.0
-"""Seconds after a refusal for which a tenant still counts as asking."""
-INSISTENT_S = 1.0
-"""Seconds after a refusal for which a tenant is expected to have more to send at once."""
+ACTIVE_S = 10.0  # seconds after a refusal for which a tenant still counts as asking
+INSISTENT_S = 1.0  # seconds after a refusal for which a tenant is expected to have more to send at once
 MAX_ACCOUNTS = 1024
 
 
@@ -33,8 +31,6 @@ class Ahead:
 
 
 class AdmissionQueue(FairQueue[Demand]):
-    """The waiting requests of one model."""
-
     def __init__(self, ageing_s: float) -> None:
         super().__init__(ageing_s)
         self._accounts: dict[str, TenantAccount] = {}
@@ -54,21 +50,17 @@ class AdmissionQueue(FairQueue[Demand]):
         demand.account, demand.order = account, next(self._order)
 
     def serve(self, demand: Demand) -> None:
-        """A request that has arrived goes to the engine: its tenant is charged."""
         demand.account.charge(demand.cost)
         demand.account.in_service += 1
 
     def settle(self, demand: Demand, cost: float) -> None:
-        """A request that was served has ended, and had cost so much."""
         demand.account.in_service -= 1
         demand.account.charge(cost - demand.cost)
 
     def refuse(self, demand: Demand, now: float) -> None:
-        """A request that has arrived is refused."""
         demand.account.refused_at, demand.account.refused_priority = now, demand.priority
 
     def others_ask(self, demand: Demand, now: float) -> bool:
-        """Whether any other tenant wants to be served."""
         return any(True for _ in self._others(demand, now))
 
     def share(self, demand: Demand, now: float) -> float:
@@ -76,10 +68,7 @@ class AdmissionQueue(FairQueue[Demand]):
         return demand.weight / (demand.weight + sum(account.weight for account in self._others(demand, now)))
 
     def ahead_of(self, demand: Demand, now: float, *, own: bool = True) -> Ahead:
-        """Requests before one that has arrived and does not wait yet.
-
-        `own`: what its own tenant has waiting, and was served too much, counts as well.
-        """
+        """Requests before one that has arrived and does not wait yet. `own`: those of its own tenant count as well."""
         best = min([demand.priority, *self._by_priority])
         tier, mine = self.tier(demand, now, best), demand.account
         before = [each for each in self.of(mine.name) if self.tier(each, now, best) <= tier] if own else []

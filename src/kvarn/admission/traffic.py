@@ -5,27 +5,17 @@ from __future__ import annotations
 from kvarn.admission.answer_lengths import AnswerLengths
 from kvarn.admission.predictor import Mix
 
-FADE = 0.02
-"""Weight of the latest request in an average: about the last hundred count."""
-FIRST_TOKENS_PER_BYTE = 0.2
-"""Prompt tokens expected of a byte of JSON before any was tokenized."""
+FADE = 0.02  # weight of the latest request in an average: about the last hundred count
 
-_MODEL = ""
-"""All requests are of one model."""
+_MODEL = ""  # all requests are of one model
 
 
 class Traffic:
-    """Averages of one model's requests.
-
-    Args:
-        input_cost: Cost of a computed prompt token in a tenant's account.
-        output_cost: The same of an output token.
-    """
+    """Averages of one model's requests. The costs are those of a token in a tenant's account."""
 
     def __init__(self, input_cost: float, output_cost: float) -> None:
         self._input_cost = input_cost
         self._output_cost = output_cost
-        self._tokens_per_byte = FIRST_TOKENS_PER_BYTE
         self._prompt = 0.0
         self._pairs = 0.0
         self._cached_share = 0.0
@@ -40,20 +30,11 @@ class Traffic:
         """Output tokens that a request of this tenant, which may write `max_tokens`, will probably have."""
         return min(float(max_tokens), self._lengths.mean(_MODEL, tenant))
 
-    def tokens_in(self, body_bytes: int) -> float:
-        """Prompt tokens that a body of this length will probably turn out to have."""
-        return body_bytes * self._tokens_per_byte
-
-    def learn_body(self, body_bytes: int, prompt_tokens: int) -> None:
-        """A body was tokenized. One that is short beside its prompt (the template adds to it) says little of others."""
-        self._tokens_per_byte += FADE * (min(1.0, prompt_tokens / body_bytes) - self._tokens_per_byte)
-
     def expected_prompt(self, tokens: float) -> float:
         """Prompt tokens that will probably have to be computed."""
         return tokens * (1 - self._cached_share)
 
     def learn(self, tenant: str, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
-        """A request has ended."""
         computed = prompt_tokens - cached_tokens
         self._ended += 1
         fade = max(FADE, 1 / self._ended)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
-from kvarn.answers.model_routes import Attempts, ModelRoutes
+from kvarn.answers.model_routes import ModelRoutes
 from kvarn.answers.record import FoundModel, RequestRecord
 from kvarn.catalog.held_requests import HeldRequests
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ReadyModel, ServedModel
 from kvarn.identity.scopes import check_adapter, check_model, may_see_adapter, may_use_model
 from kvarn.wire.openai.errors import invalid_request
-
-if TYPE_CHECKING:
-    from kvarn.answers.question import Question
 
 Kind = Literal["generate", "embed", "score"]
 
@@ -23,43 +20,23 @@ _OPERATIONS = {
     "score": "reranking and scoring",
 }
 _ABLE = {"generate": ("generate",), "embed": ("embed",), "score": ("score", "embed")}
-"""Kinds of models by what they must be able to do."""
 
 
 class Catalog:
-    """Everything that requests may name.
-
-    Args:
-        models: What is served.
-        routes: Names that stand for one of several models.
-        held_requests: Where requests wait for a model's first replica.
-    """
+    """Everything that requests may name: models, and routes, which stand for one of several."""
 
     def __init__(self, models: ModelTable, routes: ModelRoutes, held_requests: HeldRequests) -> None:
         self.models = models
         self.routes = routes
         self.held_requests = held_requests
 
-    def attempts(self, record: RequestRecord, question: Question[Any, Any]) -> Attempts:
-        """The models that may answer a question, in order. Raises `ApiError`: the route is out of the key's scope."""
-        target = self.routes.choose(record, question.request.model, question)
-        served = self.models.named(target)
-        return Attempts(self.routes, record, target if served is None else served.canonical(target), served)
-
     def find(self, record: RequestRecord, name: str) -> ServedModel:
-        """The model that a request names, whether it is ready or not.
-
-        Raises:
-            ApiError: 404 unknown, 403 out of the key's scope.
-        """
+        """The model that a request names, ready or not. Raises `ApiError`: 404 unknown, 403 out of the key's scope."""
         return self._find(record, self.routes.choose(record, name))[0]
 
     def ready(self, record: RequestRecord, name: str, kind: Kind | None = None) -> ReadyModel:
-        """The model that a request names, ready to work; `kind` is what it must be able to do.
-
-        Raises:
-            ApiError: 404 unknown, 403 out of the key's scope, 400 of the wrong kind, 503 not ready yet.
-        """
+        """The model that a request names, ready to work. Raises `ApiError`: 404 unknown, 403 out of the key's scope,
+        400 of another kind than `kind`, 503 not ready yet."""
         model, adapter = self._find(record, self.routes.choose(record, name))
         return _able(model.require_ready(adapter), name, kind)
 

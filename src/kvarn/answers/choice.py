@@ -25,48 +25,39 @@ class ChoiceDelta:
     """The news of one choice: the form that an answer has from the engine's tokens to the client's bytes."""
 
     index: int
-    text: str = ""
-    """The content alone, without reasoning and tool calls."""
-    token_ids: list[int] = field(default_factory=list)
-    """All tokens counted, the end token included."""
+    text: str = ""  # the content alone, without reasoning and tool calls
+    token_ids: list[int] = field(default_factory=list)  # all tokens counted, the end token included
     reasoning_tokens: int = 0
     """So many tokens are now known to be reasoning and its tags; perhaps some of the delta before."""
     positions: list[PositionLogprobs] = field(default_factory=list)
     """Log-probabilities of each token that is part of the text; empty where not asked for."""
     prompt_positions: list[PositionLogprobs | None] | None = None
     """Log-probabilities of the prompt's tokens; with the first delta, where asked for."""
-    finish_reason: FinishReason | None = None
-    """Set in the last delta of the choice."""
+    finish_reason: FinishReason | None = None  # set in the last delta of the choice
     stop_reason: int | str | None = None
     """The stop string, or the stop token that the client named, which ended the choice."""
-    refusal: str = ""
-    """Why moderation ended the answer, in words for a person."""
+    refusal: str = ""  # why moderation ended the answer, in words for a person
     parts: list[Part | ToolCallDelta] | None = None
     """Text, reasoning and tool calls in the order in which the model wrote them; None where there is only text."""
-    cut_call: bool = False
-    """The last tool call was not finished, at the end: it is no call of the whole answer."""
+    cut_call: bool = False  # the last tool call was not finished, at the end: it is no call of the whole answer
     logprobs: list[TokenLogprobs | Raw] | None = None
     """`positions` as a chat's answer has them; None where not asked for."""
     completion_logprobs: CompletionLogprobs | None = None
     """Log-probabilities as a text completion has them, where another server has made them."""
-    warnings: list[str] = field(default_factory=list)
-    """Faults of the tool calls, at the end."""
+    warnings: list[str] = field(default_factory=list)  # faults of the tool calls, at the end
 
     @property
     def tool_calls(self) -> list[ToolCallDelta]:
-        """The tool calls among the parts."""
         return [part for part in self.parts or () if isinstance(part, ToolCallDelta)]
 
     @property
     def text_parts(self) -> list[Part]:
-        """Text and reasoning in the order in which the model wrote them."""
         if self.parts is None:
             return [self.text]
         return [part for part in self.parts if not isinstance(part, ToolCallDelta)]
 
     @property
     def reasoning(self) -> str:
-        """The reasoning among the parts."""
         return "".join(part.text for part in self.parts or () if isinstance(part, Reasoning))
 
     @property
@@ -75,7 +66,6 @@ class ChoiceDelta:
         return "".join(map(_written, self.parts)) if self.parts is not None else self.text
 
     def write(self, parts: list[Part]) -> None:
-        """Set what was written."""
         if len(parts) == 1 and isinstance(parts[0], str):  # the usual case
             self.text = parts[0]
             return
@@ -97,30 +87,22 @@ class Choice:
     """Turns the token deltas of one choice into deltas with text."""
 
     index: int
-    """In the answer."""
     detokenizer: IncrementalDetokenizer
-    """Its own, fresh."""
-    stop: StopMatcher | None
-    """Its own, fresh; None where the request has no stop strings."""
-    min_tokens: int
-    """Stop strings count from this many tokens on."""
+    stop: StopMatcher | None  # its own, fresh; None where the request has no stop strings
+    min_tokens: int  # stop strings count from this many tokens on
     named_stop_ids: frozenset[int]
     """Stop tokens that the client asked for, to be told apart from the model's end tokens."""
     splitter: ReasoningSplitter | None = None
     """Its own, fresh; None where the model does not reason. Stop strings count in content only."""
-    with_reasoning: bool = True
-    """The client wants the reasoning; else it is left out."""
+    with_reasoning: bool = True  # the client wants the reasoning; else it is left out
     prompt_only: bool = False
     """The client wants no answer, only what is known of its prompt: the token drawn is dropped."""
     moderation: OutputModeration | None = None
-    """Its moderation."""
     transform: Callable[[ChoiceDelta], None] | None = None
     """Adds to its deltas what the endpoint needs; may end it by setting the finish reason."""
     ended: bool = False
-    num_tokens: int = 0
-    """Up to and including the one that completed a stop string."""
-    undecided_tokens: int = 0
-    """At the end of what has come: reasoning perhaps."""
+    num_tokens: int = 0  # up to and including the one that completed a stop string
+    undecided_tokens: int = 0  # at the end of what has come: reasoning perhaps
 
     def add(self, new: TokenDelta) -> ChoiceDelta:
         """The delta that new tokens make; must not be called after a delta with a finish reason."""

@@ -28,18 +28,15 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class LifecycleSteps:
-    """Whoever has a part in an answer's life; see `kvarn.answers.lifecycle`."""
+    """Stages, generators and observers of answers; see `kvarn.answers.lifecycle`."""
 
-    stages: Sequence[Stage]
-    """In the order in which they see a turn: those that cost least first, the ledger last."""
-    engines: Generator
-    """Generates with the engines of this server."""
+    stages: Sequence[Stage]  # in the order in which they see a turn: those that cost least first, the ledger last
+    engines: Generator  # generates with the engines of this server
     external: Mapping[str, Generator] = field(default_factory=dict)
     """Generators of models that other servers run, by the model's name."""
     observers: Sequence[Observer] = ()
 
     def generator_of(self, model: ReadyModel) -> Generator:
-        """Whoever generates for a model."""
         return self.external.get(model.name, self.engines)
 
 
@@ -56,17 +53,14 @@ class ServingContext:
     text: TextPool
     grammars: GrammarPool
     metrics: GatewayMetrics
-    held: ByteBudget
-    """Memory of bodies and answers that requests may take together."""
+    held: ByteBudget  # memory of bodies and answers that requests may take together
 
     @property
     def limits(self) -> GatewayConfig:
-        """Bounds of requests."""
         return self.config.gateway
 
     @property
     def models(self) -> ModelTable:
-        """The served models by name."""
         return self.catalog.models
 
     async def run(self, record: RequestRecord, work: Callable[[], ResultT]) -> ResultT:

@@ -22,12 +22,10 @@ from kvarn.wire.openai.errors import ContextLengthError
 async def count_chat_tokens(
     serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, model: ReadyModel
 ) -> int:
-    """The tokens of a chat's prompt."""
     return len(await render_chat(serving, record, request, model))
 
 
 def embedding_inputs(model: ReadyModel, named: NamedInputs, max_tokens: int | None) -> tuple[EmbeddingInputs, int]:
-    """Token ids of inputs; see `Generator`."""
     batch: list[list[int]] = []
     longest = model.card.max_context_length
     for position, (where, given) in enumerate(named):

@@ -18,8 +18,7 @@ from kvarn.text.errors import ChatTemplateError, PromptTooLongError, TemplateLim
 from kvarn.wire.messages import RefusalReason
 from kvarn.wire.openai.errors import ApiError, invalid_request, retry_after, unavailable
 
-STORAGE_FULL = "storage_full"
-"""Code of refusals by the bound of what an organisation may store."""
+STORAGE_FULL = "storage_full"  # code of refusals by the bound of what an organisation may store
 
 
 _REFUSALS: dict[RefusalReason, tuple[int, str, str]] = {
@@ -46,7 +45,6 @@ def shutting_down() -> ApiError:
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """The API error for an exception."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestRefusedError):

@@ -29,11 +29,7 @@ from kvarn.wire.sampling import SamplingParams
 
 
 def check_token_ids(token_ids: list[int], model: ReadyModel, param: str) -> None:
-    """Refuse token ids that the model has not.
-
-    Raises:
-        ApiError: 400 that names the field.
-    """
+    """Refuse token ids that the model has not. Raises `ApiError`: 400 that names the field."""
     if not model.card.has_tokens(token_ids):
         raise invalid_request(f"{param!r} holds token ids outside 0 to {model.card.vocab_size - 1}.", param)
 
@@ -50,12 +46,9 @@ def make_choices(
     shown: frozenset[int] = frozenset(),
     splitter: Callable[[], ReasoningSplitter | None] = lambda: None,
 ) -> list[Choice]:
-    """The `n` choices of one prompt; the first has number `first_index` in the answer.
-
-    `moderation` gives each its own; `continued` are the prompt's tokens where the answer's text goes on from the
-    prompt's; `shown` are special tokens that are part of the text all the same; `splitter` gives each who tells its
-    reasoning from its content.
-    """
+    """The `n` choices of one prompt, numbered from `first_index`. `continued`: the prompt's tokens where the answer's
+    text goes on from the prompt's. `shown`: special tokens that are part of the text all the same. `moderation` and
+    `splitter` make one for each choice."""
     strings = stop_strings(request, limits)
     stops = StopStrings(strings) if strings else None
     return [
@@ -102,18 +95,9 @@ def make_submit(
 async def generate(
     model: ReadyModel, submit: Submit, choices: Sequence[Choice], turn: Turn, held: HeldBytes, metrics: GatewayMetrics
 ) -> Deltas:
-    """Run a prompt; yields what each step adds to a choice.
-
-    A choice ends with a stop string, by its transform or by moderation, whatever the engine still sends for it; when
-    all have ended, the request is aborted by closing the replica's generator.
-
-    Args:
-        model: Where it runs.
-        submit: What is sent to the engine.
-        choices: One for each of `submit.sampling.n`, in order.
-        turn: Where its tokens are counted.
-        held: Counts what the engine has written and nobody has read yet.
-        metrics: Where its latencies are shown.
+    """Run a prompt; yields what each step adds to a choice. A choice ends with a stop string, by its transform or by
+    moderation, whatever the engine still sends for it; when all have ended, the request is aborted by closing the
+    replica's generator. `held` counts what the engine has written and nobody has read yet.
 
     Raises:
         RequestRefusedError: The engine refused or gave up the request.

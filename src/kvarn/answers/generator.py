@@ -27,14 +27,12 @@ EmbeddingInputs = Sequence[list[int]] | Sequence[str | list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """The functions of whoever makes deltas. Whatever they refuse they refuse as `ApiError`."""
+    """Functions that make prompts and deltas. They refuse with an `ApiError`."""
 
     prompt_chat: Callable[[ServingContext, RequestRecord, ChatQuestion, ReadyModel], Awaitable[ChatPrompt]]
-    """Checks a chat and makes its prompt."""
     prompt_completion: Callable[
         [ServingContext, RequestRecord, CompletionRequest, ReadyModel], Awaitable[CompletionPrompt]
     ]
-    """Checks a text completion and makes its prompts."""
     count_chat_tokens: Callable[[ServingContext, RequestRecord, ChatCompletionRequest, ReadyModel], Awaitable[int]]
     """The tokens of a chat's prompt: exact where the model's template is here, else estimated."""
     embedding_inputs: Callable[[ReadyModel, NamedInputs, int | None], tuple[EmbeddingInputs, int]]

@@ -17,8 +17,7 @@ from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.wire.openai.errors import ApiError
 
 _TIMES_FREE = 3
-_MODEL_BYTES = 256
-"""Bytes of an object of a body as a validated model, beyond those it took as a dictionary."""
+_MODEL_BYTES = 256  # bytes of an object of a body as a validated model, beyond those it took as a dictionary
 _RETRY_AFTER = {"retry-after": "1"}
 
 
@@ -34,12 +33,8 @@ class ByteBudget(FairSemaphore):
         self.size = size
 
     def take(self, organization_id: str, size: int, request_holds: int) -> None:
-        """Take `size` bytes for a request that holds `request_holds` already.
-
-        Raises:
-            BodyRefusedError: 413, the request would not fit if it were the only one; 429, its organization holds its
-                share; 503, others hold too much.
-        """
+        """Take `size` bytes for a request that holds `request_holds` already. Raises `BodyRefusedError`: 413, the
+        request would not fit alone; 429, its organization holds its share; 503, others hold too much."""
         if not self.try_acquire(organization_id, size):
             alone = self.size * _TIMES_FREE // (_TIMES_FREE + 1)
             mine = self.held(organization_id) + size
@@ -68,16 +63,8 @@ class ByteBudget(FairSemaphore):
 
 
 class HeldBytes:
-    """Memory that a request takes for one purpose, until its record is closed.
-
-    Args:
-        budget: Where it takes from.
-        record: Of the request.
-        size: Taken at once.
-
-    Raises:
-        BodyRefusedError: There is none left for it; see `ByteBudget.take`.
-    """
+    """Memory that a request takes for one purpose, until its record is closed. Raises `BodyRefusedError`; see
+    `ByteBudget.take`."""
 
     def __init__(self, budget: ByteBudget, record: RequestRecord, size: int = 0) -> None:
         self.size = 0
@@ -87,7 +74,6 @@ class HeldBytes:
         self.resize(size)
 
     def take(self, size: int) -> None:
-        """Take more. Raises as `resize` does."""
         self.resize(self.size + size)
 
     def resize(self, size: int) -> None:

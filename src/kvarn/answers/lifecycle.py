@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.context import ServingContext
+from kvarn.answers.model_routes import Attempts
 from kvarn.answers.observer import observed, tell_not_begun
 from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
@@ -39,7 +40,7 @@ async def answer(serving: ServingContext, record: RequestRecord, question: Quest
         ApiError: Refused: it cannot be answered as asked, or not now.
         Exception: Whatever ended the answer before its beginning.
     """
-    attempts = serving.catalog.attempts(record, question)
+    attempts = Attempts(serving.catalog.routes, record, question)
     if record.choice.route is not None and any(each.needs_seed(record) for each in serving.steps.observers):
         question = question.with_seed()
     while True:
@@ -48,7 +49,7 @@ async def answer(serving: ServingContext, record: RequestRecord, question: Quest
             record.timeline.mark("resolved")
             if not attempts.may_fall_back:
                 return await _begin(serving, record, question, model)
-            with attempts.permitted():
+            with serving.catalog.routes.permitted(attempts.model):
                 return await _begin(serving, record, question, model, await_first=True)
         except Exception as error:
             tell_not_begun(serving.steps.observers, record, attempts.model, error)
@@ -67,8 +68,9 @@ async def _begin(
     prompt = await question.prompt(serving, record, model)
     record.timeline.mark("prompted", {"tokens": prompt.tokens})
     turn = await take_in(serving, record, prompt)
-    deltas = turn.answer
-    if deltas is None:
+    if turn.answer is not None:
+        deltas = _counted(turn, turn.answer)
+    else:
         await serving.moderation.check_prompt(turn, prompt)
         record.timeline.mark("moderated")
         deltas = prompt.generate(turn)
@@ -78,36 +80,12 @@ async def _begin(
 
 
 async def take_in(serving: ServingContext, record: RequestRecord, prompt: Prompt) -> Turn:
-    """Begin a turn: every stage takes it, in order, or one refuses or answers it. It is settled when the record is
-    closed.
-
-    Raises:
-        ApiError: A stage refuses it: a budget, a limit, admission.
-        DegradedError: Another model shall answer.
-    """
-    turn = new_turn(record, prompt)
-    try:
-        for stage in serving.steps.stages:
-            turn.answer = await stage.enter(turn)
-            record.timeline.mark(f"stage.{stage.name}")
-            if turn.answer is not None:
-                break
-    except BaseException:
-        turn.give_up()
-        raise
-    record.holdings.callback(turn.closing.close)
-    record.turns.append(turn)
-    return turn
-
-
-def new_turn(record: RequestRecord, prompt: Prompt) -> Turn:
-    """The next turn of a request, not taken in yet."""
+    """Begin a turn, which is settled when the record is closed: every stage takes it, in order, or one refuses or
+    answers it. Raises `ApiError`, or `DegradedError`: another model shall answer."""
     model, own, deferred = prompt.model, record.principal.priority, record.deferred
-    priority = priority_of(
-        prompt.service_tier, prompt.priority, own if deferred is None else max(own, deferred.priority)
-    )
-    number = len(record.turns)
-    return Turn(
+    best = own if deferred is None else max(own, deferred.priority)
+    priority, number = priority_of(prompt.service_tier, prompt.priority, best), len(record.turns)
+    turn = Turn(
         engine_id=f"{record.id}.{number}" if number else record.id,
         record=record,
         model=model.name,
@@ -123,15 +101,41 @@ def new_turn(record: RequestRecord, prompt: Prompt) -> Turn:
         sequences=prompt.sequences,
         usage=TokenUsage(pending=prompt.prompts, timeline=record.timeline),
     )
+    try:
+        for stage in serving.steps.stages:
+            turn.answer = await stage.enter(turn)
+            record.timeline.mark(f"stage.{stage.name}")
+            if turn.answer is not None:
+                break
+    except BaseException:
+        turn.give_up()
+        raise
+    record.holdings.callback(turn.closing.close)
+    record.turns.append(turn)
+    return turn
+
+
+async def _counted(turn: Turn, deltas: Deltas) -> Deltas:
+    """A stage's answer, counted to its turn like one that a model generates: the turn is settled by what was read."""
+    usage, running = turn.usage, turn.sequences
+    usage.count(prompt=turn.prompt_tokens)
+    async with aclosing(deltas):
+        try:
+            async for delta in deltas:
+                usage.count(completion=len(delta.token_ids), reasoning=delta.reasoning_tokens)
+                running -= delta.finish_reason is not None
+                if not running:
+                    usage.pending = 0
+                    turn.record.timeline.mark("generated", {"tokens": usage.completion_tokens})
+                yield delta
+        except Exception:
+            usage.failed = True
+            raise
 
 
 async def begun(deltas: Deltas, client_left: ClientLeft) -> Deltas:
-    """Wait for the first delta; returns all of them.
-
-    Raises:
-        ClientDisconnect: The client left meanwhile.
-        Exception: Whatever ended the answer before its beginning.
-    """
+    """Wait for the first delta; returns all of them. Raises `ClientDisconnect`, and what ended the answer before its
+    beginning."""
     first = asyncio.ensure_future(anext(deltas))
     try:
         delta = await until_client_leaves(first, client_left)

@@ -10,7 +10,6 @@ from kvarn.answers.generator import GeneratorFailedError
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.turn import DegradedError
 from kvarn.catalog.model_table import ModelTable
-from kvarn.catalog.models import ServedModel
 from kvarn.catalog.timeouts import StageTimeoutError
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.routes import FallbackConfig, FallbackReason, RouteConfig
@@ -27,23 +26,14 @@ if TYPE_CHECKING:
 
 _CODES: dict[str | None, FallbackReason] = {"model_not_ready": "not_ready", "replica_lost": "error"}
 _NOT_BEGUN: tuple[FallbackReason, ...] = ("error", "timeout", "overload", "not_ready")
-_ROUTE = ""
-"""Key of a route's fallbacks among those of models: a rollout's route has the name of a model."""
-BYTES_PER_TOKEN = 4
-"""About so many has a token of a prompt that is not tokenized yet."""
+_ROUTE = ""  # key of a route's fallbacks among those of models: a rollout's route has the name of a model
+BYTES_PER_TOKEN = 4  # about so many has a token of a prompt that is not tokenized yet
 PredictTtft = Callable[[str, RequestRecord, RequestFeatures], float | None]
 
 
 class ModelRoutes:
-    """The routes, and a circuit breaker for each model that has fallbacks.
-
-    Args:
-        models: What is served.
-        routes: Those of the configuration.
-        metrics: Where choices are counted.
-        predict_ttft: Seconds to the first token that a model would take now.
-        clock: Monotonic seconds.
-    """
+    """The routes, and a circuit breaker for each model that has fallbacks. `predict_ttft` gives the seconds to the
+    first token that a model would take now."""
 
     def __init__(
         self,
@@ -65,7 +55,6 @@ class ModelRoutes:
         return iter(self._routes.values())
 
     def find(self, name: str) -> RouteConfig | None:
-        """The route of that name."""
         return self._routes.get(name)
 
     def replace(self, routes: Iterable[RouteConfig]) -> None:
@@ -78,12 +67,8 @@ class ModelRoutes:
         name: str,
         question: Question[Any, Any] | None = None,
     ) -> str:
-        """The model that a name stands for, for a request: the name itself unless it is a route's. A request that has
-        been given one keeps it.
-
-        Raises:
-            ApiError: 403, the route is out of the key's scope.
-        """
+        """The model that a name stands for: the name itself unless it is a route's. A request that has been given one
+        keeps it. Raises `ApiError`: 403, the route is out of the key's scope."""
         route, chosen = self._routes.get(name), record.choice
         if route is None:
             return name
@@ -108,12 +93,8 @@ class ModelRoutes:
 
     @contextmanager
     def permitted(self, model: str) -> Generator[None]:
-        """Have an answer begin in the block as far as the model's circuit breaker allows it, which learns of the
-        outcome.
-
-        Raises:
-            ApiError: 503, the model has failed too often.
-        """
+        """Begin an answer in the block as far as the model's circuit breaker allows it, which learns of the outcome.
+        Raises `ApiError`: 503, the model has failed too often."""
         breaker = self._breaker(model)
         permit = breaker.admit(self._clock())
         if permit is None:
@@ -137,27 +118,21 @@ class ModelRoutes:
 
 
 class Attempts:
-    """The models that are tried for one request, one after another.
+    """The models that are tried for one request, one after another."""
 
-    Args:
-        routes: Of the gateway.
-        record: The request.
-        model: The first to try.
-        served: The same, where it is a model's name.
-    """
-
-    def __init__(self, routes: ModelRoutes, record: RequestRecord, model: str, served: ServedModel | None) -> None:
-        self.model = model
-        """The model that is tried now."""
+    def __init__(self, routes: ModelRoutes, record: RequestRecord, question: Question[Any, Any]) -> None:
+        target = routes.choose(record, question.request.model, question)
+        served = routes.models.named(target)
+        self.model = target if served is None else served.canonical(target)
         self.may_fall_back = False
         """Whether another model may answer where this one does not begin an answer that it has taken."""
         self._routes = routes
         self._record = record
-        self._tried = [model]
+        self._tried = [self.model]
         self._first_error: Exception | None = None
         self._ladders: Mapping[str, Sequence[FallbackConfig]] = {}
         route = record.choice.route
-        own = served is not None and served.name == model and served.config.fallbacks
+        own = served is not None and served.name == self.model and served.config.fallbacks
         # A batch waits for the model that its line asks for.
         if record.deferred is None and (route is not None or own):
             self._ladders = {each.name: each.config.fallbacks for each in routes.models}
@@ -165,18 +140,9 @@ class Attempts:
                 self._ladders = {**self._ladders, _ROUTE: route.fallback}
             self._look_ahead()
 
-    @contextmanager
-    def permitted(self) -> Generator[None]:
-        """See `ModelRoutes.permitted`, for this model."""
-        with self._routes.permitted(self.model):
-            yield
-
     def fall_back(self, error: Exception) -> None:
-        """Go on to the next model after an error; the turn that failed is settled.
-
-        Raises:
-            Exception: The first error, where no model is left that may help.
-        """
+        """Go on to the next model after an error; the turn that failed is settled. Raises the first error where no
+        model is left."""
         reason, record = reason_of(error), self._record
         if isinstance(error, DegradedError):
             following: str | None = error.model
@@ -188,9 +154,6 @@ class Attempts:
         if record.turns:
             record.turns[-1].give_up()
         record.reply.headers.pop("x-kvarn-replica", None)
-        if record.early is not None:
-            record.early.forget()
-            record.early = None
         name_of = self._routes.models.name_of
         self._routes.metrics.fallbacks.labels(name_of(self.model), name_of(following), reason).inc()
         choice = record.choice

@@ -18,11 +18,7 @@ _log = logging.getLogger("kvarn.answers")
 
 
 class AnswerListener(Protocol):
-    """Hears one answer."""
-
-    def take(self, delta: ChoiceDelta) -> None:
-        """Hear a delta before its reader does."""
-        ...
+    def take(self, delta: ChoiceDelta) -> None: ...
 
     def end(self, error: BaseException | None) -> None:
         """Hear the end. None: the answer is whole. `GeneratorExit` and `CancelledError`: nobody reads on."""
@@ -46,7 +42,6 @@ class Observer(Protocol):
         return
 
     def not_begun(self, record: RequestRecord, model: str, error: Exception) -> None:
-        """Hear that a model could not begin an answer."""
         return
 
 
@@ -72,7 +67,6 @@ def tell_ended(
 
 
 def tell_not_begun(observers: Sequence[Observer], record: RequestRecord, model: str, error: Exception) -> None:
-    """Tell every observer that a model could not begin an answer."""
     for observer in observers:
         with _isolated(observer):
             observer.not_begun(record, model, error)

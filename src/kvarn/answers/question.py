@@ -34,7 +34,6 @@ class Question(ABC, Generic[RequestT, RunT_co]):
         return self if self.request.seed is not None else self._changed(seed=secrets.randbits(63))
 
     def copy_for(self, model: str) -> Self:
-        """Put the question to another model."""
         return self._changed(**self.NOT_COPIED, model=model)
 
     def _changed(self, **changes: Any) -> Self:

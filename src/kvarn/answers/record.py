@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvarn.admission.demand import Demand
 from kvarn.answers.timeline import RequestTimeline
 from kvarn.catalog.client_left import ClientLeft
 from kvarn.config.routes import RouteConfig
@@ -29,15 +28,12 @@ _log = logging.getLogger("kvarn.answers")
 class Reply:
     """The reply to a request's client, beside the body."""
 
-    dialect: Dialect = OPENAI
-    """The API whose shapes it has, errors included."""
+    dialect: Dialect = OPENAI  # the API whose shapes it has, errors included
     client_left: ClientLeft = None
     """Returns once the client has left. May be awaited when the body has been read. For a line of a batch: once the
     batch is preempted."""
-    disconnected: bool = False
-    """The client left before the end of the answer."""
-    status: int = 0
-    """HTTP status sent; 0 before the answer starts."""
+    disconnected: bool = False  # the client left before the end of the answer
+    status: int = 0  # HTTP status sent; 0 before the answer starts
     headers: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     """Fields of the request that are ignored or changed: go into the answer's headers and into the log."""
@@ -55,47 +51,27 @@ class FoundModel(NamedTuple):
 class ChosenModel:
     """The model of a request, and what decided it."""
 
-    name: str = UNKNOWN
-    """The configured model that answers: a label of metrics."""
-    route: RouteConfig | None = None
-    """The route that the request named."""
-    target: str = ""
-    """The model that the route chose."""
-    found: FoundModel | None = None
-    """The version that was drawn for the request's model: of several, it keeps one."""
-    session: str = ""
-    """The client's session, where it names one: its requests go to the same target and replica."""
-    degraded_from: str | None = None
-    """The model that was to answer, where another one does."""
-    overload_fallbacks: Sequence[str] = ()
-    """Models that may answer where this one would be late."""
+    name: str = UNKNOWN  # the configured model that answers: a label of metrics
+    route: RouteConfig | None = None  # the route that the request named
+    target: str = ""  # the model that the route chose
+    found: FoundModel | None = None  # the version that was drawn for the request's model: of several, it keeps one
+    session: str = ""  # the client's session, where it names one: its requests go to the same target and replica
+    degraded_from: str | None = None  # the model that was to answer, where another one does
+    overload_fallbacks: Sequence[str] = ()  # models that may answer where this one would be late
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
     """A request that nobody waits for: a line of a batch, or a copy for comparison."""
 
-    priority: int
-    """The best tier it may run in."""
+    priority: int  # the best tier it may run in
     batch_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EarlyDemand:
-    """Admission's estimate of a request before its body was parsed."""
-
-    demand: Demand
-    replica: str
-    """The replica that expects it."""
-    forget: Callable[[], None]
-    """Has that replica expect it no longer; may be called again."""
 
 
 class Holdings(AsyncExitStack):
     """Holdings of a request until its answer is over: given back and settled then, last one first."""
 
-    bytes = 0
-    """Memory; see `HeldBytes`."""
+    bytes = 0  # memory; see `HeldBytes`
 
 
 @dataclass(slots=True)
@@ -107,24 +83,19 @@ class RequestRecord:
     `id`. Two requests may have the same."""
     id: str = field(default_factory=lambda: new_id(""), kw_only=True)
     """Unique: what follows the prefix in the id of its answer (`chatcmpl-…`), and the beginning of its turns' ids."""
-    endpoint: str = UNKNOWN
-    """Path of the operation, such as `/v1/chat/completions`."""
+    endpoint: str = UNKNOWN  # path of the operation, such as `/v1/chat/completions`
     principal: Principal = ANYBODY
     body_bytes: int = 0
-    deferred: Deferred | None = None
-    """None: a client waits for it."""
+    deferred: Deferred | None = None  # None: a client waits for it
     reply: Reply = field(default_factory=Reply)
     choice: ChosenModel = field(default_factory=ChosenModel)
-    early: EarlyDemand | None = None
     timeline: RequestTimeline = field(default_factory=RequestTimeline)
     turns: list[Turn] = field(default_factory=list)
     """Its generations, the latest last: one, or more where a model could not begin."""
     holdings: Holdings = field(default_factory=Holdings)
-    stored: bool = False
-    """The database keeps its answer."""
+    stored: bool = False  # the database keeps its answer
 
     def warn(self, warning: str) -> None:
-        """Warn the client, once."""
         if warning not in self.reply.warnings:
             self.reply.warnings.append(warning)
 

@@ -13,7 +13,6 @@ from kvarn.store.errors import StorageFullError, StoreAwayError
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_organizations_over, update_balance
 
 _WAIT_S = 1.0
-"""Seconds that a request waits for the database's answer."""
 
 _log = logging.getLogger("kvarn.answers")
 
@@ -31,16 +30,8 @@ class StorageQuota:
 
     async def check(self, record: RequestRecord, param: str, instead: str) -> None:
         """Admit a request whose answer will be stored with what the request brought; where nothing was stored by its
-        end, it counts no longer.
-
-        Args:
-            record: The request.
-            param: The field of the request that has it kept.
-            instead: What the client may ask for instead, such as "send 'store': false".
-
-        Raises:
-            ApiError: 413, it would not fit.
-        """
+        end, it counts no longer. Raises `ApiError`: 413 that names the field `param` and what to do `instead`, such as
+        "send 'store': false"."""
         organization_id, size = record.principal.organization_id, ROW_BYTES + record.body_bytes
         await self._update(organization_id, size)
         try:

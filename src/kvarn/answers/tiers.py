@@ -6,13 +6,8 @@ _PRIORITIES = {"auto": 0, "default": 0, "scale": 0, "flex": 5, "priority": -10, 
 
 
 def priority_of(service_tier: str | None, priority: int, best: int) -> int:
-    """The priority a request runs at.
-
-    Args:
-        service_tier: What the client asked for; `fast` is OpenAI's newer name of `priority`.
-        priority: What it asked for in numbers (vLLM's extension); 0: nothing.
-        best: The best (lowest) that it may have.
-    """
+    """The priority a request runs at, by its `service_tier` (`fast` is OpenAI's newer name of `priority`) or in numbers
+    (vLLM's extension; 0: none given); `best` is the lowest that it may have."""
     return max(priority or _PRIORITIES[service_tier or "auto"], best)
 
 

@@ -43,10 +43,8 @@ class RequestTimeline(Timeline):
 
     def __init__(self) -> None:
         super().__init__()
-        self.trace: TraceContext | None = None
-        """The request's place in a trace; None: it has none, or gets one when it is over."""
-        self._on_the_way: dict[float, float] = {}
-        """Seconds to an engine and back, by when its turn was sent."""
+        self.trace: TraceContext | None = None  # None: it has none, or gets one when it is over
+        self._on_the_way: dict[float, float] = {}  # seconds to an engine and back, by when its turn was sent
         self.began = self.received_s = self.mark("received")
 
     def mark(self, name: str, numbers: Mapping[str, float] | None = None) -> float:
@@ -56,7 +54,6 @@ class RequestTimeline(Timeline):
         return at_s
 
     def mark_read(self, size: int) -> None:
-        """Note that the body has come."""
         self.received_s = self.mark("read", {"bytes": size})
 
     def add_engine(self, flat: Sequence[int], sent_s: float) -> None:
@@ -68,7 +65,8 @@ class RequestTimeline(Timeline):
             return
         on_the_way = max(0.0, now() - sent_s - max(event.at_us for event in events) / 1e6)
         self._on_the_way[sent_s] = on_the_way = min(on_the_way, self._on_the_way.get(sent_s, on_the_way))
-        self.add_engine_events(events, sent_s + on_the_way / 2)
+        turn = 1 + list(self._on_the_way).index(sent_s)
+        self.add_engine_events(events, sent_s + on_the_way / 2, turn)
 
     @property
     def trace_headers(self) -> dict[str, str]:
@@ -77,7 +75,6 @@ class RequestTimeline(Timeline):
 
     @property
     def total_s(self) -> float:
-        """Seconds from the first event of the gateway to its last."""
         return next(event.at_s for event in reversed(self.events) if not event.name.startswith(_ENGINE)) - self.began
 
 
@@ -93,10 +90,9 @@ def _readable(flat: Sequence[int]) -> list[EngineEvent]:
 
 
 def parts_of(events: Iterable[Event]) -> dict[str, float]:
-    """Seconds of each part of a request."""
     parts: dict[str, float] = {}
     before: float | None = None
-    for name, at_s, _ in events:
+    for name, at_s, *_ in events:
         if name.startswith(_ENGINE):
             continue
         if before is not None:

@@ -21,42 +21,30 @@ from kvarn.store.ids import new_id
 from kvarn.store.owner import Principal
 from kvarn.wire.openai.usage import Usage, usage
 
-Moderated = tuple[str, Callable[[], Iterable[str]]]
-"""A field of a request, and its texts for moderation."""
-Deltas = AsyncGenerator[ChoiceDelta, None]
-"""An answer while it is written: what is new of its choices."""
+Moderated = tuple[str, Callable[[], Iterable[str]]]  # a field of a request, and its texts for moderation
+Deltas = AsyncGenerator[ChoiceDelta, None]  # an answer while it is written: what is new of its choices
 
 
 class Outcome(StrEnum):
-    """The end of a turn."""
-
     FINISHED = "finished"
-    ABORTED = "aborted"
-    """The client left, or the server went down, before the end of the answer."""
-    FAILED = "failed"
-    """The platform refused or lost it after it was taken."""
+    ABORTED = "aborted"  # the client left, or the server went down, before the end of the answer
+    FAILED = "failed"  # the platform refused or lost it after it was taken
 
 
 @dataclass(slots=True)
 class TokenUsage:
     """Tokens of one turn so far, over all its prompts and choices."""
 
-    pending: int = 1
-    """Prompts whose answers have not ended."""
+    pending: int = 1  # prompts whose answers have not ended
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-    reasoning_tokens: int = 0
-    """Part of the completion's."""
+    reasoning_tokens: int = 0  # part of the completion's
     failed: bool = False
-    refused: bool = False
-    """The engine did not take it, or gave it up."""
-    finish_reasons: list[str] = field(default_factory=list)
-    """Reasons of the choices that have ended, in the order in which they did."""
-    first_token: float | None = None
-    """Monotonic seconds."""
-    timeline: RequestTimeline | None = None
-    """Gets the event of the first token."""
+    refused: bool = False  # the engine did not take it, or gave it up
+    finish_reasons: list[str] = field(default_factory=list)  # of the choices that have ended, in the order of that
+    first_token: float | None = None  # monotonic seconds
+    timeline: RequestTimeline | None = None  # gets the event of the first token
     on_change: Callable[[TokenUsage], None] | None = None
     """Called after each change of the counts, before the client hears of it."""
 
@@ -66,11 +54,9 @@ class TokenUsage:
         return self.prompt_tokens > 0 and (not self.refused or self.completion_tokens > 0)
 
     def as_openai(self) -> Usage:
-        """OpenAI's usage object."""
         return usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.reasoning_tokens)
 
     def count(self, *, prompt: int = 0, cached: int = 0, completion: int = 0, reasoning: int = 0) -> None:
-        """Add tokens."""
         if completion and self.first_token is None:
             self.first_token = SYSTEM_CLOCK.now() if self.timeline is None else self.timeline.mark("first_token")
         self.prompt_tokens += prompt
@@ -86,23 +72,17 @@ class Prompt:
     """A request's prompt and bounds for one model, before it is taken in."""
 
     model: ReadyModel | BuiltInModel
-    tokens: int
-    """Over all its prompts; counted, or estimated where another server tokenizes them."""
+    tokens: int  # over all its prompts; counted, or estimated where another server tokenizes them
     token_ids: Sequence[int] = ()
     """The prompt, of several the longest: what of it a replica has cached is found by its tokens. Empty: not known."""
-    cache_salt: str | None = None
-    """The client's; see `salt_of`."""
-    max_output_tokens: int = 0
-    """The most it may write, over all choices."""
+    cache_salt: str | None = None  # the client's; see `salt_of`
+    max_output_tokens: int = 0  # the most it may write, over all choices
     output_bounded: bool = True
     """The client set that bound, or there is no output; otherwise it is only what the context has room for."""
     prompts: int = 1
-    sequences: int = 1
-    """Answers it asks for, over all its prompts."""
-    priority: int = 0
-    """The client's wish."""
-    service_tier: str | None = None
-    """The client's wish in OpenAI's words."""
+    sequences: int = 1  # answers it asks for, over all its prompts
+    priority: int = 0  # the client's wish
+    service_tier: str | None = None  # the client's wish in OpenAI's words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,43 +91,32 @@ class GeneratedPrompt(Prompt):
 
     generate: Callable[[Turn], Deltas]
     moderated: Sequence[Moderated]
-    logged: Callable[[], dict[str, Any]]
-    """The prompt as the log of prompts keeps it."""
+    logged: Callable[[], dict[str, Any]]  # the prompt as the log of prompts keeps it
 
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
     """One generation: what it asks of a model, and what it has had."""
 
-    id: str = field(default_factory=partial(new_id, "use_"))
-    """The id of its usage event."""
-    engine_id: str = ""
-    """The engine's id of it; those of several prompts are made of it."""
+    id: str = field(default_factory=partial(new_id, "use_"))  # the id of its usage event
+    engine_id: str = ""  # the engine's id of it; those of several prompts are made of it
     record: RequestRecord
     model: str
-    model_version: str = ""
-    """Fingerprint of the checkpoint."""
+    model_version: str = ""  # fingerprint of the checkpoint
     adapter: str = ""
-    replica: str = ""
-    """The copy of the model that answers."""
+    replica: str = ""  # the copy of the model that answers
     prompt: Prompt | None = None
-    route_request: RouteRequest | None = None
-    """The question to the router; None where the gateway answers by itself."""
-    replica_choice: ReplicaChoice | None = None
-    """The replica that was chosen, while the turn is its load."""
+    route_request: RouteRequest | None = None  # the question to the router; None where the gateway answers by itself
+    replica_choice: ReplicaChoice | None = None  # the replica that was chosen, while the turn is its load
     prompt_tokens: int
     max_output_tokens: int
     output_bounded: bool = True
-    priority: int = 0
-    """Tier in the engine; lower runs first, 10 is batch."""
+    priority: int = 0  # tier in the engine; lower runs first, 10 is batch
     service_tier: str = "default"
-    """OpenAI's name of that tier."""
     sequences: int = 1
-    slo: SloConfig | None = None
-    """Its latency targets in the engine; None: it has none."""
+    slo: SloConfig | None = None  # its latency targets in the engine; None: it has none
     usage: TokenUsage = field(default_factory=TokenUsage)
-    answer: Deltas | None = None
-    """The answer of a stage that had it; None: a model generates."""
+    answer: Deltas | None = None  # the answer of a stage that had it; None: a model generates
     closing: ExitStack = field(default_factory=ExitStack)
     """Settles the stages that took it, last one first; they read `outcome` and `usage`."""
 
@@ -157,7 +126,7 @@ class Turn:
         self.replica, self.replica_choice = choice.replica, choice
 
     def settle_choice(self) -> None:
-        """End its being a replica's load."""
+        """Count it as the load of its replica no more."""
         if self.replica_choice is not None:
             self.replica_choice.end()
 
@@ -170,13 +139,12 @@ class Turn:
             self.release()
 
     def release(self) -> None:
-        """Let go of what it was asked and answered; its usage stays. It and its record refer to each other, so whatever
-        they hold would stay in memory until the next garbage collection."""
+        """Drop the prompt and the answer; the usage stays. Turn and record refer to each other, so what they hold would
+        stay in memory until the next garbage collection."""
         self.prompt = self.answer = self.route_request = None
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome so far."""
         if self.usage.failed:
             return Outcome.FAILED
         return Outcome.ABORTED if self.usage.pending else Outcome.FINISHED
@@ -199,8 +167,7 @@ class Stage(Protocol):
         """Take the turn in, refuse it, or answer it. A stage that takes it says in `turn.closing` how it is settled.
 
         Returns:
-            The whole answer, where the stage has one: no later stage sees the turn, and no model is asked. None: the
-            turn goes on.
+            The whole answer, where the stage has one: no later stage sees the turn, and no model is asked.
 
         Raises:
             ApiError: The turn is refused. This stage holds nothing of it.

@@ -11,25 +11,15 @@ from pathlib import Path
 
 import msgspec
 
-from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import ModelConfig
 from kvarn.fleet.desired import Desired
 from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaStatus
 from kvarn.wire.messages import AdapterInfo
 
-# Methods that each may call of the other: to a process beside the main one, and from it.
-START = "start"  # first: `Start`
-REPLICA = "replica"  # at each change: `ReplicaStatus`
-VERSION = "version"  # a version of a model will be served: `Version`
-VERSION_REMOVED = "version.removed"  # it is served no longer: `RemovedVersion`
-SNAPSHOT = "metrics.snapshot"  # what it has counted, as a list of `MetricFamily`
-METRICS = "metrics.all"  # to the main process: what all have counted, in the same form
-SERVING = "serving"  # to the main process: it takes requests
-
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """A version of a model."""
+    """A version of a model will be served; answered once its text is loaded."""
 
     model: str  # JSON of the `ModelConfig`
     number: int
@@ -39,37 +29,42 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     adapters: list[AdapterInfo]  # that requests may name
 
     @classmethod
-    def of(cls, served: ServedModel) -> Version:
-        """Describe a served version for the other processes."""
-        config = served.config.model_dump_json()
+    def of(cls, served: ServedVersion) -> Version:
         return cls(
-            model=config,
-            number=served.version,
+            model=served.desired.model.model_dump_json(),
+            number=served.desired.version,
             directory=str(served.directory),
             created=served.created,
-            is_candidate=served.held_back,
-            adapters=list(served.adapters.values()),
+            is_candidate=served.is_candidate,
+            adapters=list(served.desired.adapters),
         )
 
-    def found(self) -> ServedVersion:
-        """The version as this process serves it."""
+    def served(self) -> ServedVersion:
         model = ModelConfig.model_validate_json(self.model)
         desired = Desired(model, self.number, adapters=tuple(self.adapters))
         return ServedVersion(desired, Path(self.directory), self.created, self.is_candidate)
 
 
-class RemovedVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """A version of a model that has no replicas any more."""
+class VersionRemoved(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of a model has no replicas any more."""
 
     model: str
     number: int
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """Message that makes a new process a gateway."""
+    """First message: it makes a new process a gateway."""
 
     number: int  # of this process, from 1 on; never used again
     config: str  # JSON of the `KvarnConfig`
     versions: list[Version]  # that are served
     broken: list[str]  # models whose tokenizer or template the main process cannot load either
     replicas: list[ReplicaStatus]
+
+
+class Serving(msgspec.Struct, frozen=True):
+    """To the main process: this one takes requests."""
+
+
+class ReadMetrics(msgspec.Struct, frozen=True):
+    """Ask what a process has counted; answered by a list of `MetricFamily`. The main process answers for all."""

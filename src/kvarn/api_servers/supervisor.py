@@ -15,21 +15,12 @@ from dataclasses import dataclass, field
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from kvarn.api_servers import (
-    METRICS,
-    REPLICA,
-    SERVING,
-    SNAPSHOT,
-    START,
-    VERSION,
-    VERSION_REMOVED,
-    RemovedVersion,
-    Start,
-    Version,
-)
+from kvarn.api_servers import ReadMetrics, Serving, Start, Version, VersionRemoved
 from kvarn.catalog.live_models import LiveModels
+from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.channel import Channel, ChannelClosedError, Handler
+from kvarn.fleet.channel import Channel, ChannelClosedError, Handlers
+from kvarn.fleet.desired import Desired
 from kvarn.fleet.launch.process_exit import describe_exit, exit_of
 from kvarn.fleet.shared_counts import SharedState, main_scripts, script_handlers
 from kvarn.fleet.supervision.restart import keep_running
@@ -37,7 +28,6 @@ from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
 from kvarn.observe.merge import MetricFamily, as_registry, merge_families, totals_of
 from kvarn.observe.metrics import GatewayMetrics
-from kvarn.replica.client.protocol import ReplicaStatus
 
 _SNAPSHOT_S = 2.0
 _STOP_GRACE_S = 20.0  # beyond `drain_timeout_s`, for what a process writes at its end; then it is killed
@@ -85,13 +75,12 @@ class GatewayProcesses:
         self._keepers: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self.shared = SharedState(self._scripts, self._all_metrics, is_main=True)
-        """For the application of this process."""
 
     def start(self, metrics: GatewayMetrics) -> None:
         """Start the processes; `metrics` are this one's."""
         self._metrics = metrics
         for replica in self._replicas.values():
-            replica.subscribe(self._tell)
+            replica.subscribe(self._send)
         backoff_s = self._config.replica.restart_backoff_s
         for _ in range(self._config.gateway.api_server_count - 1):
             keeping = keep_running(self._run_next, self._stopping, backoff_s, self._ended_early)
@@ -141,7 +130,6 @@ class GatewayProcesses:
             self._metrics.process_restarts.inc()
 
     async def _run(self, number: int) -> int:
-        """One process from its start to its end; returns its exit status."""
         own_end, other_end = socket.socketpair()
         with other_end:
             process = _spawn(other_end.fileno())
@@ -149,14 +137,16 @@ class GatewayProcesses:
         ended = exit_of(process)
         try:
             channel = running.channel = await Channel.open(own_end, self._handlers(running))
-            start = Start(
-                number=number,
-                config=self._config.model_dump_json(),
-                versions=[Version.of(model) for model in self._models.versions],
-                broken=[model.name for model in self._models.versions if model.load_error is not None],
-                replicas=[replica.status for replica in self._replicas.values() if not replica.lifecycle.in_pool],
+            models, replicas = self._models.versions, self._replicas.values()
+            channel.send(
+                Start(
+                    number=number,
+                    config=self._config.model_dump_json(),
+                    versions=[Version.of(_version(model)) for model in models],
+                    broken=[model.name for model in models if model.load_error is not None],
+                    replicas=[replica.status for replica in replicas if not replica.lifecycle.in_pool],
+                )
             )
-            channel.send(START, msgspec.msgpack.encode(start))
             status = await ended
             await channel.closed.wait()  # what it sent before its end has been read
             return status
@@ -175,16 +165,13 @@ class GatewayProcesses:
             replica.forget_gateway(gone.number)
         self._changed.set()
 
-    def _handlers(self, running: _Process) -> dict[str, Handler]:
-        def serving(_: bytes) -> None:
+    def _handlers(self, running: _Process) -> Handlers:
+        def serving(_: Serving) -> None:
             running.serving = True
             self._changed.set()
             _log.info("a gateway process serves", extra={"number": running.number, "pid": running.process.pid})
 
-        async def metrics(_: bytes) -> bytes:
-            return msgspec.msgpack.encode(await self._all_families())
-
-        return {**script_handlers(self._scripts), SERVING: serving, METRICS: metrics}
+        return {**script_handlers(self._scripts), Serving: serving, ReadMetrics: lambda _: self._all_families()}
 
     async def _all_metrics(self) -> CollectorRegistry:
         return as_registry(await self._all_families())
@@ -195,49 +182,36 @@ class GatewayProcesses:
         return merge_families([own, self._ended, *(each.counted for each in self._running.values())])
 
     async def _read_metrics(self, running: _Process) -> None:
-        """Ask a process what it has counted. Of one that does not answer, what it sent last is shown."""
+        """Ask a process what it has counted. If it does not answer, its previous answer stays."""
         assert running.channel is not None
         try:
             async with asyncio.timeout(_SNAPSHOT_S):
-                answer = await running.channel.call(SNAPSHOT)
+                running.counted = await running.channel.call(ReadMetrics(), list[MetricFamily])
         except (ChannelClosedError, TimeoutError) as error:
             reason = str(error) or f"no answer in {_SNAPSHOT_S:g} s"
             _log.warning("no metrics from a gateway process: %s", reason, extra={"number": running.number})
-        else:
-            running.counted = msgspec.msgpack.decode(answer, type=list[MetricFamily])
 
     async def version_added(self, version: ServedVersion) -> None:
-        """See `FleetListener`."""
-        message = Version(
-            model=version.desired.model.model_dump_json(),
-            number=version.desired.version,
-            directory=str(version.directory),
-            created=version.created,
-            is_candidate=version.is_candidate,
-            adapters=list(version.desired.adapters),
-        )
-        self._send(VERSION, message)
+        self._send(Version.of(version))
 
     def replica_added(self, supervisor: EngineSupervisor) -> None:
-        """See `FleetListener`."""
-        supervisor.subscribe(self._tell)
+        supervisor.subscribe(self._send)
 
     def version_removed(self, model: str, version: int) -> None:
-        """See `FleetListener`."""
-        self._send(VERSION_REMOVED, RemovedVersion(model=model, number=version))
+        self._send(VersionRemoved(model=model, number=version))
 
-    def _tell(self, status: ReplicaStatus) -> None:
-        """Tell all processes what becomes of an engine."""
-        self._send(REPLICA, status)
-
-    def _send(self, method: str, message: msgspec.Struct) -> None:
-        body = msgspec.msgpack.encode(message)
+    def _send(self, message: msgspec.Struct) -> None:
         for each in self._running.values():
             if each.channel is not None:
-                each.channel.send(method, body)
+                each.channel.send(message)
+
+
+def _version(model: ServedModel) -> ServedVersion:
+    desired = Desired(model.config, model.version, adapters=tuple(model.adapters.values()))
+    return ServedVersion(desired, model.directory, model.created, model.held_back)
 
 
 def _spawn(channel: int) -> subprocess.Popen[bytes]:
-    """In a session of its own: Ctrl-C in the terminal reaches this process only, which passes it on."""
+    """Start a process in a session of its own: Ctrl-C in the terminal reaches this process only, which passes it on."""
     command = [sys.executable, "-P", "-m", "kvarn.api_servers.worker", str(channel)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[channel], start_new_session=True)

@@ -12,35 +12,22 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable
 
-import msgspec
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from kvarn.api_servers import (
-    METRICS,
-    REPLICA,
-    SERVING,
-    SNAPSHOT,
-    START,
-    VERSION,
-    VERSION_REMOVED,
-    RemovedVersion,
-    Start,
-    Version,
-)
+from kvarn.api_servers import ReadMetrics, Serving, Start, Version, VersionRemoved
 from kvarn.catalog.live_models import LiveModels
 from kvarn.catalog.models import limits_of
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
-from kvarn.fleet.channel import Channel, Handler
+from kvarn.fleet.channel import Channel, ChannelClosedError, Handlers
 from kvarn.fleet.shared_counts import RemoteScripts, SharedState
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import GatewayServer, bind, build_server, collect_garbage_less
-from kvarn.gateway.state import Gateway
 from kvarn.observe.logging import configure_gateway_logging
 from kvarn.observe.merge import MetricFamily, as_registry
+from kvarn.observe.metrics import GatewayMetrics
 from kvarn.replica.client.protocol import ReplicaStatus
 from kvarn.safety.errors import SafetyError
 from kvarn.store.errors import StoreError
@@ -53,95 +40,59 @@ _LOOK_EVERY_S = 0.02
 _log = logging.getLogger("kvarn.gateway")
 
 
-class Worker:
-    """One gateway process, from the main process's first message on."""
+async def serve(end: socket.socket) -> int:
+    """Serve until told to stop; returns the exit status. `end`: of the channel to the main process."""
+    channel = await Channel.open(end)
+    start = await channel.receive(Start)
+    config = KvarnConfig.model_validate_json(start.config)
+    here = {"batches": config.batches.model_copy(update={"enabled": False})}  # batches run in the main process
+    config = config.model_copy(update=here)
+    configure_gateway_logging(config.log_level, config.log_format, start.number)
+    metrics: GatewayMetrics | None = None
+    live = LiveModels(config.gateway, start.number)
+    for version in start.versions:
+        live.add(version.served())
+    for status in start.replicas:
+        live.update(status)
+    handlers: Handlers = {
+        ReplicaStatus: live.update,
+        Version: lambda version: live.version_added(version.served()),
+        VersionRemoved: lambda removed: live.version_removed(removed.model, removed.number),
+        ReadMetrics: lambda _: [] if metrics is None else metrics.snapshot(),
+    }
+    channel.serve(handlers)
+    orphaned = asyncio.create_task(_end_with(channel))
+    # Before it takes connections: the main process is ready by now.
+    limits = limits_of(config.gateway)
+    loading = [model.load_text(None, limits) for model in live.versions]
+    await asyncio.gather(*loading, return_exceptions=True)  # a failure is kept by the model
+    for model in live.versions:
+        if model.load_error is not None and model.name not in start.broken:
+            _log.error(model.load_error)
+            return _EXIT_LOST
 
-    def __init__(self) -> None:
-        self._models: LiveModels | None = None
-        self._gateway: Gateway | None = None
-        self._start: asyncio.Future[Start] = asyncio.get_running_loop().create_future()
+    async def all_metrics() -> CollectorRegistry:
+        return as_registry(await channel.call(ReadMetrics(), list[MetricFamily]))
 
-    async def run(self, end: socket.socket) -> int:
-        """Serve until told to stop; returns the exit status."""
-        handlers: dict[str, Handler] = {
-            START: self._started,
-            REPLICA: self._replica_changed,
-            VERSION: self._version_added,
-            VERSION_REMOVED: self._version_removed,
-            SNAPSHOT: self._snapshot,
-        }
-        channel = await Channel.open(end, handlers)
-        orphaned = asyncio.create_task(_end_with(channel))
-        start = await self._start
-        config = KvarnConfig.model_validate_json(start.config)
-        here = {"batches": config.batches.model_copy(update={"enabled": False})}  # batches run in the main process
-        config = config.model_copy(update=here)
-        configure_gateway_logging(config.log_level, config.log_format, start.number)
-        live = self._models
-        assert live is not None
-        # Before it takes connections: the main process is ready by now.
-        limits = limits_of(config.gateway)
-        loading = [model.load_text(None, limits) for model in live.versions]
-        await asyncio.gather(*loading, return_exceptions=True)  # a failure is kept by the model
-        for model in live.versions:
-            if model.load_error is not None and model.name not in start.broken:
-                _log.error(model.load_error)
-                return _EXIT_LOST
-
-        async def metrics() -> CollectorRegistry:
-            return as_registry(msgspec.msgpack.decode(await channel.call(METRICS), type=list[MetricFamily]))
-
-        shared = SharedState(RemoteScripts(channel), metrics, is_main=False)
-        app = create_app(config, live.by_name, shared=shared)
-        gateway = self._gateway = app.state.gateway
-        live.on_added = lambda model: gateway.metrics.add_model(model.name, config.slo_of(model.config))
-        server = build_server(app, config.gateway)
-        collect_garbage_less()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, server.handle_exit, number, None)
-        listener = bind(config.gateway, shared=True)
-        telling = asyncio.create_task(_tell_when_serving(server, channel))
-        try:
-            await server.serve(sockets=[listener])
-        except SystemExit:  # this server's way to say that it did not start
-            raise app.state.start_error or ConfigError("it did not start: the log says why") from None
-        finally:
-            telling.cancel()
-            orphaned.cancel()
-            live.close()
-        return 0
-
-    def _started(self, body: bytes) -> None:
-        start = msgspec.msgpack.decode(body, type=Start)
-        live = self._models = LiveModels(KvarnConfig.model_validate_json(start.config).gateway, start.number)
-        for version in start.versions:
-            live.add(version.found())
-        for status in start.replicas:
-            live.update(status)
-        self._start.set_result(start)
-
-    def _replica_changed(self, body: bytes) -> None:
-        assert self._models is not None, "`Start` is the first message"
-        self._models.update(msgspec.msgpack.decode(body, type=ReplicaStatus))
-
-    def _version_added(self, body: bytes) -> Awaitable[bytes]:
-        assert self._models is not None, "`Start` is the first message"
-        loading = self._models.version_added(msgspec.msgpack.decode(body, type=Version).found())
-
-        async def load() -> bytes:
-            await loading
-            return b""
-
-        return load()
-
-    def _version_removed(self, body: bytes) -> None:
-        assert self._models is not None, "`Start` is the first message"
-        removed = msgspec.msgpack.decode(body, type=RemovedVersion)
-        self._models.version_removed(removed.model, removed.number)
-
-    def _snapshot(self, body: bytes) -> bytes:
-        return msgspec.msgpack.encode([] if self._gateway is None else self._gateway.metrics.snapshot())
+    app = create_app(config, live.by_name, shared=SharedState(RemoteScripts(channel), all_metrics, is_main=False))
+    metrics = own_metrics = app.state.gateway.metrics
+    live.on_added = lambda model: own_metrics.add_model(model.name, config.slo_of(model.config))
+    server = build_server(app, config.gateway)
+    collect_garbage_less()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.handle_exit, number, None)
+    listener = bind(config.gateway, shared=True)
+    telling = asyncio.create_task(_tell_when_serving(server, channel))
+    try:
+        await server.serve(sockets=[listener])
+    except SystemExit:  # this server's way to say that it did not start
+        raise app.state.start_error or ConfigError("it did not start: the log says why") from None
+    finally:
+        telling.cancel()
+        orphaned.cancel()
+        live.close()
+    return 0
 
 
 async def _end_with(channel: Channel) -> None:
@@ -153,19 +104,16 @@ async def _end_with(channel: Channel) -> None:
 async def _tell_when_serving(server: GatewayServer, channel: Channel) -> None:
     while not server.started:  # noqa: ASYNC110  the server tells nobody
         await asyncio.sleep(_LOOK_EVERY_S)
-    channel.send(SERVING)
+    channel.send(Serving())
 
 
 def main(arguments: list[str]) -> int:
-    """Run the process; returns its exit status."""
     end = socket.socket(fileno=int(arguments[0]))
-
-    async def run() -> int:
-        return await Worker().run(end)
-
     with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
         try:
-            return runner.run(run())
+            return runner.run(serve(end))
+        except ChannelClosedError:
+            return _EXIT_LOST
         except (ConfigError, SafetyError, StoreError, TextError, OSError) as error:
             _log.error("a gateway process cannot serve: %s", error)
             return _EXIT_NOT_STARTED

@@ -53,11 +53,9 @@ class Backoff:
         return pause_s
 
     def answered(self) -> None:
-        """A line was answered."""
         self._next_s = FIRST_PAUSE_S
 
     def pause_s(self, now: float) -> float:
-        """Seconds that are left of a pause."""
         return max(0.0, self._until - now)
 
 
@@ -119,12 +117,7 @@ class BatchItems:
         """Workers whose line has a place."""
 
     async def run(self) -> None:
-        """Run lines until none is open, or the job is ended or preempted.
-
-        Raises:
-            BaseExceptionGroup: `LeaseLostError` where another gateway has the batch; what nobody foresaw.
-            StoreAwayError: The last answers could not be written.
-        """
+        """Run lines until none is open, or the job is ended or preempted."""
         job = self._job
         job.wake.set()
         try:
@@ -157,7 +150,6 @@ class BatchItems:
         self._job.wake.set()
 
     async def _work(self, items: ModelItems) -> None:
-        """Answer one line after another."""
         line = None
         while not self._stops():
             await asyncio.sleep(items.backoff.pause_s(SYSTEM_CLOCK.now()))

@@ -49,7 +49,6 @@ class BatchJob(Job):
 
     @property
     def owner(self) -> Owner:
-        """Its project."""
         return Owner(self.row.organization_id, self.row.project_id)
 
     def end(self, reason: EndReason) -> None:

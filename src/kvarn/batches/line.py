@@ -71,12 +71,9 @@ def make_record(
 async def run_line(
     operation: Operation, serving: ResponsesContext, record: RequestRecord, line: Line
 ) -> Answer | Refused | None:
-    """Run a line to its end. What it did is in the ledger when this returns, however it went.
-
-    Returns:
-        None where it left while it waited to be admitted: nothing has been done for it. An answer that is whole is
-        returned also where the caller is cancelled while it is settled.
-    """
+    """Run a line to its end; None where it left while it waited to be admitted. What it did is in the ledger when this
+    returns, however it went. An answer that is whole is returned also where the caller is cancelled while it is
+    settled."""
     try:
         check_endpoint(record.principal, record.endpoint)
         body = await operation(serving, record, line.body)

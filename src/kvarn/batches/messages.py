@@ -39,12 +39,7 @@ _UNRUN = {"batch_cancelled": "canceled", "batch_expired": "expired"}
 
 
 async def start_message_batch(serving: ResponsesContext, record: RequestRecord, request: MessageBatchRequest) -> Batch:
-    """Take a batch: its requests are written into a file, and run as those of any batch.
-
-    Raises:
-        ApiError: There are too many requests, or one is too large.
-        StorageFullError: The organisation would store more than it may.
-    """
+    """Take a batch: its requests are written into a file, and run as those of any batch."""
     config, principal = serving.config.batches, record.principal
     if len(request.requests) > config.max_lines:
         why = f"'requests' holds {len(request.requests)}: at most {config.max_lines} are allowed (batches.max_lines)."
@@ -122,12 +117,8 @@ class _Line(msgspec.Struct):
 
 async def message_results(store: Store, owner: Owner, batch: Batch) -> AsyncGenerator[bytes, None]:
     """The results of a batch, a line for each request: those that succeeded first. One that ended before its requests
-    were read has no files of results: what has come of all of them is told by its state.
-
-    Raises:
-        ConflictError: It has not ended.
-        NotFoundError: The results are kept no more.
-    """
+    were read has no files of results: its state tells what has become of them. Raises `ConflictError` before its
+    end."""
     if batch.status not in OVER:
         raise ConflictError(f"The batch {batch.id} has not ended: it has no results yet.")
     files = [
@@ -183,10 +174,4 @@ def _errored(message: str) -> BatchResult:
 
 
 async def delete_message_batch(store: Store, owner: Owner, batch_id: str) -> None:
-    """Delete a batch that has ended, with its requests and results.
-
-    Raises:
-        NotFoundError: There is none of this id, or it is not theirs.
-        ConflictError: It has not ended.
-    """
     await delete_batch(store, owner, batch_id, ENDPOINT)

@@ -29,12 +29,7 @@ async def start_batch(
     total: int = 0,
 ) -> Batch:
     """Check a request for a batch and take it. Its input is read later; `total` says how many requests that holds,
-    where it is known.
-
-    Raises:
-        ApiError: The endpoint is not served, or not the key's to use; the input file cannot be used.
-        StorageFullError: The organisation would store more than it may.
-    """
+    where it is known."""
     if request.endpoint not in ENDPOINTS:
         why = f"Invalid value for 'endpoint': batches are run for {', '.join(ENDPOINTS)}."
         raise invalid_request(why, "endpoint", "unsupported_value")
@@ -62,7 +57,6 @@ async def start_batch(
 
 
 def describe_batch(batch: Batch) -> BatchObject:
-    """A batch in OpenAI's shape."""
     return BatchObject(
         id=batch.id,
         endpoint=batch.endpoint,

@@ -69,11 +69,7 @@ class BatchRun:
     """See `BatchItems`."""
 
     async def run(self) -> None:
-        """Work on the batch until it is over or preempted.
-
-        Raises:
-            LeaseLostError: Another gateway has it.
-        """
+        """Work on the batch until it is over or preempted. Raises `LeaseLostError`."""
         job = self.job
         if job.row.status == BatchStatus.VALIDATING:
             await self._validate()
@@ -186,17 +182,9 @@ class BatchRun:
 async def _result_files(
     store: Store, batch: Batch, unanswered: Callable[[Result], bytes]
 ) -> AsyncGenerator[dict[str, dict[str, str]], None]:
-    """Write the output and the error file, not yet to be seen. An empty one is not made; if the block fails, nothing is
-    left of them.
-
-    Args:
-        store: The database.
-        batch: Whose they are.
-        unanswered: Makes the error file's line of a request without an answer.
-
-    Yields:
-        The fields of `publish_file` by the batch's column.
-    """
+    """Write the output and the error file, not yet to be seen; the fields of `publish_file` by the batch's column. An
+    empty one is not made; if the block fails, nothing is left of them. `unanswered` makes the error file's line of a
+    request without an answer."""
     owner = Owner(batch.organization_id, batch.project_id)
     # Not counted as long as the lines with the same answers count.
     async with FileWriter(store, owner, counted=False) as output, FileWriter(store, owner, counted=False) as errors:

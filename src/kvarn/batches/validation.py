@@ -51,7 +51,6 @@ class InputCheck:
 
     @property
     def model(self) -> str | None:
-        """The model that all lines need, where it is one."""
         return next(iter(self._models)) if len(self._models) == 1 else None
 
     @property
@@ -81,7 +80,6 @@ class InputCheck:
         return self._check(fields, decoded, number)
 
     def end(self) -> None:
-        """The file is over: one without any request is a fault too."""
         if not self.total:
             self._add_fault("empty_file", "The input file holds no request.", None, None)
 
@@ -123,12 +121,8 @@ class InputCheck:
 
 
 def model_of(request: Mapping[str, Any]) -> str | None:
-    """The model that a request names; None where it names none, or what cannot be the name of one.
-
-    Args:
-        request: As `decode_body` reads it, for that is how it is read when it runs: of a key that stands in it twice,
-            both see the same value.
-    """
+    """The model that a request names; None where it names none, or what cannot be the name of one. `request` is as
+    `decode_body` reads it, also when it runs: of a key that stands in it twice, both see the same value."""
     name = request.get("model")
     return name if isinstance(name, str) and len(name) <= MAX_MODEL and "\x00" not in name else None
 

@@ -54,7 +54,6 @@ class BatchWorker(Worker[BatchJob]):
         """Losses of batches that this gateway has let go unfinished."""
 
     async def claim(self, free: int) -> Sequence[BatchJob]:
-        """Take batches, of each organization its oldest first."""
         if not free:
             await self._preempt(list(self.running.values()))
             return []
@@ -81,7 +80,6 @@ class BatchWorker(Worker[BatchJob]):
         return held
 
     async def release(self, job: BatchJob) -> None:
-        """Let another gateway take it."""
         if job.losses and job.row.status not in OVER:
             self._losses[job.id] = job.losses
         rest_s = 0.0
@@ -93,11 +91,7 @@ class BatchWorker(Worker[BatchJob]):
         await release_batch(self._store, self.holder, job.id, until)
 
     async def refresh(self, job: BatchJob) -> None:
-        """Renew the lease, and see whether the work shall go on.
-
-        Raises:
-            LeaseLostError: Another gateway has it.
-        """
+        """Renew the lease, and see whether the work shall go on. Raises `LeaseLostError`."""
         async with job.changing:
             job.row = await renew_lease(self._store, self.holder, job.id, self._config.lease_s)
         bearer = await find_bearer(self._store, job.owner, job.row.key_id)
@@ -114,7 +108,6 @@ class BatchWorker(Worker[BatchJob]):
             job.preempt()
 
     async def run(self, job: BatchJob) -> None:
-        """Bring a batch as far as it will go."""
         try:
             await self.refresh(job)
             await BatchRun(self._serving, job, self._places_now()).run()

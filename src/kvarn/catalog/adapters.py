@@ -49,18 +49,8 @@ class AdapterLoader:
 
     async def load(self, request: LoadAdapterRequest, by: str) -> str:
         """Load an adapter, which belongs to the model's deployment from then on; returns what to say. A model without
-        replicas gets one first.
-
-        Args:
-            request: Which adapter.
-            by: Who asks.
-
-        Raises:
-            ApiError: 400 the request or the adapter cannot be used, 403 the directory is not one to load from, 503 the
-                model is not ready.
-            ReplicaLostError: The engine is not ready.
-            StoreAwayError: It cannot be kept, and is not there.
-        """
+        replicas gets one first. Raises `ApiError` 400 for a request or an adapter that cannot be used, 403 for a
+        directory that is not one to load from, 503 before the model is ready."""
         model = self._model_of(request.model)
         name = request.lora_name
         for other in self._models:
@@ -85,13 +75,7 @@ class AdapterLoader:
         return f"Success: LoRA adapter '{name}' added successfully."
 
     async def unload(self, request: UnloadAdapterRequest) -> str:
-        """Unload an adapter; what runs with it goes on. Returns what to say.
-
-        Raises:
-            ApiError: 404, there is none of that name; 503, the model is not ready.
-            ReplicaLostError: The engine is not ready.
-            StoreAwayError: It would come back, and stays.
-        """
+        """Unload an adapter; what runs with it goes on. Returns what to say. Raises `ApiError` 404 and 503."""
         name = request.lora_name
         model = next((model for model in self._models if name in model.adapters), None)
         if model is None:
@@ -195,7 +179,6 @@ class AdapterReconciler:
         """Replica, its start, adapter and digest: what could not be loaded is not tried again and again."""
 
     async def look(self) -> None:
-        """Look once at each replica that is ready."""
         for model in self._models:
             ready = _ready(model)
             any_kept = any(each.kept for _, replica in ready for each in replica.adapters.values())

@@ -14,12 +14,7 @@ ClientLeft = Callable[[], Awaitable[None]] | None
 
 
 async def until_client_leaves(result: asyncio.Future[ResultT], client_left: ClientLeft) -> ResultT:
-    """The result of a future, which goes on where this is cancelled or the client leaves.
-
-    Raises:
-        ClientDisconnect: The client left before.
-        Exception: That of the future.
-    """
+    """The result of a future, which goes on where this is cancelled or the client leaves (`ClientDisconnect`)."""
     waited: set[asyncio.Future[Any]] = {result}
     if client_left is not None:
         waited.add(asyncio.ensure_future(client_left()))

@@ -111,7 +111,6 @@ class EngineCollector(Collector):
                 yield ((model, name) if self._several else (model,)), client
 
     def collect(self) -> Iterator[Metric]:
-        """Read every engine once and yield its metrics."""
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
         yield self._metric(gauge, "kvarn_replica_up", "1 when the model's replica takes requests.", _is_up)
         yield self._metric(counter, "kvarn_replica_restarts_total", "Restarts of the engine process.", _restarts)

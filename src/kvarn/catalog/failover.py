@@ -89,12 +89,8 @@ class ResumableRequest:
         return delta
 
     async def move(self, error: ReplicaLostError | RequestRefusedError) -> None:
-        """Find another replica to go on with.
-
-        Raises:
-            ReplicaLostError: Too many were lost without one more token, or none was ready in time: the error itself.
-            RequestRefusedError: No other engine may do it either: the error itself.
-        """
+        """Find another replica to go on with. Raises the error itself where too many were lost without one more token,
+        none was ready in time, or no other engine may do it either."""
         if self._config is None:
             raise error
         self._choice.end()
@@ -111,7 +107,6 @@ class ResumableRequest:
         _log.info("a request goes on with another engine process", extra=extra)
 
     def end(self) -> None:
-        """End the load of the replica that it moved to."""
         if self._moves:
             self._choice.end()
 
@@ -171,12 +166,7 @@ async def _other_replica(
     config: FailoverConfig,
 ) -> ReplicaChoice:
     """The replica that goes on after an error; waits while none is ready. `lost`: those that were lost since the
-    request last got on. Others go first.
-
-    Raises:
-        ReplicaLostError: There have been too many, or none is ready in time: the error itself.
-        RequestRefusedError: No other engine may do it either: the error itself.
-    """
+    request last got on. Others go first. Raises as `ResumableRequest.move`."""
     is_refused = isinstance(error, RequestRefusedError) and error.reason is not RefusalReason.DRAINING
     if is_refused or len(lost) > config.max_losses:
         raise error
@@ -191,7 +181,6 @@ async def _other_replica(
 
 
 def client_of(replicas: ReplicaSet, name: str) -> ReplicaClient:
-    """The replica of that name. Raises `ReplicaLostError` where it is gone."""
     client = replicas.get(name)
     if client is None:
         raise ReplicaLostError(f"the replica {name} is gone")

@@ -49,11 +49,8 @@ class HeldRequests:
 
     async def until_ready(self, find: Callable[[], tuple[ServedModel, str]]) -> tuple[ServedModel, str]:
         """Wait until a model has a replica that is ready, where one is expected. `find` finds the version and the
-        adapter that would answer now; returns what it found last.
-
-        Raises:
-            ApiError: 503 with Retry-After: too many wait, or none was ready in time.
-        """
+        adapter that would answer now; returns what it found last. Raises `ApiError` 503: too many wait, or none was
+        ready in time."""
         found = model, _ = find()
         if model.ready or model.load_error is not None or (hold := self._hold_of(model)) is None:
             return found

@@ -40,7 +40,6 @@ class LiveModels:
 
     @property
     def versions(self) -> list[ServedModel]:
-        """All that are served."""
         return list(self._versions.values())
 
     def add(self, version: ServedVersion) -> None:
@@ -48,8 +47,8 @@ class LiveModels:
         self._serve(self._made(version))
 
     def version_added(self, version: ServedVersion) -> Coroutine[Any, Any, None]:
-        """See `FleetListener`. One whose text cannot be read is not served. It is known when this returns: it may be
-        removed while it is loaded."""
+        """One whose text cannot be read is not served. It is known when this returns: it may be removed while it is
+        loaded."""
         served = self._made(version)
         self._loading[served.name, served.version] = served
         return self._load(served)
@@ -68,11 +67,10 @@ class LiveModels:
                 await served.close()
 
     def replica_added(self, supervisor: EngineSupervisor) -> None:
-        """See `FleetListener`."""
         supervisor.subscribe(self.update)
 
     def version_removed(self, model: str, version: int) -> None:
-        """See `FleetListener`. Requests that it still answers go on."""
+        """Requests that it still answers go on."""
         self._loading.pop((model, version), None)
         self._early = {
             name: each for name, each in self._early.items() if (each.model, each.version) != (model, version)
@@ -86,7 +84,6 @@ class LiveModels:
             closing.add_done_callback(self._closing.discard)
 
     def update(self, status: ReplicaStatus) -> None:
-        """Take over what a supervisor says of its replica."""
         served = self._versions.get((status.model, status.version))
         if served is None and status.state is not ReplicaState.GONE:
             self._early[status.replica] = status
@@ -97,12 +94,10 @@ class LiveModels:
             self._relate(status.model)
 
     def load_of(self, replica: str) -> int:
-        """Sequences that run or wait on a replica, as far as is known."""
         clients = [served.replicas.get(replica) for served in self._versions.values()]
         return sum(each.stats.running + each.stats.waiting for each in clients if each is not None)
 
     def close(self) -> None:
-        """Leave all engines."""
         for served in self._versions.values():
             served.replicas.close()
 

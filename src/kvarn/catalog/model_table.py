@@ -28,12 +28,8 @@ class ModelTable:
         return iter(list(self._models.values()))
 
     def find(self, name: str, visible: Callable[[str], bool] = lambda name: True) -> ServedModel:
-        """The model of that name or alias, or the version of it that is named (`model@version`). `visible` says which
-        models the client may hear of.
-
-        Raises:
-            ApiError: 404 `model_not_found`; names those that are visible.
-        """
+        """The model of that name or alias, or the version of it that is named (`model@version`). Raises `ApiError` 404,
+        which names the models that are `visible` to the client."""
         model = self.named(name)
         if model is None:
             raise model_not_found(name[:200], [served for served in self._models if visible(served)])
@@ -52,7 +48,6 @@ class ModelTable:
         return UNKNOWN if found is None else found.name
 
     def named(self, name: str) -> ServedModel | None:
-        """The model of that name or alias, or the version that is named; None: there is none."""
         found = self._models.get(name) or next((model for model in self if name in model.config.aliases), None)
         if found is None:
             model, version = split_version(name)
@@ -89,7 +84,6 @@ class ModelTable:
                 _log.debug("model %s cannot serve text", model.name, exc_info=result)
 
     async def close(self) -> None:
-        """End what runs for the models' text."""
         await asyncio.gather(*[model.close() for model in self])
 
 

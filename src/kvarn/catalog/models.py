@@ -79,16 +79,11 @@ class ReadyModel:
 
     @property
     def public_name(self) -> str:
-        """Its name in answers, by which it is found again."""
         return self.adapter or self.name
 
     @property
     def text(self) -> ModelText:
-        """Its tokenizer and template.
-
-        Raises:
-            ApiError: 400, there are none here.
-        """
+        """Its tokenizer and template. Raises `ApiError` 400 where there are none here."""
         if self.loaded_text is None:
             why = f"The model {self.name!r} is served by another server, and this one does not have its tokenizer."
             raise invalid_request(why, "model", "model_not_supported")
@@ -96,12 +91,10 @@ class ReadyModel:
 
     @property
     def is_external(self) -> bool:
-        """Whether other servers run it."""
         return self.served.config.external is not None
 
     @property
     def exact_prompts(self) -> bool:
-        """Whether the tokens of a chat can be counted exactly."""
         return self.loaded_text is not None and self.loaded_text.chat_template.exists
 
     @property
@@ -111,7 +104,6 @@ class ReadyModel:
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:
-        """Sampling parameters of requests that leave them out."""
         return SamplingDefaults() if self.loaded_text is None else self.loaded_text.sampling_defaults
 
     @property
@@ -225,7 +217,6 @@ class ServedModel:
         return name if self.is_version(name) else self.name
 
     def draw_seed(self) -> int:
-        """The seed of a request that has none."""
         return self._seeds.getrandbits(63)
 
     @property
@@ -242,13 +233,11 @@ class ServedModel:
 
     @property
     def card(self) -> ModelCard | None:
-        """The card of what is served; None until first ready."""
         replica = self.replicas.most_ready
         return None if replica is None else replica.card
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """The adapters that requests may name, by name."""
         return self.replicas.adapters
 
     @property
@@ -270,11 +259,8 @@ class ServedModel:
         return self.text is not None or (self.config.external is not None and self.config.tokenizer is None)
 
     def require_ready(self, adapter: str = "") -> ReadyModel:
-        """This model with its parts, to answer with an adapter where one is named.
-
-        Raises:
-            ApiError: 503 with Retry-After while it starts, restarts or drains; 500 when its tokenizer cannot be read.
-        """
+        """This model with its parts, to answer with an adapter where one is named. Raises `ApiError` 503 with
+        Retry-After while it starts, restarts or drains; 500 when its tokenizer cannot be read."""
         if self.load_error is not None:
             raise ApiError(500, self.load_error, type="server_error", code="model_broken")
         replica = self.replicas.most_ready
@@ -283,7 +269,6 @@ class ServedModel:
         return ReadyModel(self.name, self, self.text, replica.card, adapter)
 
     def not_ready(self) -> ApiError:
-        """Why no request can be answered now: 503 with Retry-After."""
         return unavailable(f"The model {self.name!r} is not ready: {self.state_text}.", "model_not_ready")
 
     @property
@@ -335,13 +320,11 @@ class ServedModel:
         )
 
     async def close(self) -> None:
-        """End what runs for its text."""
         if self._template is not None:
             await self._template.close()
 
 
 def limits_of(config: GatewayConfig) -> SandboxLimits:
-    """Limits of work on input of clients and checkpoints."""
     return SandboxLimits(config.client_work_timeout_s, config.client_work_memory_bytes)
 
 

@@ -63,7 +63,6 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         return len(self._clients)
 
     def add(self, name: str, client: ReplicaClient) -> None:
-        """One more replica."""
         self._clients[name] = client
         client.on_changed = self.tell_changed
         self._count_changed()
@@ -121,12 +120,10 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         return self._adapters if found is None else found.adapters
 
     def ready_clients(self) -> list[ReplicaClient]:
-        """Those that take requests."""
         return [each for each in self._clients.values() if each.state is ReplicaState.READY]
 
     @property
     def ready(self) -> list[str]:
-        """Names of those that take requests."""
         return [name for name, each in self._clients.items() if each.state is ReplicaState.READY]
 
     def changed(self) -> Coroutine[Any, Any, object]:
@@ -134,7 +131,6 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         return self._changed.wait()
 
     def tell_changed(self) -> None:
-        """Wake whoever waits for `changed`."""
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -23,7 +23,6 @@ class RoutingCollector(Collector):
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics."""
         picked = CounterMetricFamily(
             "kvarn_routing_requests", "Requests for which this replica was chosen among several.", labels=_LABELS
         )

@@ -32,7 +32,6 @@ class TextPool:
         self._threads = FairSemaphore(threads)
 
     async def run(self, tenant: str, size: int, work: Callable[[], ResultT]) -> ResultT:
-        """Do work on `size` bytes for a tenant; raises what the work raises."""
         if size <= INLINE_BYTES:
             return work()
         loop = asyncio.get_running_loop()

@@ -34,7 +34,6 @@ class StageTimeoutError(Exception):
 
 
 def timeouts_of(config: TimeoutsConfig, *, external: bool) -> StageTimeouts:
-    """The time-outs of a model."""
     default = EXTERNAL_TIMEOUTS if external else NO_TIMEOUTS
     return StageTimeouts(
         connect_s=config.connect_s or default.connect_s,
@@ -54,7 +53,7 @@ class StageTimer:
         self._began = SYSTEM_CLOCK.now()
 
     async def wait(self, awaited: Awaitable[ItemT]) -> ItemT:
-        """Await something of the answer. Raises `StageTimeoutError`: it took too long."""
+        """Await something of the answer. Raises `StageTimeoutError`."""
         deadline = self._timeouts.deadline(self._began, SYSTEM_CLOCK.now(), begun=self.begun)
         try:
             async with asyncio.timeout_at(None if deadline is None else deadline[0]) as limit:
@@ -68,11 +67,8 @@ class StageTimer:
 async def within_timeouts(
     items: AsyncGenerator[ItemT, None], timeouts: StageTimeouts, is_token: Callable[[ItemT], bool]
 ) -> AsyncGenerator[ItemT, None]:
-    """The items as they come; `is_token` says which of them are part of the answer.
-
-    Raises:
-        StageTimeoutError: A stage took too long; `items` is closed then.
-    """
+    """The items as they come; `is_token` says which of them are part of the answer. Raises `StageTimeoutError`; `items`
+    is closed then."""
     timer = StageTimer(timeouts)
     async with aclosing(items):
         while True:

@@ -15,15 +15,11 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Monotonic time, from an arbitrary start; the event loop's time has the same start."""
-        ...
 
-    def time(self) -> float:
-        """Unix time."""
-        ...
+    def time(self) -> float: ...
 
     def sleep(self, seconds: float) -> None:
         """Block the calling thread."""
-        ...
 
 
 class SystemClock:

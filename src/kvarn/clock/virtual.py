@@ -21,15 +21,12 @@ class VirtualClock:
         self._started = unix_s - now
 
     def now(self) -> float:
-        """See `Clock.now`."""
         return self._now
 
     def time(self) -> float:
-        """See `Clock.time`."""
         return self._started + self._now
 
     def sleep(self, seconds: float) -> None:
-        """Move on by so many seconds."""
         self._now += max(0.0, seconds)
 
     def move_to(self, moment: float) -> None:
@@ -65,7 +62,6 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
         self._clock = clock
 
     def time(self) -> float:
-        """The clock's time."""
         return self._clock.now()
 
 

@@ -22,7 +22,6 @@ class StepWork:
 
     @property
     def num_bytes(self) -> float:
-        """Bytes read in all."""
         return self.weight_bytes + self.kv_bytes
 
     @property
@@ -52,16 +51,9 @@ class DecoderCosts:
     """Bytes of one sequence's recurrent states, in all layers."""
 
     def step(self, *, tokens: int, logits_rows: int, kv_tokens: int, pairs: float) -> StepWork:
-        """The work of one step.
-
-        Args:
-            tokens: Tokens computed, prompt and decode together.
-            logits_rows: Tokens whose logits are computed.
-            kv_tokens: Distinct cached tokens read.
-            pairs: (query, key) pairs attended.
-
-        Recurrent states are read and written once for each of `logits_rows`: sequences, all but those amid a prompt.
-        """
+        """The work of one step: of so many tokens, logits, distinct cached tokens read, and (query, key) pairs
+        attended. Recurrent states are read and written once for each of `logits_rows`: sequences, all but those
+        amid a prompt."""
         if tokens == 0:
             return StepWork(0.0, 0.0, 0.0)
         active = self.dense_weights + self.expert_weights * self.experts_per_token

@@ -18,10 +18,8 @@ factor. No others begin then."""
 
 
 def longest_step_s(config: EngineConfig, decode_s: float, limit_s: float | None = None) -> float:
-    """Seconds that a step may take whose decodes alone take `decode_s`.
-
-    `limit_s`: allowed by the latency targets of those that run; None: as configured.
-    """
+    """Seconds that a step may take whose decodes alone take `decode_s`. `limit_s`: allowed by the latency targets of
+    those that run; None: as configured."""
     if limit_s is not None:
         return max(limit_s, LEAST_STRETCH * decode_s)
     return max(config.tpot_target_ms / 1000, config.max_prefill_stretch * decode_s)
@@ -34,7 +32,6 @@ class PrefillSpeed:
     decode_s: float
     """Seconds of a step that only decodes."""
     chunk: float
-    """Prompt tokens that a step carries."""
 
     @classmethod
     def beside(

@@ -26,7 +26,6 @@ class StepShape:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed."""
         return self.prefill_tokens + self.decode_rows + self.proposals
 
     def add(self, start: int, num_tokens: int, sign: int = 1) -> None:
@@ -54,7 +53,6 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     decode_token_s: float = 0.0  # for a cached token that a decoding sequence reads
 
     def seconds(self, shape: StepShape) -> float:
-        """Seconds of a step of this shape."""
         prompts_s = self.prompt_s(shape.prefill_tokens, shape.prefill_pairs)
         return self.decode_s(shape.decode_rows + shape.proposals, shape.decode_context) + prompts_s
 

@@ -1,7 +1,5 @@
-"""One replica's scheduling, in pure Python (see docs/architecture.md).
-
-`EngineCore` takes requests and turns them, step by step, into plans for an `Executor` and deltas for the gateways.
-"""
+"""One replica's scheduling, in pure Python: `EngineCore` takes requests and makes plans for an `Executor`, deltas
+for gateways."""
 
 from kvarn.engine.core import EngineCore, EngineOutput, EngineParts
 from kvarn.engine.errors import AdmissionError, EngineError, IntegrityError, OutOfBlocksError, ProtocolError

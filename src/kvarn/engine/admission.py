@@ -29,7 +29,6 @@ class AdmissionControl:
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens of requests that wait for their first step."""
         return self._fresh_tokens
 
     def check(self, message: Submit, adapter_blocks: int, retry_after_s: Callable[[], float]) -> None:
@@ -41,17 +40,14 @@ class AdmissionControl:
         self._check_queue(message, retry_after_s)
 
     def enter(self, request: Request) -> None:
-        """The request begins to wait for its first step."""
         self._fresh[request.request_id] = request
         self._fresh_tokens += len(request.prompt)
 
     def leave(self, request: Request) -> None:
-        """The request had its first step, or is gone."""
         if self._fresh.pop(request.request_id, None) is not None:
             self._fresh_tokens -= len(request.prompt)
 
     def overdue(self, now: float) -> list[Request]:
-        """Requests that have waited longer than `max_wait_s` for their first step."""
         late: list[Request] = []
         if self._config.max_wait_s is None:
             return late

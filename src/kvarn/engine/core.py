@@ -14,7 +14,6 @@ from kvarn.engine.errors import AdmissionError, IntegrityError
 from kvarn.engine.memory.adapters import AdapterStore
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager
 from kvarn.engine.memory.prefix_cache import PrefixCache
-from kvarn.engine.memory.pressure import OffloadPreemption, Preemption, RecomputePreemption
 from kvarn.engine.memory.remote_prefill import PrefillPeer, RemotePrefill
 from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.plan import Executor, KVConnector
@@ -33,7 +32,6 @@ class EngineOutput:
     """Answers of one step to the gateways."""
 
     computed: bool = False
-    """Whether a step's result was there."""
     deltas: list[TokenDelta] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
 
@@ -43,20 +41,15 @@ class EngineParts:
     """Parts of one engine, as `kvarn.replica.server.build` makes them; all but two have a default."""
 
     executor: Executor
-    """Runs the plans."""
     config: EngineConfig
-    """Rules of scheduling."""
     _: KW_ONLY
     namespace: str = ""
     """Name of the model in hashes of cached blocks."""
-    preemption: Preemption | None = None
-    """Makes room; by default blocks are stored where there is a connector, else computed again."""
     step_time: StepTimeModel = field(default_factory=StepTimeModel)
     """Predicts a step's time; by default without any experience."""
     proposer: Proposer | None = None
     """Guesses tokens to verify. It needs all known tokens: while guesses pay, one step at a time is planned."""
     speculation: SpeculationConfig | None = None
-    """Number of guesses to verify."""
     masks: Callable[[Submit], TokenMask | None] | None = None
     """Mask of a request's tokens, None for one without. A request waits until its mask is ready."""
     connector: KVConnector | None = None
@@ -66,7 +59,6 @@ class EngineParts:
     prefill_peer: PrefillPeer | None = None
     """Another engine that computes prompts; needs a connector."""
     disaggregation: DisaggregationConfig | None = None
-    """Choice of the prompts that the peer computes."""
     micro_batches: int = 1
     """Groups of running sequences, of which several are in flight where the executor is a pipeline. With more than one
     no sequence is planned again before its token is known."""
@@ -75,12 +67,7 @@ class EngineParts:
 
 
 class EngineCore:
-    """The scheduling loop of one replica. Not thread-safe: one loop owns it.
-
-    Args:
-        parts: Parts of the engine.
-        clock: Seconds, monotonic; the engine never reads the time elsewhere.
-    """
+    """The scheduling loop of one replica. Not thread-safe. `clock`: monotonic seconds; no other time is read."""
 
     def __init__(self, parts: EngineParts, clock: Callable[[], float]) -> None:
         executor, config, step_time, connector = parts.executor, parts.config, parts.step_time, parts.connector
@@ -92,10 +79,7 @@ class EngineCore:
         memory = KVCacheManager(
             executor.num_blocks, config.prefix_cache, parts.namespace, tiers, parts.adapters, parts.num_snapshots
         )
-        preemption = parts.preemption or (RecomputePreemption() if connector is None else OffloadPreemption())
-        self.scheduler = Scheduler(
-            config, memory, preemption, step_time, parts.proposer, parts.speculation, parts.micro_batches
-        )
+        self.scheduler = Scheduler(config, memory, step_time, parts.proposer, parts.speculation, parts.micro_batches)
         if tiers is not None and parts.prefill_peer is not None:
             chosen = parts.disaggregation or DisaggregationConfig()
             running, queue = self.scheduler.running, self.scheduler.queue
@@ -110,11 +94,8 @@ class EngineCore:
         self._recorder = StatsRecorder(self.scheduler)
 
     def add(self, message: Submit) -> None:
-        """Take a request; its tokens come out of later steps.
-
-        Raises:
-            AdmissionError: Refused, with the reason; nothing of the request is kept.
-        """
+        """Take a request; its tokens come out of later steps. Raises `AdmissionError`: nothing of the request is
+        kept."""
         try:
             if message.request_id in self._requests:
                 raise AdmissionError(
@@ -151,7 +132,6 @@ class EngineCore:
             self._recorder.aborts += 1
 
     def abort_all(self) -> list[str]:
-        """Abort every request; returns their ids."""
         aborted = list(self._requests)
         for request_id in aborted:
             self.abort(request_id)
@@ -162,7 +142,6 @@ class EngineCore:
         self.scheduler.memory.adapters.retire(adapter)
 
     def keep_adapter(self, adapter: str) -> None:
-        """New requests may name an adapter again that was retired."""
         self.scheduler.memory.adapters.keep(adapter)
 
     def forget_tenant(self, tenant: str) -> None:
@@ -172,18 +151,14 @@ class EngineCore:
             self.scheduler.speculation.forget_tenant(tenant)
 
     def start_draining(self) -> None:
-        """Refuse new requests from now on; those that are here go on."""
         self._admission.draining = True
 
     def has_work(self) -> bool:
-        """Whether `step` has anything to do."""
         return bool(self._requests) or self.scheduler.num_in_flight > 0 or self.scheduler.memory.has_transfers
 
     def step(self) -> EngineOutput:
-        """Refuse what has waited too long, keep the executor busy, take the result of the oldest step.
-
-        What the executor raises passes through.
-        """
+        """Refuse what has waited too long, keep the executor busy, take the result of the oldest step; raises as the
+        executor."""
         now = self._clock()
         output = EngineOutput(refused=[*self._refuse_unmaskable(), *self._refuse_overdue(now)])
         self._start_prepared(now)
@@ -224,7 +199,6 @@ class EngineCore:
 
     @property
     def num_collected(self) -> int:
-        """Steps whose results were taken."""
         return self.scheduler.totals.steps - self.scheduler.num_in_flight
 
     @property
@@ -234,19 +208,13 @@ class EngineCore:
 
     @property
     def cache(self) -> PrefixCache:
-        """The cached blocks."""
         return self.scheduler.memory.cache
 
     def stats(self) -> EngineStats:
-        """Gauges and totals now."""
         return self._recorder.stats(len(self._preparing))
 
     def check_integrity(self) -> None:
-        """Recount everything. Valid between steps; with nothing to do, nothing may be held.
-
-        Raises:
-            IntegrityError: The engine's records contradict each other.
-        """
+        """Recount everything. Valid between steps; with nothing to do, nothing may be held. Raises `IntegrityError`."""
         self.scheduler.check_integrity()
         live = sum(
             1 for request in self._requests.values() for sequence in request.sequences if not sequence.finish_reason
@@ -276,7 +244,6 @@ class EngineCore:
         return refused
 
     def _start_prepared(self, now: float) -> None:
-        """Let requests wait for their turn whose masks are ready now."""
         if self._preparing:
             for request in [each for each in self._preparing if each.mask is not None and _is_usable(each.mask)]:
                 self._preparing.remove(request)
@@ -284,7 +251,6 @@ class EngineCore:
                 self.scheduler.add(request)
 
     def _refuse_unmaskable(self) -> list[Refused]:
-        """Give up requests whose masks cannot be made."""
         refused: list[Refused] = []
         for request in list(self._masked.values()):
             problem = request.mask.problem if request.mask is not None else None
@@ -295,7 +261,6 @@ class EngineCore:
         return refused
 
     def _withdraw(self, request: Request) -> None:
-        """Forget a request wherever it is."""
         if request in self._preparing:
             self._preparing.remove(request)
         else:

@@ -36,13 +36,7 @@ FADE = 0.02
 
 
 class LatencyTargets:
-    """Predictions for what waits.
-
-    Args:
-        config: Of the engine.
-        step_time: Its model.
-        running: The sequences that run, now and later.
-    """
+    """Predictions for requests that wait. `running`: the scheduler's own, current collection."""
 
     def __init__(self, config: EngineConfig, step_time: StepTimeModel, running: Collection[Sequence]) -> None:
         self._config = config
@@ -57,13 +51,11 @@ class LatencyTargets:
         self._pace = 1.0
         """The one over the other: the loop around the steps takes time, too, much of it on a busy machine."""
         self._prefill = PrefillSpeed(0.0, 1.0)
-        """Tokens of prompts computed a second beside the decodes."""
         self._before_s = 0.0
         """Seconds that the prompts which are being computed still take."""
 
     @property
     def usual_cost(self) -> float:
-        """Weighted tokens of the average request."""
         return self._cost(self._computed * self._prompt, self._output)
 
     def cost(self, sequence: Sequence) -> float:
@@ -87,7 +79,6 @@ class LatencyTargets:
         self._taken_s += PACE_FADE * (seconds - self._taken_s)
 
     def learn(self, request: Request) -> None:
-        """A request has ended."""
         self._ended += 1
         fade = max(FADE, 1 / self._ended)
         prompt, computed = len(request.prompt), len(request.prompt) - request.cached_tokens
@@ -128,10 +119,9 @@ class LatencyTargets:
         return now > request.arrival_s + allowed_s
 
     def has_room(self, sequence: Sequence, instead_of: Sequence | None = None) -> bool:
-        """Whether a sequence may start, where one that runs has given way perhaps: nobody who runs, and is in time so
-        far, would miss the target for each token because of it. Its own target refuses it nothing, and an answer that
-        was begun, here or elsewhere, goes on. The prompts beside them are no matter of this: they take what a step has
-        left (`step_limit_s`)."""
+        """Whether a sequence may start, perhaps instead of one that runs: no running one, in time so far, would miss
+        its target for each token. Its own target refuses it nothing, and an answer that was begun anywhere goes
+        on. Prompts do not count: they take what a step has left (`step_limit_s`)."""
         if _has_begun(sequence):
             return True
         running = [each for each in self._running if each is not instead_of]

@@ -36,7 +36,6 @@ class RowMasks(Protocol):
     def __getitem__(self, position: int, /) -> bytes | memoryview:
         """At the position after so many proposals: bit i (of byte i // 8, lowest first) says whether token i may be
         drawn. Whole words of 32 bits. Waits for it where it is not there yet."""
-        ...
 
 
 NO_SNAPSHOT = -1
@@ -49,7 +48,6 @@ class NewSequence(msgspec.Struct, frozen=True):
     slot: int
     sampling: SamplingParams
     seed: int
-    """Seed of this choice, already derived from the request's."""
     prompt_token_ids: list[int]
     output_token_ids: list[int]
     """Tokens drawn before a preemption; the next token drawn has output position `len(output_token_ids)`."""
@@ -70,7 +68,6 @@ class StateSave(msgspec.Struct, frozen=True, array_like=True):
     """The recurrent states of a row's sequence are copied once so many tokens of the row are computed."""
 
     num_tokens: int
-    """At least one."""
     snapshot: int
 
 
@@ -110,7 +107,6 @@ class BlockTransfer(msgspec.Struct, frozen=True, array_like=True):
     name: bytes
     """See `wire.block_names.block_hashes`."""
     tenant: str = ""
-    """Owner of the block."""
     scope: bytes = b""
     """See `wire.block_names.root_hash`."""
 
@@ -142,7 +138,6 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed in this step."""
         return sum(len(row.token_ids) for row in self.rows)
 
 
@@ -165,7 +160,6 @@ class StepResult(msgspec.Struct, frozen=True):
     elapsed_s: float
     """Seconds the executor took, `transfer_s` included; feeds the step-time model."""
     transfer_s: float = 0.0
-    """Seconds in which blocks were stored and loaded."""
     warming: bool = False
     """Something was done once for all such steps (kernels compiled, the step captured): `elapsed_s` is no example."""
 
@@ -174,31 +168,24 @@ class Executor(Protocol):
     """Turns plans into results, in the order of the plans."""
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks of the KV cache."""
-        ...
+    def num_blocks(self) -> int: ...
 
     @property
     def max_context_length(self) -> int:
         """Longest sequence, prompt and output together, in tokens."""
-        ...
 
     @property
     def max_in_flight(self) -> int:
         """Plans that may have been submitted and not collected: 1, or 2 where it runs one while another is planned."""
-        ...
 
     def submit(self, plan: StepPlan) -> None:
         """Take a plan to be run after those submitted before it."""
-        ...
 
     def collect(self) -> StepResult:
         """The result of the oldest plan that was not collected; waits for it."""
-        ...
 
     def shutdown(self) -> None:
         """Free what the executor holds. Idempotent."""
-        ...
 
 
 class SynchronousExecutor(ABC):
@@ -208,7 +195,6 @@ class SynchronousExecutor(ABC):
 
     @property
     def max_in_flight(self) -> int:
-        """One plan at a time."""
         return 1
 
     @abstractmethod
@@ -216,11 +202,9 @@ class SynchronousExecutor(ABC):
         """Run one step to its end."""
 
     def submit(self, plan: StepPlan) -> None:
-        """Run the plan. What `execute` raises passes through."""
         self._last_result = self.execute(plan)
 
     def collect(self) -> StepResult:
-        """The result of the plan that was submitted."""
         result, self._last_result = self._last_result, None
         if result is None:
             raise ProtocolError("no plan was submitted: there is no result to collect")
@@ -236,11 +220,9 @@ class KVFetch(Protocol):
 
     def is_done(self) -> bool:
         """Whether nothing more will come: all are there, or one could not be read."""
-        ...
 
     def release(self) -> None:
         """Nobody waits for it any more. Idempotent."""
-        ...
 
 
 class KVConnector(Protocol):
@@ -251,44 +233,32 @@ class KVConnector(Protocol):
 
     def holds(self, name: bytes) -> bool:
         """Whether a block of this name is kept anywhere, so that it need not be stored again."""
-        ...
 
     def is_loadable(self, name: bytes) -> bool:
         """Whether a block of this name is in memory: the plan that is made now can load it."""
-        ...
 
     def fetch(self, names: Sequence[bytes], tenant: str, scope: bytes) -> KVFetch | None:
         """Begin to bring these blocks into memory; None where it has no room for them now."""
-        ...
 
     def fetch_s(self, num_blocks: int) -> float:
         """Seconds in which so many blocks would come, as far as was measured."""
-        ...
 
     def reserve(self, name: bytes) -> bool:
         """Keep a block until it is loaded, which the next plan does; False where it is not in memory any more."""
-        ...
 
     def store(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
         """Copy the contents of blocks, for as long as there is room."""
-        ...
 
     def load(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
         """Copy what reserved blocks hold into the memory of these."""
-        ...
 
     def forget(self, tenant: str) -> None:
         """Delete a tenant's blocks, and keep none of it any more."""
-        ...
 
-    def report_to(self, held: BlockInventory | None) -> None:
-        """See `BlockPlace`."""
-        ...
+    def report_to(self, held: BlockInventory | None) -> None: ...
 
     def stats(self) -> dict[str, KVTierStats]:
         """Gauges and totals of each tier, by its name."""
-        ...
 
     def close(self) -> None:
         """Write what waits, for a moment, and end. Idempotent."""
-        ...

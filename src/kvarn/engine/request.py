@@ -24,8 +24,6 @@ from kvarn.wire.sampling import SamplingParams, choice_seed
 class FetchState:
     """Names of a waiting sequence's blocks beyond the device, and the fetch that brings them near."""
 
-    __slots__ = ("again_s", "block_names", "pending", "timeout_s", "tried", "until_s")
-
     def __init__(self) -> None:
         self.pending: KVFetch | None = None
         self.reset()
@@ -50,52 +48,21 @@ class TokenMask(Protocol):
     @property
     def ready(self) -> bool:
         """Whether it can be asked; its request does not start before."""
-        ...
 
     @property
     def problem(self) -> str | None:
         """Why the request cannot be answered, or not to its end; it is refused then."""
-        ...
 
     def forced(self, index: int, output_token_ids: list[int]) -> list[int]:
         """Tokens that must come next: at each of their positions the mask allows one alone."""
-        ...
 
     def pack(self, index: int, output_token_ids: list[int], proposals: list[int]) -> RowMasks:
-        """Masks for the token after the output of choice `index`, and for those after each proposal.
-
-        Behind a proposal that is not allowed itself anything may stand. A mask always allows at least one token.
-        """
-        ...
+        """Masks for the token after the output of choice `index`, and for those after each proposal: each allows at
+        least one token; behind a proposal that is not allowed itself anything may stand."""
 
 
 class Request:
     """A client's message, and the state that its choices share."""
-
-    __slots__ = (
-        "account",
-        "arrival_s",
-        "cached_tokens",
-        "first_step_s",
-        "first_token_by_s",
-        "is_late",
-        "mask",
-        "max_length",
-        "num_unfinished",
-        "order",
-        "priority",
-        "prompt",
-        "prompt_logprobs",
-        "request_id",
-        "sampling",
-        "scope",
-        "sequences",
-        "siblings",
-        "stop_token_ids",
-        "tpot_target_s",
-        "turn",
-        "wants_prompt_logprobs",
-    )
 
     def __init__(
         self,
@@ -123,7 +90,6 @@ class Request:
         """Until when its target for the first token is kept; None where it has none, or has begun elsewhere."""
         self.tpot_target_s = message.tpot_target_s
         self.is_late = False
-        """It had missed that target before it could start."""
         self.first_step_s: float | None = None
         """Time at which the first of its tokens was scheduled; None while it has only waited."""
         self.cached_tokens = 0
@@ -132,7 +98,6 @@ class Request:
         if message.sampling.prompt_logprobs is not None:
             self.prompt_logprobs.append(None)
         self.wants_prompt_logprobs = 0 < len(self.prompt_logprobs) < len(self.prompt)
-        """Whether log-probabilities of some prompt positions are asked for and not collected yet."""
         self.max_length = min(len(self.prompt) + message.sampling.max_tokens, max_context_length)
         """Tokens of prompt and answer together at which a choice ends."""
         self.num_unfinished = len(message.choices)
@@ -141,10 +106,8 @@ class Request:
         self.sequences = choices[:1]
         """The first choice computes the prompt; the others are forked from it once that is done."""
         self.siblings = choices[1:]
-        """Choices that are still to be forked."""
 
     def fork(self) -> list[Sequence]:
-        """Begin the choices that are still to be forked."""
         siblings, self.siblings = self.siblings, []
         for sibling in siblings:
             sibling.num_charged = sibling.num_prompt
@@ -154,30 +117,6 @@ class Request:
 
 class Sequence:
     """One choice of a request: its tokens and where their keys and values are."""
-
-    __slots__ = (
-        "blocked_since_s",
-        "blocks",
-        "blocks_wanted",
-        "fetch",
-        "finish_reason",
-        "guesses",
-        "index",
-        "last_step",
-        "nodes",
-        "num_charged",
-        "num_computed_tokens",
-        "num_pending",
-        "num_prompt",
-        "pending_updates",
-        "request",
-        "seed",
-        "seen_prefix_changes",
-        "slot",
-        "snapshots",
-        "tier",
-        "tokens",
-    )
 
     def __init__(self, request: Request, index: int, outputs: Iterable[int] | None = ()) -> None:
         self.request = request
@@ -195,13 +134,10 @@ class Sequence:
         self.blocks: list[int] = []
         """Block table: entry i holds positions 16 i to 16 i + 15."""
         self.nodes: list[PrefixNode] = []
-        """Prefix-cache nodes of the first full blocks."""
         self.pending_updates: list[BlockUpdate] = []
         """Changes of the block table that the executor has not been told."""
         self.fetch = FetchState()
-        """Blocks beyond the device that it begins with."""
         self.slot: int | None = None
-        """The executor's name for it while it runs."""
         self.tier = request.priority
         """Priority it runs at: its own, or better by ageing in the queue."""
         self.last_step = 0
@@ -229,7 +165,6 @@ class Sequence:
 
     @property
     def num_outputs(self) -> int:
-        """Tokens drawn so far."""
         return len(self.tokens) - self.num_prompt
 
     @property
@@ -241,22 +176,18 @@ class Sequence:
 
     @property
     def account(self) -> TenantAccount:
-        """Its tenant's."""
         return self.request.account
 
     @property
     def priority(self) -> int:
-        """Its request's; lower goes first."""
         return self.request.priority
 
     @property
     def arrival_s(self) -> float:
-        """Arrival of its request."""
         return self.request.arrival_s
 
     @property
     def order(self) -> tuple[int, int]:
-        """Arrival number of its request, then its own."""
         return (self.request.order, self.index)
 
     @property
@@ -265,10 +196,8 @@ class Sequence:
         return (self.tier, self.request.arrival_s, self.request.order, self.index)
 
     def accept(self, drawn: list[int]) -> list[int]:
-        """Append drawn tokens up to the first that ends the answer; sets `finish_reason` there.
-
-        Returns the tokens kept: one drawn after the end of the answer is dropped.
-        """
+        """Append drawn tokens up to the first that ends the answer, which sets `finish_reason`; returns the tokens
+        kept."""
         request, tokens = self.request, self.tokens
         for count, token in enumerate(drawn, start=1):
             tokens.append(token)
@@ -282,7 +211,6 @@ class Sequence:
         return drawn
 
     def forget_memory(self) -> None:
-        """Back to nothing computed; the tokens stay."""
         self.num_computed_tokens = 0
         self.num_pending = 0
         self.blocks = []

@@ -37,35 +37,22 @@ class StepUpdate:
     """Changes by a step's result."""
 
     shape: StepShape
-    """Tokens that were computed."""
     deltas: list[TokenDelta] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)
-    """Requests whose last choice ended."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResults:
-    """Takes the results of steps, in the order of their plans. The arguments are the scheduler's own parts."""
+    """Takes the results of steps, in the order of their plans. The fields are the scheduler's own parts."""
 
-    def __init__(
-        self,
-        *,
-        memory: KVCacheManager,
-        running: RunningSequences,
-        queue: WaitingQueue,
-        tenants: TenantAccounts,
-        targets: LatencyTargets,
-        reserve: MemoryReserve,
-        speculation: Speculation | None,
-        totals: SchedulerTotals,
-    ) -> None:
-        self._memory = memory
-        self._running = running
-        self._queue = queue
-        self._tenants = tenants
-        self._targets = targets
-        self._memory_reserve = reserve
-        self._speculation = speculation
-        self._totals = totals
+    memory: KVCacheManager
+    running: RunningSequences
+    queue: WaitingQueue
+    tenants: TenantAccounts
+    targets: LatencyTargets
+    reserve: MemoryReserve
+    speculation: Speculation | None
+    totals: SchedulerTotals
 
     def take(self, step: SubmittedStep, result: StepResult, now: float) -> StepUpdate:
         """Apply the result of a step. Raises `ProtocolError` where it does not answer the step's plan."""
@@ -80,28 +67,27 @@ class StepResults:
         return update
 
     def stop(self, sequence: Sequence, now: float) -> None:
-        """End a running sequence: its slot and blocks are free."""
-        self._memory.release(sequence)
-        self._running.leave(sequence, now)
-        if self._speculation is not None:
-            self._speculation.forget(sequence)
+        self.memory.release(sequence)
+        self.running.leave(sequence, now)
+        if self.speculation is not None:
+            self.speculation.forget(sequence)
 
     def _take_row(self, sequence: Sequence, row: Row, result: RowResult, update: StepUpdate, now: float) -> None:
         request = sequence.request
         delta = apply_result(sequence, row, result)
-        self._memory.publish(sequence)
+        self.memory.publish(sequence)
         if delta is not None:
             drawn = len(delta.token_ids)
-            self._totals.output_tokens += drawn
-            self._tenants.charge_output(request.account, drawn)
+            self.totals.output_tokens += drawn
+            self.tenants.charge_output(request.account, drawn)
             if not request.turn.is_decoding and drawn:
                 delta = _with_events(delta, request.turn.decode(now))
             update.deltas.append(delta)
         if row.start < sequence.num_prompt <= row.start + len(row.token_ids):
-            self._memory_reserve.prefix_changes += 1
+            self.reserve.prefix_changes += 1
         if request.siblings and sequence.num_prompt <= row.start + len(row.token_ids):
             for sibling in request.fork():
-                self._queue.push(sibling)
+                self.queue.push(sibling)
         if row.num_proposals > row.num_forced:
             self._count_proposals(sequence, row.num_proposals, len(result.token_ids) - 1)
         if sequence.finish_reason is not None:
@@ -112,19 +98,19 @@ class StepResults:
         self.stop(sequence, now)
         request.num_unfinished -= 1
         if not request.num_unfinished:
-            self._targets.learn(request)
+            self.targets.learn(request)
             update.finished.append(request)
             drawn = sum([each.num_outputs for each in request.sequences])
             update.deltas[-1] = _with_events(update.deltas[-1], request.turn.finish(now, drawn))
 
     def _count_proposals(self, sequence: Sequence, proposed: int, accepted: int) -> None:
         """Learn from what was verified; the tenant is charged for what was computed in vain."""
-        assert self._speculation is not None, "only a proposer makes rows with proposals"
-        self._speculation.observe(sequence, proposed, accepted)
+        assert self.speculation is not None, "only a proposer makes rows with proposals"
+        self.speculation.observe(sequence, proposed, accepted)
         turn = sequence.request.turn
         turn.proposed_tokens += proposed
         turn.accepted_tokens += accepted
-        self._tenants.charge_rejected(sequence.request.account, proposed - accepted)
+        self.tenants.charge_rejected(sequence.request.account, proposed - accepted)
 
 
 def _with_events(delta: TokenDelta, events: list[int] | None) -> TokenDelta:
@@ -134,14 +120,13 @@ def _with_events(delta: TokenDelta, events: list[int] | None) -> TokenDelta:
 
 
 def apply_result(sequence: Sequence, row: Row, result: RowResult) -> TokenDelta | None:
-    """Take the tokens that a row drew, and go back by the proposals that were wrong.
-
-    Returns the delta to send: None where there is nothing to tell.
-    """
+    """Take the tokens that a row drew, go back by wrong proposals; returns the delta to send, None for nothing to
+    tell."""
     request = sequence.request
     if result.prompt_logprobs is not None:
         _collect_prompt_logprobs(request, row.start, result.prompt_logprobs)
     num_prompt = sequence.num_prompt
+    # The request's first delta carries what is told once.
     first = row.start < num_prompt and sequence.leads and len(sequence.tokens) == num_prompt
     kept = sequence.accept(result.token_ids)
     if row.sample:
@@ -153,29 +138,15 @@ def apply_result(sequence: Sequence, row: Row, result: RowResult) -> TokenDelta 
         return None
     else:  # only the prompt was to be computed
         sequence.finish_reason = FinishReason.LENGTH
-    logprobs = result.logprobs[: len(kept)] if result.logprobs is not None else None
-    if first:
-        return _first_delta(sequence, kept, logprobs)
+    wants_prompt = first and request.sampling.prompt_logprobs is not None
     return TokenDelta(
         request_id=request.request_id,
         index=sequence.index,
         token_ids=kept,
-        logprobs=logprobs,
+        logprobs=result.logprobs[: len(kept)] if result.logprobs is not None else None,
+        prompt_logprobs=request.prompt_logprobs if wants_prompt else None,
         finish_reason=sequence.finish_reason,
-    )
-
-
-def _first_delta(sequence: Sequence, kept: list[int], logprobs: list[PositionLogprobs] | None) -> TokenDelta:
-    """The request's first: it carries what is told once."""
-    request = sequence.request
-    return TokenDelta(
-        request_id=request.request_id,
-        index=sequence.index,
-        token_ids=kept,
-        logprobs=logprobs,
-        prompt_logprobs=request.prompt_logprobs if request.sampling.prompt_logprobs is not None else None,
-        finish_reason=sequence.finish_reason,
-        cached_tokens=request.cached_tokens,
+        cached_tokens=request.cached_tokens if first else 0,
     )
 
 

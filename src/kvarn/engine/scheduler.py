@@ -9,10 +9,9 @@ from __future__ import annotations
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.errors import OutOfBlocksError
-from kvarn.engine.forced import add_forced
 from kvarn.engine.latency_targets import CREDIT_REQUESTS, LatencyTargets
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager, PrefixMatch
-from kvarn.engine.memory.pressure import MemoryReserve, Preemption, RecomputePreemption
+from kvarn.engine.memory.pressure import MemoryReserve
 from kvarn.engine.plan import BlockCopy, StepPlan, StepResult
 from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.proposals.speculation import Speculation
@@ -38,7 +37,6 @@ class Scheduler:
         self,
         config: EngineConfig,
         memory: KVCacheManager,
-        preemption: Preemption | None = None,
         step_time: StepTimeModel | None = None,
         proposer: Proposer | None = None,
         speculation: SpeculationConfig | None = None,
@@ -47,12 +45,11 @@ class Scheduler:
         self._config = config
         self._micro_batches = micro_batches
         self.memory = memory
-        self._preemption = preemption or RecomputePreemption()
         self.tenants = TenantAccounts(config.input_token_weight, config.output_token_weight)
         self.step_time = step_time or StepTimeModel()
         self._running = RunningSequences(config.max_num_seqs)
         self.running = self._running.sequences
-        self._slots, self._in_flight = self._running.slots, self._running.in_flight
+        self._in_flight = self._running.in_flight
         self._targets = LatencyTargets(config, self.step_time, self.running)
         self.queue = WaitingQueue(config.priority_ageing_s, self._targets.misses_target)
         self.totals = SchedulerTotals()
@@ -78,7 +75,6 @@ class Scheduler:
     # What waits ------------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn."""
         self.queue.push(request.sequences[0], new=True)
         self.memory.adapters.prefetch(request.scope.adapter, self._memory_reserve.spare_blocks)
         self.memory.prefetch(request.sequences[0], request.arrival_s)
@@ -97,7 +93,6 @@ class Scheduler:
                 self.speculation.forget(sequence)
 
     def drain_started(self) -> list[Request]:
-        """Requests that had their first step since the last call."""
         started, self._started = self._started, []
         return started
 
@@ -105,12 +100,10 @@ class Scheduler:
 
     @property
     def num_in_flight(self) -> int:
-        """Steps planned whose result was not taken."""
         return len(self._in_flight)
 
     @property
     def needs_results(self) -> bool:
-        """Whether the next step shall not be planned before the results of those in flight are there."""
         return self.speculation is not None and self.speculation.needs_results
 
     def schedule(self, now: float) -> StepPlan | None:
@@ -132,7 +125,7 @@ class Scheduler:
         self.waits.hold(held_by, now)
         if not step.rows and (self._in_flight or not self.memory.has_transfers):
             return None
-        add_forced(step, self.memory)
+        step.add_forced(self.memory)
         if self.speculation is not None:
             self.speculation.extend(step, self.memory, ahead=bool(self._in_flight))
         for sequence, saves in self.memory.plan_saves(step.rows).items():
@@ -140,16 +133,13 @@ class Scheduler:
         self.totals.steps += 1
         self._targets.planned(now, is_busy=was_busy)
         self._memory_reserve.growth.observe(step.preempted)
-        submitted = step.build(now, self.totals.steps, self._slots.drain_released(), *self.memory.drain_transfers())
+        submitted = step.build(now, self.totals.steps, self._running.drain_released(), *self.memory.drain_transfers())
         self._in_flight.append(submitted)
         return submitted.plan
 
     def update(self, result: StepResult, now: float) -> StepUpdate:
-        """Take what the executor made of the oldest step in flight.
-
-        Raises:
-            ProtocolError: The result does not answer that step's plan.
-        """
+        """Take the result of the oldest step in flight. Raises `ProtocolError` where it does not answer that step's
+        plan."""
         self._now = now
         step = self._in_flight.popleft()
         update = self._results.take(step, result, now)
@@ -191,7 +181,7 @@ class Scheduler:
         return sequence.awaits_result or (self._micro_batches > 1 and sequence.num_pending > 0)
 
     def _can_start_some(self) -> bool:
-        return len(self.queue) > 0 and self._slots.num_free > 0
+        return len(self.queue) > 0 and self._running.has_free_slot
 
     def _kept_for_prompts(self) -> int:
         """Tokens that decodes leave to prompts, should there ever be as many decodes as the budget has tokens."""
@@ -208,10 +198,8 @@ class Scheduler:
         step.add(sequence, num_tokens)
 
     def _reserve(self, step: StepBuilder, sequence: Sequence, end: int) -> bool:
-        """Get blocks up to position `end`, preempting others where memory runs out.
-
-        Returns False where in the end the sequence itself gave way.
-        """
+        """Get blocks up to position `end`, preempting others; False where in the end the sequence itself was
+        preempted."""
         copies: list[BlockCopy] = []
         while True:
             try:
@@ -219,7 +207,7 @@ class Scheduler:
                 break
             except OutOfBlocksError:
                 step.extra(sequence).copies = copies
-                victim = self._preemption.victim(self.running)
+                victim = max(self.running, key=lambda each: each.rank)
                 self._undo_row(step, victim)
                 self._preempt(victim)
                 step.preempted = True
@@ -237,7 +225,6 @@ class Scheduler:
             self._charge(sequence, charged)
 
     def _undo_row(self, step: StepBuilder, sequence: Sequence) -> None:
-        """Undo a row of this step, its charge included."""
         self._charge(sequence, -step.remove(sequence))
 
     def _charge(self, sequence: Sequence, prompt_tokens: int) -> None:
@@ -250,7 +237,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue, where its early arrival puts it near the front."""
         sequence.request.turn.preempted(sequence.num_computed_tokens, self._now)
-        self._preemption.suspend(sequence, self.memory)
+        self.memory.suspend(sequence)
         self._running.leave(sequence, self._now)
         self.queue.push(sequence)
         self.totals.preemptions += 1
@@ -277,7 +264,7 @@ class Scheduler:
             return
         if not self._targets.has_room(sequence, worse[-1]):  # it would not start
             return
-        while worse and (not self._slots.num_free or self._memory_reserve.missing_blocks(sequence) > 0):
+        while worse and (not self._running.has_free_slot or self._memory_reserve.missing_blocks(sequence) > 0):
             self._preempt(worse.pop())
 
     # Letting in ------------------------------------------------------------------------------------------------------
@@ -294,7 +281,7 @@ class Scheduler:
         for sequence in self.queue.candidates(now):
             if not step.tokens_left:
                 return Phase.WAIT_BUDGET
-            if not self._slots.num_free:
+            if not self._running.has_free_slot:
                 return Phase.WAIT_SLOT
             if passed == self.LOOK_AHEAD:
                 return Phase.WAIT_BLOCKS
@@ -328,7 +315,6 @@ class Scheduler:
         return Phase.WAIT_STEP
 
     def _start(self, sequence: Sequence, match: PrefixMatch, now: float) -> None:
-        """Give a waiting sequence its slot and the blocks it shares."""
         sequence.tier = self.queue.tier(sequence, now)
         self.queue.start(sequence, self._targets.cost(sequence))
         self.memory.place(sequence, match)
@@ -349,7 +335,6 @@ class Scheduler:
             sequence.num_charged = max(sequence.num_charged, min(sequence.num_computed_tokens, sequence.num_prompt))
 
     def check_integrity(self) -> None:
-        """Recount slots, blocks and queue. Valid between steps. Raises `IntegrityError`."""
         self._running.check_integrity()
         self.memory.check_integrity(list(self.running))
         self.queue.check_integrity()

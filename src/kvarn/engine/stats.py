@@ -32,7 +32,6 @@ class StatsRecorder:
         self.finished = 0
 
     def count_refusal(self, reason: RefusalReason) -> None:
-        """A request was refused or given up."""
         self._refused[reason.value] = self._refused.get(reason.value, 0) + 1
 
     def count_step(self, shape: StepShape, result: StepResult) -> None:
@@ -53,7 +52,6 @@ class StatsRecorder:
         return min(max(waiting_tokens / self._tokens_per_s, self.MIN_RETRY_S), self.MAX_RETRY_S)
 
     def stats(self, preparing: int = 0) -> EngineStats:
-        """All gauges and totals now; so many requests more wait, for their masks."""
         scheduler = self._scheduler
         pool, totals = scheduler.memory.pool, scheduler.totals
         contexts = [each.num_tokens for each in scheduler.running if each.num_tokens - each.num_computed_tokens == 1]
@@ -93,16 +91,12 @@ class StatsRecorder:
         )
 
     def _running_tokens(self) -> tuple[int, int]:
-        """Tokens of running sequences: known, and computed of those."""
         running = self._scheduler.running
         return sum([each.num_tokens for each in running]), sum([each.num_computed_tokens for each in running])
 
     def _kv_waste_ratio(self, computed: int) -> float:
-        """Empty slots of running sequences over all slots they hold.
-
-        Only a table's last blocks have empty slots, and those are never shared after a step: whoever shares one
-        copies it in the step in which it starts.
-        """
+        """Empty slots over all slots of running sequences. Only a table's last blocks have some, and those are never
+        shared after a step: a sequence that shares one copies it in the step in which it starts."""
         memory = self._scheduler.memory
         held = (memory.pool.num_held - memory.adapters.num_held) * BLOCK_SIZE
         if not held:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from kvarn.config.schema import EngineConfig
 from kvarn.costs.prefill_speed import longest_step_s
 from kvarn.costs.step_times import StepShape
+from kvarn.engine.memory.kv_cache_manager import KVCacheManager
 from kvarn.engine.plan import (
     LAST_SAMPLED,
     NO_SNAPSHOT,
@@ -31,26 +32,19 @@ _NO_PROPOSALS: list[int] = []
 class RowExtras:
     """Work of a step for one row beside computing its tokens."""
 
-    __slots__ = ("charged", "copies", "is_forced", "proposals", "saves")
-
     def __init__(self) -> None:
         self.charged = 0
-        """Prompt tokens charged to the tenant."""
         self.copies: list[BlockCopy] = []
-        """Blocks to be copied before."""
         self.proposals: list[int] = []
         """Tokens to verify at its end; they count as the row's."""
         self.is_forced = False
         """Whether its proposals are what the mask forces: there is nothing to verify."""
         self.saves: list[StateSave] = []
-        """Copies of recurrent states that are kept."""
 
 
 class StepBuilder:
-    """The budget object of one step: it hands out shares until nothing is left, then becomes a `StepPlan`.
-
-    Most rows are a decode's single token: an entry of `rows` and no `extras`.
-    """
+    """The budget of one step: it hands out shares until nothing is left, then becomes a `StepPlan`. Most rows are a
+    decode's single token, without extras."""
 
     def __init__(
         self, config: EngineConfig, step_time: StepTimeModel, limit_s: Callable[[], float | None] = lambda: None
@@ -61,7 +55,6 @@ class StepBuilder:
         self.rows: dict[Sequence, int] = {}
         """Tokens of each sequence to be computed. A row can still be taken out of the step."""
         self.extras: dict[Sequence, RowExtras] = {}
-        """Extras of the few rows that have any."""
         self.admitted: list[Sequence] = []
         self.preempted = False
         """Whether memory ran out: then nobody new starts in this step."""
@@ -84,20 +77,17 @@ class StepBuilder:
         return min(granted, max(in_time, self._config.min_prefill_chunk - self.shape.prefill_tokens))
 
     def _longest_s(self) -> float:
-        """Seconds that the step may take."""
         if not self._step_time.is_settled:
             return self._config.tpot_target_ms / 1000
         decodes_s = self._step_time.times.decode_s(self.shape.decode_rows, self.shape.decode_context)
         return longest_step_s(self._config, decodes_s, self._limit_s())
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
-        """Put a row into the step."""
         self.rows[sequence] = num_tokens
         self.tokens_left -= num_tokens
         self.shape.add(sequence.num_computed_tokens, num_tokens)
 
     def extra(self, sequence: Sequence) -> RowExtras:
-        """The extras of a sequence's row."""
         found = self.extras.get(sequence)
         if found is None:
             found = self.extras[sequence] = RowExtras()
@@ -126,6 +116,25 @@ class StepBuilder:
         self.rows[sequence] = num_tokens + len(proposals)
         self.tokens_left -= len(proposals)
         extra.proposals, extra.is_forced = proposals, is_forced
+
+    def add_forced(self, memory: KVCacheManager) -> None:
+        """Add the tokens that masks leave no choice about, in the budget and the free memory that is left.
+
+        The draws are the same without: at each of these positions the mask allows one token. Where log-probabilities
+        are asked for they are drawn one by one, since those of each position are needed.
+        """
+        for sequence in [each for each in self.rows if each.request.mask is not None]:
+            request, end = sequence.request, sequence.num_computed_tokens + self.rows[sequence]
+            limit = min(self.tokens_left, request.max_length - end - 1)
+            waits = end != sequence.num_tokens or sequence.num_pending
+            if request.mask is None or waits or limit <= 0 or request.sampling.logprobs is not None:
+                continue
+            if not memory.can_extend(sequence, end + 1):
+                continue
+            forced = request.mask.forced(sequence.index, sequence.tokens[sequence.num_prompt :])[:limit]
+            if forced and memory.can_extend(sequence, end + len(forced)):
+                memory.reserve(sequence, end + len(forced), [])
+                self.propose(sequence, forced, is_forced=True)
 
     def build(
         self,

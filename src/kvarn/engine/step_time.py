@@ -47,12 +47,10 @@ class StepTimeModel:
         self.fitted = StepTimes()
         """`times` of the latest fit: up to `FIT_EVERY` steps old, and nothing is computed."""
         self._products = [[0.0] * size for _ in range(size)]
-        """Faded sums of feature times feature."""
         self._answers = [0.0] * size
-        """Faded sums of feature times seconds."""
+        """Faded sums of feature times feature, and of feature times seconds."""
         self._samples = 0
         self._unfitted = 0
-        """Steps seen since the last fit."""
         self._largest_prefill = 0
         self._expects = bool(expected)
         if expected:
@@ -60,7 +58,6 @@ class StepTimeModel:
 
     @classmethod
     def knowing(cls, times: StepTimes) -> StepTimeModel:
-        """A model that starts from known coefficients."""
         return cls(expected=[(shape, times.seconds(shape)) for shape in typical_steps()])
 
     @property
@@ -97,11 +94,9 @@ class StepTimeModel:
         self._largest_prefill = max(self._largest_prefill, shape.prefill_tokens)
 
     def prefill_room(self, shape: StepShape, start: int, target_s: float) -> int:
-        """Largest chunk, beginning at position `start`, that added to `shape` keeps the step within `target_s`.
-
-        Never more than twice the prompt tokens of any step expected or seen so far: the model is not trusted far beyond
-        what it has learned from, and that is also how it explores.
-        """
+        """Largest chunk from position `start` on that keeps a step of `shape` within `target_s`, and at most twice
+        the prompt tokens of any step expected or seen: so the model explores, and is not trusted far beyond what
+        it has learned from."""
         explored = max(self.FIRST_GUESS, 2 * self._largest_prefill) - shape.prefill_tokens
         room = target_s - self.predict(shape)
         if room <= 0 or explored <= 0:

@@ -15,7 +15,6 @@ class TenantAccount(Account):
     def __init__(self, name: str, weight: float) -> None:
         super().__init__(name, weight)
         self.served_tokens = 0
-        """Prompt tokens computed and tokens drawn."""
         self.live_requests = 0
 
 
@@ -44,7 +43,6 @@ class TenantAccounts:
         return account
 
     def close(self, account: TenantAccount) -> None:
-        """One of the tenant's requests ended."""
         account.live_requests -= 1
         if account.live_requests == 0:
             self._idle[account.name] = None
@@ -58,7 +56,6 @@ class TenantAccounts:
         account.charge(tokens * self._input_cost)
 
     def charge_output(self, account: TenantAccount, tokens: int) -> None:
-        """Charge tokens drawn."""
         account.served_tokens += tokens
         account.charge(tokens * self._output_cost)
 

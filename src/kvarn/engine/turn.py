@@ -17,7 +17,6 @@ _ENDS = {
     Phase.WAIT_ADAPTER: EngineEventKind.ADAPTER_READY,
     Phase.WAIT_FETCH: EngineEventKind.FETCH_ENDED,
 }
-"""Events at the end of phases."""
 
 
 class QueueWaits:
@@ -32,7 +31,6 @@ class QueueWaits:
         self._since_us = 0
 
     def hold(self, reason: Phase, now: float) -> None:
-        """They wait for this reason from now on."""
         self._hold(reason, _us(now))
 
     def read(self, now_us: int) -> tuple[int, ...]:
@@ -47,24 +45,6 @@ class QueueWaits:
 
 class TurnRecorder:
     """Events and phases of one request."""
-
-    __slots__ = (
-        "_accepted_us",
-        "_chunk",
-        "_chunks",
-        "_events",
-        "_phase",
-        "_queue_mark",
-        "_since_us",
-        "_told_first",
-        "_us",
-        "_waits",
-        "accepted_tokens",
-        "is_decoding",
-        "num_running",
-        "preemptions",
-        "proposed_tokens",
-    )
 
     def __init__(self, now: float, waits: QueueWaits, waiting: int) -> None:
         """`now`: seconds, when the request was accepted. `waiting`: sequences in the queue before it."""
@@ -82,12 +62,10 @@ class TurnRecorder:
         self.is_decoding = False
         """Whether a token was drawn since known ones were computed."""
         self.num_running = 0
-        """Choices that run."""
         self.preemptions = self.proposed_tokens = self.accepted_tokens = 0
 
     @property
     def has_begun(self) -> bool:
-        """Whether it was scheduled."""
         return self._phase is not None and self._phase >= Phase.PROMPT
 
     def wait(self, reason: Phase | None, now: float) -> None:
@@ -96,7 +74,6 @@ class TurnRecorder:
             self._enter(reason, now)
 
     def fetch_begun(self, blocks: int, now: float) -> None:
-        """Its blocks are brought near."""
         if not self.has_begun:
             self._add(now, EngineEventKind.FETCH_BEGUN, blocks)
 
@@ -114,12 +91,10 @@ class TurnRecorder:
             self._add(now, EngineEventKind.RESUMED, recomputed_tokens)
 
     def preempted(self, computed_tokens: int, now: float) -> None:
-        """A choice has given up its slot."""
         self.preemptions += 1
         self._add(now, EngineEventKind.PREEMPTED, computed_tokens)
 
     def stop(self, now: float) -> None:
-        """A choice runs no more."""
         self.num_running -= 1
         if not self.num_running:
             self._enter(Phase.PREEMPTED, now)

@@ -34,7 +34,6 @@ class WaitingQueue(FairQueue[Sequence]):
         self._tokens_by_priority[sequence.priority] += sequence.num_tokens
 
     def remove(self, sequence: Sequence) -> None:
-        """Take out a sequence that waits."""
         super().remove(sequence)
         self._tokens_by_priority[sequence.priority] -= sequence.num_tokens
 
@@ -47,7 +46,6 @@ class WaitingQueue(FairQueue[Sequence]):
         return request.is_late
 
     def check_integrity(self) -> None:
-        """Recount the waiting sequences. Raises `IntegrityError`."""
         counted, tokens, late = Counter[int](), Counter[int](), 0
         for name, tenant in self._tenants.items():
             ordered = all(each == sorted(each, key=lambda entry: entry[:2]) for each in (tenant.entries, tenant.late))

@@ -111,12 +111,8 @@ _EMBEDDINGS = msgspec.json.Decoder(EmbeddingAnswer)
 
 
 def read_part(data: bytes) -> AnswerPart:
-    """An answer or a part of one.
-
-    Raises:
-        ExternalFailedError: It is not in OpenAI's form, or tells of a failure.
-        ExternalRefusedError: It says that the request cannot be answered.
-    """
+    """An answer or a part of one. Raises `ExternalFailedError` where it is not in OpenAI's form or tells of a failure,
+    `ExternalRefusedError` where it says that the request cannot be answered."""
     try:
         part = _PART.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -127,7 +123,6 @@ def read_part(data: bytes) -> AnswerPart:
 
 
 def read_embeddings(data: bytes) -> EmbeddingAnswer:
-    """The answer to an embedding request. Raises as `read_part` does."""
     try:
         return _EMBEDDINGS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -135,11 +130,7 @@ def read_embeddings(data: bytes) -> EmbeddingAnswer:
 
 
 async def read_events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The data of server-sent events, up to `[DONE]` or the stream's end.
-
-    Raises:
-        ExternalFailedError: An event is too long.
-    """
+    """The data of server-sent events, up to `[DONE]` or the stream's end."""
     rest, data = b"", b""
     async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")

@@ -44,11 +44,7 @@ async def count_external_chat(
 async def external_chat(
     external: ExternalModel, serving: ServingContext, record: RequestRecord, question: ChatQuestion, model: ReadyModel
 ) -> ChatPrompt:
-    """Check a chat and make its request to the other server.
-
-    Raises:
-        ApiError: It cannot be answered as asked, or not now.
-    """
+    """Check a chat and make its request to the other server."""
     request, limits = question.request, serving.limits
     if question.context:
         raise invalid_request("Another server runs this model: it takes no token ids before a chat.", "context")

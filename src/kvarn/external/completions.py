@@ -32,7 +32,6 @@ class ExternalCompletionReader:
         self._echo = echo
 
     async def read(self, delta: ChoiceDelta) -> CompletionChoice:
-        """The delta as a chunk of a stream."""
         text, self._echo = self._echo + delta.text, ""
         if delta.refusal:  # this older shape has no field to say it in
             text += f"\n[{delta.refusal}]"
@@ -45,7 +44,6 @@ class ExternalCompletionReader:
         )
 
     async def joined(self, chunks: list[CompletionChoice]) -> CompletionChoice:
-        """The whole choice from all its chunks."""
         last, logprobs = chunks[-1], [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
         return CompletionChoice(
             index=last.index,
@@ -63,11 +61,7 @@ async def external_completion(
     request: CompletionRequest,
     model: ReadyModel,
 ) -> CompletionPrompt:
-    """Check a text completion and make its requests to the other server.
-
-    Raises:
-        ApiError: It cannot be answered as asked, or not now.
-    """
+    """Check a text completion and make its requests to the other server."""
     limits, given = serving.limits, as_list(request.prompt)
     stop_strings(request, limits)
     n = at_most("n", request.n, limits.max_n) or 1

@@ -43,11 +43,8 @@ class ChoiceReader:
         """Numbers that the server gives the calls, in the order in which they began."""
 
     def read(self, part: ChoicePart) -> ChoiceDelta:
-        """A part as a delta.
-
-        Raises:
-            ExternalFailedError: It makes no sense, or says that the answer was broken off.
-        """
+        """A part as a delta. Raises `ExternalFailedError` where it makes no sense, or says that the answer was broken
+        off."""
         message = part.delta or part.message or MessagePart()
         reasoning = message.reasoning or message.reasoning_content or ""
         text = part.text or _text_of(message.content)

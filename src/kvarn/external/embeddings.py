@@ -21,11 +21,8 @@ from kvarn.wire.openai.errors import ApiError, invalid_request
 def external_inputs(
     model: ExternalModel, named: Sequence[tuple[str, str | list[int]]], max_tokens: int | None
 ) -> tuple[list[str | list[int]], int]:
-    """The inputs, and about how many tokens they have.
-
-    Raises:
-        ApiError: 400, they are to be cut: that needs the model's own tokenizer.
-    """
+    """The inputs, and about how many tokens they have. Inputs that are to be cut are refused: that needs the model's
+    own tokenizer."""
     if max_tokens is not None:
         why = "'max_tokens_per_doc' is not supported for a model that another server runs: shorten the texts."
         raise invalid_request(why, "max_tokens_per_doc", "unsupported_parameter")
@@ -36,14 +33,7 @@ def external_inputs(
 async def embed_external(
     model: ExternalModel, inputs: EmbeddingInputs, turn: Turn, dimensions: int | None
 ) -> list[bytes]:
-    """Vectors of inputs, float32 little-endian, counted to `turn`.
-
-    Raises:
-        ApiError: No replica takes requests.
-        ExternalRefusedError: The request cannot be answered as it is.
-        ExternalFailedError: The server failed.
-        StageTimeoutError: It took too long.
-    """
+    """Vectors of inputs, float32 little-endian, counted to `turn`."""
     name = model.config.model or model.served.name
     body: dict[str, Any] = {"model": name, "input": list(inputs), "encoding_format": "float"}
     if dimensions is not None:

@@ -23,7 +23,6 @@ class ExternalRefusedError(ApiError):
     """The server will not answer this request, whoever asks: the client is to change it."""
 
     def __init__(self, status: int, message: str, type: str, code: str | None, param: str | None) -> None:  # noqa: A002
-        """The fields of OpenAI's error object, and the HTTP status."""
         super().__init__(status, message, type=type, code=code, param=param)
 
 
@@ -42,7 +41,6 @@ class ExternalFailedError(GeneratorFailedError):
 
     @property
     def is_busy(self) -> bool:
-        """Whether it only has too much to do."""
         return self.status == 429 or (self.status == 503 and self.retry_after_s is not None)
 
     @property

@@ -162,12 +162,10 @@ class ExternalModel:
                 return result
 
     def probes(self) -> list[Periodic]:
-        """Periodic readiness checks, one a replica."""
         every_s, what = self.config.probe_interval_s, f"probes of the servers of {self.served.name}"
         return [Periodic(what, replica.probe, every_s) for replica in self.replicas.values()]
 
     async def close(self) -> None:
-        """Close all connections."""
         await asyncio.gather(*[replica.aclose() for replica in self.replicas.values()])
 
     async def _connected(
@@ -204,7 +202,6 @@ class ExternalModel:
         return order_by_rank(key[:_PREFIX_BYTES], loads)
 
     def why_none(self) -> ApiError | ExternalFailedError:
-        """Why no replica takes a request."""
         now, ready = self._clock(), self.served.replicas.ready
         if not ready:
             return self.served.not_ready()
@@ -222,11 +219,9 @@ class ExternalModel:
         return found
 
     def admit(self, name: str) -> Permit | None:
-        """The permit of a replica's breaker."""
         return self._breaker(name).admit(self._clock())
 
     def ended(self, name: str, permit: Permit, error: BaseException | None) -> None:
-        """The breaker learns of a request's end."""
         now, breaker = self._clock(), self._breaker(name)
         if isinstance(error, ExternalFailedError) and error.is_busy:
             outcome = "busy"
@@ -265,12 +260,8 @@ class _Attempts:
         model.count_request()
 
     def next(self) -> tuple[str, Permit]:
-        """The replica to try, and its breaker's permit.
-
-        Raises:
-            ApiError: None takes requests.
-            Exception: The error of the try before, where no replica is left.
-        """
+        """The replica to try, and its breaker's permit. Raises `ApiError` where none takes requests, and the error of
+        the try before where no replica is left."""
         for name in self._candidates():
             permit = self._model.admit(name)
             if permit is not None:
@@ -281,7 +272,6 @@ class _Attempts:
         raise self._error or self._model.why_none()
 
     def ended(self, name: str, permit: Permit, error: BaseException | None) -> None:
-        """A try is over."""
         self._model.ended(name, permit, error)
 
     def check(self, error: Exception, *, again: bool) -> None:
@@ -317,5 +307,4 @@ def has_text(part: AnswerPart) -> bool:
 
 
 def breaker_rules(config: BreakerConfig) -> BreakerRules:
-    """The configured rules of a circuit breaker."""
     return BreakerRules(**config.model_dump())

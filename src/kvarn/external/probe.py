@@ -25,12 +25,7 @@ class ServerInfo:
 async def probe_server(
     http: httpx.AsyncClient, base_url: str, headers: dict[str, str], model: str, config: ExternalConfig
 ) -> ServerInfo:
-    """Ask a server: `/health` (not all have it), the list of models, `/version` (few have it).
-
-    Raises:
-        ExternalFailedError: It fails, refuses the key, or has no such model.
-        httpx.HTTPError: It cannot be reached.
-    """
+    """Ask a server: `/health` (not all have it), the list of models, `/version` (few have it)."""
     if config.probe == "none":
         return ServerInfo(ready=True)
     root = base_url.removesuffix("/v1")

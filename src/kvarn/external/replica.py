@@ -78,25 +78,14 @@ class ExternalReplica:
 
     @property
     def model(self) -> str:
-        """The server's name of the model."""
         return self._external.model or self._config.name
 
     async def answer(
         self, path: str, body: dict[str, Any], trace: Trace = NO_TRACE
     ) -> AsyncGenerator[AnswerPart, None]:
         """Send a request; yields the parts of the answer as they come, one where the server does not stream. Closing
-        the generator closes the connection, which aborts the request there.
-
-        Args:
-            path: Below `base_url`, such as `chat/completions`.
-            body: The request's.
-            trace: Headers by which the server goes on with the request's trace.
-
-        Raises:
-            ExternalRefusedError: The request cannot be answered as it is.
-            ExternalFailedError: The server failed, or is gone.
-            httpx.ConnectTimeout: It could not be reached in time.
-        """
+        the generator closes the connection, which aborts the request there. `trace`: headers by which the server goes
+        on with the request's trace. Raises `ExternalRefusedError`, `ExternalFailedError`."""
         async with aclosing(self._send(path, body, trace)) as chunks:
             is_stream = await anext(chunks) == b"stream"
             if is_stream:
@@ -107,13 +96,11 @@ class ExternalReplica:
                 yield read_part(await _joined(chunks))
 
     async def embed_texts(self, body: dict[str, Any], trace: Trace = NO_TRACE) -> EmbeddingAnswer:
-        """Send an embedding request. Raises as `answer` does."""
         async with aclosing(self._send("embeddings", body, trace)) as chunks:
             await anext(chunks)
             return read_embeddings(await _joined(chunks))
 
     async def probe(self) -> None:
-        """Look whether the server is there, is ready and has the model."""
         try:
             self._key = _read_key(self._external.api_key_env, self._external.api_key_file)
             async with asyncio.timeout(self._external.probe_timeout_s):
@@ -142,7 +129,6 @@ class ExternalReplica:
         self._set_state(ReplicaState.READY, "ready", 1.0)
 
     async def aclose(self) -> None:
-        """Close its connections."""
         await self._http.aclose()
 
     # Operations that a server of texts lacks ------------------------------------------------------------------------
@@ -150,20 +136,16 @@ class ExternalReplica:
     async def generate(
         self, request: Submit, report_pending: ReportPending | None = None
     ) -> AsyncGenerator[TokenDelta, None]:
-        """Refused: token ids are its own. See `answer`."""
         raise self._no_token_ids()
         yield  # an asynchronous generator
 
     async def embed(self, request_id: str, inputs: list[list[int]]) -> list[bytes]:
-        """Refused: token ids are its own. See `embed_texts`."""
         raise self._no_token_ids()
 
     async def load_adapter(self, request_id: str, adapter: AdapterInfo, *, in_place: bool = False) -> None:
-        """Refused: adapters are the server's own."""
         raise AdapterChangeError("invalid", f"{self._config.name!r} is served by another server: load it there.")
 
     async def unload_adapter(self, request_id: str, name: str) -> None:
-        """Refused: adapters are the server's own."""
         raise AdapterChangeError("missing", f"{self._config.name!r} is served by another server: unload it there.")
 
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
@@ -231,17 +213,13 @@ class ExternalReplica:
 
 
 def make_replicas(config: ModelConfig) -> list[ExternalReplica]:
-    """The replicas of an external model."""
     assert config.external is not None
     return [ExternalReplica(config, url) for url in config.external.base_urls]
 
 
 def _read_key(variable: str | None, file: str | None) -> str:
-    """The API key; empty where none is configured.
-
-    Raises:
-        ExternalFailedError: It is configured and not there.
-    """
+    """The API key; empty where none is configured. Raises `ExternalFailedError` where it is configured and not
+    there."""
     if variable is not None:
         key = os.environ.get(variable, "")
         if not key:
@@ -256,7 +234,6 @@ def _read_key(variable: str | None, file: str | None) -> str:
 
 
 async def _joined(chunks: AsyncGenerator[bytes, None]) -> bytes:
-    """All of an answer that is not streamed."""
     parts, size = [], 0
     async for chunk in chunks:
         parts.append(chunk)
@@ -267,7 +244,6 @@ async def _joined(chunks: AsyncGenerator[bytes, None]) -> bytes:
 
 
 async def _beginning(response: httpx.Response) -> bytes:
-    """The beginning of an error's body."""
     body = b""
     async for chunk in response.aiter_bytes():
         body += chunk

@@ -1,4 +1,9 @@
-"""Calls between the main gateway process and another, over a pair of sockets; both may call."""
+"""Typed calls between a process and one that it started, over a pair of sockets; both may call.
+
+The pair is inherited, so it needs no address, nobody else can reach it, and its end tells that the other process is
+gone. Engines, which several processes reach and which outlive a gateway, have message queues instead
+(`kvarn.replica.transport`): a lone call takes 85 µs over those, and 50 µs here.
+"""
 
 from __future__ import annotations
 
@@ -6,134 +11,160 @@ import asyncio
 import itertools
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
+from typing import Any, TypeVar
 
 import msgspec
 
 _LENGTH_BYTES = 4
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
-Handler = Callable[[bytes], bytes | Awaitable[bytes] | None]
-"""Answers a call. A result that is not awaited is computed at once, in the order of the calls."""
+Handlers = Mapping[type[msgspec.Struct], Callable[[Any], object]]
+"""By the type of a message, the function that answers it. An awaitable result is awaited; others are computed at once,
+in the order of the calls."""
 
 
 class ChannelClosedError(Exception):
-    """The other process is gone."""
+    """The other process is gone, or could not answer."""
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True):
     number: int
     """Number of a call and of its answer; 0: no answer is expected."""
-    method: str
-    """Empty: this is an answer."""
-    body: bytes
-    failed: bool = False
+    type: str
+    """Name of the message's type; empty: this is an answer."""
+    body: msgspec.Raw
+    problem: str = ""
+    """Error of the handler, in place of an answer."""
 
 
 class Channel:
-    """One end. Frames are MessagePack with their length in front; bodies are the callers' matter.
+    """One end. Frames are MessagePack with their length in front.
 
     Args:
         reader: From the other end.
         writer: To it.
-        handlers: By the name of the method that the other end may call.
     """
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handlers: Mapping[str, Handler]
-    ) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
         self._writer = writer
-        self._handlers = handlers
+        self._handlers: dict[str, tuple[msgspec.msgpack.Decoder[Any], Callable[[Any], object]]] = {}
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: dict[int, tuple[asyncio.Future[Any], type[Any]]] = {}
+        """The calls without an answer yet, and the types of their answers."""
+        self._tasks: set[asyncio.Future[None]] = set()
         self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(_Frame)
         self.closed = asyncio.Event()
         """Set once the other process is gone."""
-        self._reading = asyncio.create_task(self._read(reader))
 
     @classmethod
-    async def open(cls, end: socket.socket, handlers: Mapping[str, Handler]) -> Channel:
-        """A channel over one of a pair of connected sockets, which it takes over."""
-        return cls(*await asyncio.open_unix_connection(sock=end), handlers)
+    async def open(cls, end: socket.socket, handlers: Handlers | None = None) -> Channel:
+        """A channel over one of a pair of connected sockets, which it takes over. `handlers`: see `serve`."""
+        channel = cls(*await asyncio.open_unix_connection(sock=end))
+        if handlers is not None:
+            channel.serve(handlers)
+        return channel
 
-    async def call(self, method: str, body: bytes = b"") -> bytes:
-        """Call the other process and wait for its answer.
+    async def receive(self, message: type[_T]) -> _T:
+        """The first message of the other end, before `serve`. Raises `ChannelClosedError`."""
+        try:
+            return msgspec.msgpack.decode((await self._next()).body, type=message)
+        except (OSError, asyncio.IncompleteReadError):
+            raise ChannelClosedError("the other process is gone") from None
 
-        Raises:
-            ChannelClosedError: It is gone, or could not answer.
-        """
-        return await self.begin(method, body)
+    def serve(self, handlers: Handlers) -> None:
+        """Handle messages and answers from now on."""
+        for message, handler in handlers.items():
+            self._handlers[message.__name__] = msgspec.msgpack.Decoder(message), handler
+        self._keep(self._read())
 
-    def begin(self, method: str, body: bytes = b"") -> asyncio.Future[bytes]:
-        """Call the other process; the call has been sent when this returns."""
+    def call(self, message: msgspec.Struct, answer: type[_T]) -> asyncio.Future[_T]:
+        """Call the other process; the message has been sent when this returns. The future has the answer, of the given
+        type, or a `ChannelClosedError`."""
         number = next(self._numbers)
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(lambda _: self._waiting.pop(number, None))
+        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future, answer
+        future.add_done_callback(lambda _: self._waiting.pop(number, None))
         if self.closed.is_set():
-            answer.set_exception(ChannelClosedError("the other process is gone"))
+            future.set_exception(ChannelClosedError("the other process is gone"))
         else:
-            self._write(_Frame(number, method, body))
-        return answer
+            self._write(number, message)
+        return future
 
-    def send(self, method: str, body: bytes = b"") -> None:
-        """Call without an answer; dropped where the other process is gone."""
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message without an answer; dropped where the other process is gone."""
         if not self.closed.is_set():
-            self._write(_Frame(0, method, body))
+            self._write(0, message)
 
     def close(self) -> None:
-        """Close this end."""
         self._writer.close()
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    async def _read(self) -> None:
         """Handle frames until the other process is gone; then fail waiting calls."""
-        decoder = msgspec.msgpack.Decoder(_Frame)
         with suppress(OSError, asyncio.IncompleteReadError):
             while True:
-                size = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "little")
-                self._handle(decoder.decode(await reader.readexactly(size)))
+                frame = await self._next()
+                if frame.type:
+                    self._handle(frame)
+                else:
+                    self._take_answer(frame)
         self.closed.set()
-        for answer in list(self._waiting.values()):
-            if not answer.done():
-                answer.set_exception(ChannelClosedError("the other process is gone"))
+        for future, _ in list(self._waiting.values()):
+            if not future.done():
+                future.set_exception(ChannelClosedError("the other process is gone"))
+
+    async def _next(self) -> _Frame:
+        size = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "little")
+        return self._decoder.decode(await self._reader.readexactly(size))
+
+    def _take_answer(self, frame: _Frame) -> None:
+        if frame.number not in self._waiting:
+            return  # nobody waits any more
+        future, answer = self._waiting[frame.number]
+        if future.done():
+            return
+        if frame.problem:
+            future.set_exception(ChannelClosedError(frame.problem))
+        else:
+            future.set_result(msgspec.msgpack.decode(frame.body, type=answer))
 
     def _handle(self, frame: _Frame) -> None:
-        if not frame.method:
-            answer = self._waiting.get(frame.number)
-            if answer is not None and not answer.done():
-                if frame.failed:
-                    answer.set_exception(ChannelClosedError(frame.body.decode()))
-                else:
-                    answer.set_result(frame.body)
-            return
         try:
-            result = self._handlers[frame.method](frame.body)
+            decoder, handler = self._handlers[frame.type]
+            result = handler(decoder.decode(frame.body))
         except Exception as error:
             self._fail(frame, error)
             return
-        if result is None or isinstance(result, bytes):
-            self._answer(frame, result or b"")
+        if isinstance(result, Awaitable):
+            self._keep(self._answer_later(frame, result))
         else:
-            task = asyncio.ensure_future(self._answer_later(frame, result))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._answer(frame, result)
 
-    async def _answer_later(self, frame: _Frame, result: Awaitable[bytes]) -> None:
+    async def _answer_later(self, frame: _Frame, result: Awaitable[object]) -> None:
         try:
             self._answer(frame, await result)
         except Exception as error:
             self._fail(frame, error)
 
-    def _answer(self, frame: _Frame, body: bytes) -> None:
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _answer(self, frame: _Frame, answer: object, problem: str = "") -> None:
         if frame.number and not self.closed.is_set():
-            self._write(_Frame(frame.number, "", body))
+            self._write(frame.number, answer, "", problem)
 
     def _fail(self, frame: _Frame, error: Exception) -> None:
-        _log.error("a call of another gateway process failed: %s", frame.method, exc_info=error)
-        if frame.number and not self.closed.is_set():
-            self._write(_Frame(frame.number, "", repr(error).encode(), failed=True))
+        _log.error("a call of another process failed: %s", frame.type, exc_info=error)
+        self._answer(frame, None, repr(error))
 
-    def _write(self, frame: _Frame) -> None:
-        payload = self._encoder.encode(frame)
+    def _write(self, number: int, message: object, name: str | None = None, problem: str = "") -> None:
+        body = msgspec.Raw(self._encoder.encode(message))
+        name = type(message).__name__ if name is None else name
+        payload = self._encoder.encode(_Frame(number, name, body, problem))
         self._writer.write(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)

@@ -28,11 +28,7 @@ class Checkpoints:
 
 
 def find_checkpoints(model: ModelConfig) -> Checkpoints:
-    """Find a model's checkpoint, adapters and draft model; download what is on the hub.
-
-    Raises:
-        TextError: Something cannot be found.
-    """
+    """Find a model's checkpoint, adapters and draft model; download what is on the hub. Raises `TextError`."""
     draft = model.speculation.model
     return Checkpoints(
         _with_found_adapters(model),
@@ -46,11 +42,7 @@ class VersionChangedError(Exception):
 
 
 def fingerprints_of(found: Checkpoints) -> dict[str, Any]:
-    """Digests of a version's checkpoint, draft model and configured adapters.
-
-    Raises:
-        OSError: A file cannot be read.
-    """
+    """Digests of a version's checkpoint, draft model and configured adapters."""
     fingerprints: dict[str, Any] = {"checkpoint": checkpoint_fingerprint(found.directory)}
     if found.draft_directory is not None:
         fingerprints["draft model"] = checkpoint_fingerprint(found.draft_directory)
@@ -60,13 +52,8 @@ def fingerprints_of(found: Checkpoints) -> dict[str, Any]:
 
 
 def check_binding(bound: Mapping[str, Any] | None, found: Checkpoints) -> None:
-    """Refuse files that are not those a version was deployed with; `bound` is what `fingerprints_of` said then, None
-    where it has not been asked yet.
-
-    Raises:
-        VersionChangedError: Something has changed.
-        OSError: A file cannot be read.
-    """
+    """Raise `VersionChangedError` for files that are not those a version was deployed with; `bound` is what
+    `fingerprints_of` said then, None where it has not been asked yet."""
     if bound is None:
         return
     now = fingerprints_of(found)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.fleet.checkpoints import Checkpoints, find_checkpoints
 from kvarn.fleet.desired import CandidateVersion, Desired, DesiredModels, ReplicaCounts, replicas_of
@@ -57,6 +57,7 @@ class FleetController:
         counts: ReplicaCounts | None = None,
         bind: BindVersion | None = None,
         load_of: Callable[[str], float] = lambda replica: 0.0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.desired = desired
         self._config = config
@@ -68,6 +69,7 @@ class FleetController:
         """Whether this process looks after the fleet."""
         self._counts = counts or ReplicaCounts()
         self._load_of = load_of
+        self._clock = clock
         self._unclaimed: set[str] = set()
         """Replicas of an earlier controller whose version is still being prepared."""
         self._leaving: dict[str, asyncio.Task[None]] = {}
@@ -76,8 +78,8 @@ class FleetController:
         self._away = False
         self._read_at = 0.0
         self._loop = Periodic("looks at the fleet", self.reconcile, config.fleet.poll_s)
-        self._versions = VersionTable(self._loop.wake, bind)
-        now = int(SYSTEM_CLOCK.time())
+        self._versions = VersionTable(self._loop.wake, bind, clock)
+        now = int(clock.time())
         for name, each in desired.items():
             if name in engines.directories or each.model.external is not None:
                 directory = engines.directories.get(name, Path())
@@ -86,21 +88,17 @@ class FleetController:
             supervisor.subscribe(self._changed)
 
     def listen(self, listener: FleetListener) -> None:
-        """Tell a listener of later changes."""
         self._versions.listeners.append(listener)
 
     @property
     def versions(self) -> list[ServedVersion]:
-        """All versions that are served or leave."""
         return list(self._versions.known.values())
 
     @property
     def problems(self) -> dict[str, str]:
-        """The reason why a version is not as desired, by its name."""
         return self._versions.problems
 
     def start(self) -> None:
-        """Look after the fleet from now on."""
         self._loop.start()
 
     async def stop(self) -> None:
@@ -131,7 +129,6 @@ class FleetController:
 
     @property
     def observed(self) -> list[Observed]:
-        """The replicas that are there."""
         return [
             Observed(
                 name=name,
@@ -181,7 +178,7 @@ class FleetController:
 
     async def _read_and_hold(self) -> bool:
         """Read the desired state if that is due; returns whether this process looks after the fleet."""
-        now = SYSTEM_CLOCK.now()
+        now = self._clock.now()
         if now >= self._read_at:
             self._read_at = now + self._config.fleet.poll_s
             await self._read()
@@ -232,7 +229,6 @@ class FleetController:
                 self._unclaimed.discard(replica)
 
     async def _abandon(self) -> None:
-        """Leave the fleet to another process."""
         if self._holds:
             log.warning("another gateway has taken over the fleet")
         self._holds = False
@@ -277,7 +273,8 @@ class FleetController:
 
     def _add(self, spec: ReplicaSpec) -> None:
         # Runs of an earlier controller have lower numbers.
-        supervisor = EngineSupervisor(spec, self._config.replica, self._launcher, last_run=int(SYSTEM_CLOCK.time()))
+        last_run = int(self._clock.time())
+        supervisor = EngineSupervisor(spec, self._config.replica, self._launcher, last_run=last_run, clock=self._clock)
         self._engines.supervisors[spec.replica] = supervisor
         supervisor.subscribe(self._changed)
         if not spec.warm:  # nobody else hears of one that waits
@@ -347,7 +344,6 @@ class FleetController:
         self._versions.keep({(each.model, each.version) for each in targets} | there, self._pending())
 
     def _running(self, model: str) -> int:
-        """Replicas of a model that take requests, or will."""
         own = [each for each in self.observed if each.model == model]
         return sum(not each.in_pool and each.state not in LEAVING for each in own)
 

@@ -80,8 +80,7 @@ class ReplicaCounts:
         """Additional replicas of a model for the warm pool."""
         return 0
 
-    def forget(self) -> None:
-        """Note that another process looks after the fleet; this one may again, later."""
+    def forget(self) -> None: ...
 
 
 class DesiredState:
@@ -153,25 +152,13 @@ def _candidate_of(name: str, row: Mapping[str, Any] | None) -> CandidateVersion 
 
 
 def model_of(name: str, spec: Mapping[str, Any]) -> ModelConfig:
-    """The configuration that a version's spec stands for.
-
-    Raises:
-        ValidationError: It is none.
-    """
+    """The configuration that a version's spec stands for. Raises `ValidationError`."""
     return ModelConfig.model_validate({**spec, "name": name})
 
 
 def changed(model: ModelConfig | None, name: str, settings: Mapping[str, Any]) -> ModelConfig:
-    """A model with other settings: sections are merged, everything else is replaced; null is the default again.
-
-    Args:
-        model: As it is served; None: it is new.
-        name: Its name.
-        settings: In the shape of the configuration's `models[]`.
-
-    Raises:
-        ValidationError: They cannot be used.
-    """
+    """A model, or a new one, with other settings in the shape of the configuration's `models[]`: sections are merged,
+    everything else is replaced; null is the default again. Raises `ValidationError`."""
     return model_of(name, _merge({} if model is None else spec_of(model), settings))
 
 

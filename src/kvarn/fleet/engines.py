@@ -115,7 +115,6 @@ class Engines:
         )
 
     def start(self) -> None:
-        """Supervise them in the running event loop."""
         for supervisor in (*self.supervisors.values(), *self._prefills):
             supervisor.start()
 

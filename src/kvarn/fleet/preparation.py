@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
 
@@ -34,17 +34,14 @@ class Preparations(Generic[ResultT]):
         on_ended: Called when one has ended, well or not.
     """
 
-    def __init__(self, on_ended: Callable[[], None]) -> None:
+    def __init__(self, on_ended: Callable[[], None], clock: Clock = SYSTEM_CLOCK) -> None:
         self._on_ended = on_ended
+        self._clock = clock
         self._works: dict[Hashable, _Work[ResultT]] = {}
 
     def result(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
-        """The result of the work, once; begins the work if need be.
-
-        Raises:
-            PreparingError: It is under way.
-            Exception: It has failed with this, and is done again.
-        """
+        """The result of the work, once; begins the work if need be. Raises `PreparingError` while it is under way, and
+        what it failed with."""
         found = self._works.get(key)
         if found is None:
             self._works[key] = _Work(self._begin(work))
@@ -65,7 +62,6 @@ class Preparations(Generic[ResultT]):
             self._works.pop(key).task.cancel()
 
     async def stop(self) -> None:
-        """Give up all work."""
         tasks = [each.task for each in self._works.values()]
         self.keep(())
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -79,7 +75,7 @@ class Preparations(Generic[ResultT]):
         """Note a failure; repeat the work after its pause."""
         if not isinstance(error, Exception):
             raise error
-        now = SYSTEM_CLOCK.now()
+        now = self._clock.now()
         if found.failed is not error:
             found.failed, found.retry_at = error, now + found.pause_s
             found.pause_s = min(2 * found.pause_s, _MAX_PAUSE_S)

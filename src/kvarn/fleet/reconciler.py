@@ -56,7 +56,6 @@ class Observed:
 
     @property
     def ready(self) -> bool:
-        """Whether it takes requests."""
         return self.state is ReplicaState.READY
 
 

@@ -8,41 +8,39 @@ from dataclasses import dataclass
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from kvarn.fleet.channel import Channel, ChannelClosedError, Handler
+from kvarn.fleet.channel import Channel, ChannelClosedError, Handlers
 from kvarn.limits.local import SlidingWindows
 from kvarn.limits.scripts import COUNTS, Call, LocalScripts, ScriptRunner
 from kvarn.limits.types import LimitsAwayError
 from kvarn.metering.budget_counts import BudgetCounts
 from kvarn.metering.budget_reservations import BUDGETS
 
-_RUN = "scripts.run"
-_decoder = msgspec.msgpack.Decoder(tuple[str, list[str], bytes])
+
+class _RunScript(msgspec.Struct, frozen=True, array_like=True):
+    """Run a script of the main process; the answer is its bytes."""
+
+    name: str
+    keys: list[str]
+    argument: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SharedState:
-    """Parts that a gateway process shares with the others of its server."""
-
     scripts: ScriptRunner
-    """Runs the scripts of limits and budgets in the main process."""
     metrics: Callable[[], Awaitable[CollectorRegistry]]
     is_main: bool
     """This process supervises the engines and shows their metrics."""
 
 
 def main_scripts() -> LocalScripts:
-    """The counts of all processes, in the main one."""
     return LocalScripts({COUNTS.name: SlidingWindows().run, BUDGETS.name: BudgetCounts().run})
 
 
-def script_handlers(scripts: LocalScripts) -> dict[str, Handler]:
-    """Handlers of the calls of other processes."""
-    return {_RUN: lambda body: scripts.run(*_decoder.decode(body))}
+def script_handlers(scripts: LocalScripts) -> Handlers:
+    return {_RunScript: lambda call: scripts.run(call.name, call.keys, call.argument)}
 
 
 class RemoteScripts(ScriptRunner):
-    """Scripts run in the main process."""
-
     def __init__(self, channel: Channel) -> None:
         super().__init__()
         self._channel = channel
@@ -53,16 +51,15 @@ class RemoteScripts(ScriptRunner):
         Raises:
             LimitsAwayError: The main process is gone; this one ends too.
         """
-        call.reply = self._channel.begin(_RUN, _encode(call))
+        call.reply = self._channel.call(_message(call), bytes)
         try:
             return await call.reply
         except ChannelClosedError as error:
             raise LimitsAwayError(str(error)) from None
 
     def send(self, call: Call) -> None:
-        """Run a script whose answer nobody needs."""
-        self._channel.send(_RUN, _encode(call))
+        self._channel.send(_message(call))
 
 
-def _encode(call: Call) -> bytes:
-    return msgspec.msgpack.encode((call.script.name, call.keys, call.argument))
+def _message(call: Call) -> _RunScript:
+    return _RunScript(call.script.name, call.keys, call.argument)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.fleet.checkpoints import Checkpoints, check_binding, find_checkpoints, fingerprints_of
 from kvarn.fleet.desired import Desired
 from kvarn.fleet.preparation import Preparations, PreparingError
@@ -41,11 +41,7 @@ class FleetListener(Protocol):
     """Hears what is served. Every version is told before its first replica."""
 
     async def version_added(self, version: ServedVersion) -> None:
-        """A version of a model will have replicas.
-
-        Raises:
-            Exception: It cannot be served, and gets none; what was served goes on.
-        """
+        """A version of a model will have replicas. One for which this raises is not served; what was served goes on."""
         ...
 
     def replica_added(self, supervisor: EngineSupervisor) -> None:
@@ -65,18 +61,20 @@ class VersionTable:
         bind: See `BindVersion`.
     """
 
-    def __init__(self, on_ended: Callable[[], None], bind: BindVersion | None = None) -> None:
+    def __init__(
+        self, on_ended: Callable[[], None], bind: BindVersion | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self.known: dict[tuple[str, int], ServedVersion] = {}
         """By model and number."""
         self.problems: dict[str, str] = {}
         """The reason why a version is not as desired, by its name."""
         self.listeners: list[FleetListener] = []
         self._bind = bind
-        self._finding = Preparations[None](on_ended)
-        self._starting = Preparations[Checkpoints](on_ended)
+        self._clock = clock
+        self._finding = Preparations[None](on_ended, clock)
+        self._starting = Preparations[Checkpoints](on_ended, clock)
 
     async def stop(self) -> None:
-        """Find nothing any more."""
         await self._finding.stop()
         await self._starting.stop()
 
@@ -101,7 +99,6 @@ class VersionTable:
         return served[-1] if served else None
 
     def keep(self, used: set[tuple[str, int]], wanted: set[tuple[str, int]]) -> None:
-        """Forget all other versions."""
         self._finding.keep(wanted - self.known.keys())
         self.problems = {name: why for name, why in self.problems.items() if split_version(name) in used | wanted}
         for key in [*self.known.keys() - used - wanted]:
@@ -139,7 +136,7 @@ class VersionTable:
         """Find the files of a version, tell the listeners and enter it. `keep` removes it again if it is not wanted any
         more."""
         found, key = await self._bound(desired), (desired.model.name, desired.version)
-        version = ServedVersion(desired, found.directory, int(SYSTEM_CLOCK.time()), is_candidate)
+        version = ServedVersion(desired, found.directory, int(self._clock.time()), is_candidate)
         try:
             for listener in self.listeners:
                 await listener.version_added(version)
@@ -150,12 +147,7 @@ class VersionTable:
         self.problems.pop(version_name(*key), None)
 
     async def _bound(self, desired: Desired) -> Checkpoints:
-        """The files that a version was deployed with, which its replicas load.
-
-        Raises:
-            TextError: Something cannot be found.
-            VersionChangedError: The files are others.
-        """
+        """The files that a version was deployed with, which its replicas load."""
         found = await asyncio.to_thread(find_checkpoints, desired.model)
         await asyncio.to_thread(check_binding, desired.fingerprints, found)
         if desired.version and desired.fingerprints is None and self._bind is not None:

@@ -14,12 +14,11 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from kvarn.answers.encoded_stream import EncodedStream
 from kvarn.answers.errors import shutting_down, to_api_error
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.record import RequestRecord
-from kvarn.gateway.plain_requests import ANSWERS_HEAD
-from kvarn.gateway.record import client_left, record_of
+from kvarn.gateway.record import ANSWERS_HEAD, client_left, record_of
+from kvarn.wire.sse import EncodedStream
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -32,7 +31,6 @@ _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"
 
 
 def json_response(answer: object, status: int = 200) -> Response:
-    """A finished answer: a msgspec struct or plain data."""
     return Response(msgspec.json.encode(answer), status_code=status, media_type="application/json")
 
 
@@ -48,7 +46,6 @@ class WatchedResponse(Response):
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer, or give it up."""
         record = record_of(scope)
         work = asyncio.create_task(self._answer(record, send))
         gone = asyncio.create_task(client_left(receive))
@@ -145,7 +142,6 @@ class ContentStream(WatchedResponse):
         self._content = content
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the headers, and what follows them if it is asked for."""
         if ANSWERS_HEAD in scope:
             await send(self._start())
             await send(_body(b"", is_last=True))
@@ -173,8 +169,7 @@ class _Outbox:
     """
 
     def __init__(self, send: Send) -> None:
-        self.begun = False
-        """Whether there ever was a message."""
+        self.begun = False  # whether there ever was a message
         self._send = send
         self._unsent: deque[Message] = deque()
 

@@ -16,7 +16,7 @@ from kvarn.store.models import File
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.files import find_file, list_files
 from kvarn.store.repositories.pages import Cursor, Page
-from kvarn.wire.anthropic.files import FileMetadata, FilePage
+from kvarn.wire.anthropic.objects import FileMetadata, FilePage
 from kvarn.wire.openai.errors import invalid_request
 
 DEFAULT_LIMIT = 20
@@ -27,7 +27,6 @@ _PAGE = "page_"
 
 
 def anthropic_form(form: FormData) -> tuple[UploadFile, str, int | None]:
-    """The form of Anthropic's clients; see `ReadForm`."""
     file = file_field(form, "file", optional=(_EXPIRY,))
     seconds = whole_number(form.get(_EXPIRY))
     if seconds is not None and (not isinstance(seconds, int) or seconds not in _EXPIRY_S):
@@ -36,7 +35,6 @@ def anthropic_form(form: FormData) -> tuple[UploadFile, str, int | None]:
 
 
 def file_metadata(file: File) -> FileMetadata:
-    """A file in Anthropic's shape."""
     return FileMetadata(
         id=file.id,
         created_at=_time(file.created_at),
@@ -48,22 +46,15 @@ def file_metadata(file: File) -> FileMetadata:
 
 
 def page_cursor(limit: int, page: str | None, after_id: str | None, before_id: str | None) -> Cursor:
-    """Which files: by the page's name, or by ids as older clients do.
-
-    Raises:
-        ApiError: 400, several are named.
-    """
+    """A page by its name, or by ids as older clients do. Raises `ApiError`: 400, several are named."""
     if sum(each is not None for each in (page, after_id, before_id)) > 1:
         raise invalid_request("'page', 'after_id' and 'before_id' do not go together: give one.", "page")
     return Cursor(min(limit, _MAX_LIMIT), page.removeprefix(_PAGE) if page is not None else after_id, before_id)
 
 
 async def file_page(store: Store, owner: Owner, cursor: Cursor, ids: Sequence[str]) -> FilePage:
-    """An owner's files: a page of all but those that batches of messages keep, or those of these ids.
-
-    Raises:
-        NotFoundError: The cursor's file is not in the list.
-    """
+    """A page of an owner's files without those that batches of messages keep, or the files of these ids. Raises
+    `NotFoundError`: the cursor's file is not in the list."""
     page: Page[File] = Page([], has_more=False)
     if not ids:
         page = await list_files(store, owner, cursor, of_batches=False)

@@ -21,7 +21,6 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
-from kvarn.gateway.body import BodyReader
 from kvarn.gateway.build import build_gateway
 from kvarn.gateway.deleted_tenants import TELL_EVERY_S, DeletedTenants
 from kvarn.gateway.errors import add_error_handlers
@@ -118,12 +117,10 @@ def create_app(
     """Build the gateway's application. It answers at once; models become ready as their replicas and tokenizers do.
 
     Args:
-        config: The whole configuration; the gateway reads its own section.
-        models_by_name: What is served. The replicas are started and stopped by the caller.
-        authenticator: Who finds out whom a request acts for. Default: what the configuration says.
-        shared: What this process counts together with the server's others. Default: there are none.
-        fleet: Who makes deployments so, where this process does.
-        autoscaling: Who decides how many replicas models have, likewise.
+        models_by_name: The replicas are started and stopped by the caller.
+        authenticator: Default: as the configuration says.
+        shared: Counts kept together with the server's other processes. Default: there are none.
+        fleet, autoscaling: Given where this process runs them.
         take_out: Takes a replica that answers wrongly out of service. Default: this process does not watch replicas.
         start_after: Connections are accepted once this is done. Default: at once.
     """
@@ -143,7 +140,7 @@ def create_app(
     )
     app.root_path = config.gateway.root_path  # FastAPI() warns that its argument of this name is deprecated
     app.state.gateway = gateway
-    app.state.bodies = BodyReader(config.gateway, gateway.text, gateway.held, services.admission.check_body)
+    app.state.check_length = services.admission.check_length
     app.state.start_error = None
     app.add_middleware(
         RequestMiddleware,

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
-from kvarn.answers.held_bytes import ByteBudget, HeldBytes, memory_of
-from kvarn.answers.record import RequestRecord
-from kvarn.catalog.text_pool import INLINE_BYTES, TextPool
+from kvarn.answers.context import ServingContext
+from kvarn.answers.held_bytes import HeldBytes, memory_of
+from kvarn.catalog.text_pool import INLINE_BYTES
 from kvarn.clock import SYSTEM_CLOCK
-from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.content_encoding import decoding
 from kvarn.gateway.record import record_of
 from kvarn.wire.openai.errors import ApiError, invalid_request
@@ -25,47 +24,31 @@ RequestT = TypeVar("RequestT", bound=BaseModel)
 _MIN_BYTES_PER_S = 64 * 1024  # of the slowest body that is taken
 
 
-class BodyReader:
-    """Reads JSON bodies.
+class JsonBody(Generic[RequestT]):
+    """FastAPI dependency that reads and validates a JSON body of up to `gateway.max_body_bytes`."""
 
-    Args:
-        config: How large they may be, one by one and together, and how long they may take.
-        text: Where long ones are parsed.
-        held: Memory that all together may take.
-        check: May refuse a request whose body has come, before it is parsed.
-    """
+    def __init__(self, model: type[RequestT]) -> None:
+        self.model = model
 
-    def __init__(
-        self,
-        config: GatewayConfig,
-        text: TextPool,
-        held: ByteBudget,
-        check: Callable[[RequestRecord, bytes], None] | None = None,
-    ) -> None:
-        self._held = held
-        self._config = config
-        self._text = text
-        self._check = check
-
-    async def read(self, request: Request, model: type[RequestT]) -> RequestT:
-        """Read and validate a JSON body; the memory it takes is held until the request's record is closed.
-
-        That is the body's own size while it comes, then what the request made of it takes, which lives as long as its
-        answer.
+    async def __call__(self, request: Request) -> RequestT:
+        """Read the body; the memory it takes is held until the request's record is closed: the body's own size while it
+        comes, then that of the parsed request, which lives as long as its answer.
 
         Raises:
             ApiError: 400 (empty or invalid), 408 (too slow), 413 (too large), 415 (not JSON), 429 or 503 (no memory
-                left, or it would be answered too late).
+                left, or it would be answered too late: by its length, so before it is read where that is announced).
             ClientDisconnect: The client left in the middle of its body.
         """
-        if not record_of(request.scope).reply.dialect.any_body_type or "origin" in request.headers:
+        gateway: ServingContext = request.app.state.gateway
+        check_length, record = request.app.state.check_length, record_of(request.scope)
+        if not record.reply.dialect.any_body_type or "origin" in request.headers:
             _require_json(request)
-        max_bytes, timeout_s = self._config.max_body_bytes, self._config.body_timeout_s
-        record = record_of(request.scope)
-        held = HeldBytes(self._held, record)
-        parts = []
-        receive = limit_body(request, max_bytes, timeout_s, "gateway.max_body_bytes")
-        more = True
+        limits = gateway.limits
+        receive = limit_body(request, limits.max_body_bytes, limits.body_timeout_s, "gateway.max_body_bytes")
+        announced = request.headers.get("content-length")
+        if announced is not None:
+            check_length(record, int(announced))
+        held, parts, more = HeldBytes(gateway.held, record), list[bytes](), True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -78,10 +61,10 @@ class BodyReader:
         record.timeline.mark_read(len(body))
         if not body:
             raise invalid_request("The request body is empty: send a JSON object.", code="invalid_json")
-        if self._check is not None:
-            self._check(record, body)
-        tenant = record.principal.organization_id
-        parsed, size, warnings = await self._text.run(tenant, len(body), lambda: _parse(model, body))
+        if announced is None:
+            check_length(record, len(body))
+        parse = partial(_parse, self.model, body)
+        parsed, size, warnings = await gateway.text.run(record.principal.organization_id, len(body), parse)
         held.resize(size)
         record.reply.warnings += warnings
         record.timeline.mark("parsed")
@@ -98,14 +81,12 @@ def _parse(model: type[RequestT], body: bytes) -> tuple[RequestT, int, list[str]
 
 
 def limit_body(request: Request, max_bytes: int, timeout_s: float, setting: str) -> Receive:
-    """ASGI's `receive` for a body of `max_bytes` at most, compressed and plain; `setting` is what says so.
-
-    It has `timeout_s` seconds, and one more for each 64 KiB that came: a client that sends next to nothing is not
-    waited for.
+    """ASGI's `receive` for a body of `max_bytes` at most, compressed and plain; `setting` is what says so. It has
+    `timeout_s` seconds, and one more for each 64 KiB that came: a client that sends next to nothing is not waited for.
 
     Raises:
-        ApiError: 413, a larger body is announced; 415, its encoding is not known; `receive` itself raises 408 (too
-            slow), 413, or 400 (not encoded as announced).
+        ApiError: 413, a larger body is announced; 415, its encoding is not known; `receive` raises 408 (too slow), 413,
+            or 400 (not encoded as announced).
     """
 
     def check_size(size: int) -> None:

@@ -127,7 +127,7 @@ def build_gateway(
 def _steps(
     services: Services, text: TextPool, external: Mapping[str, Generator], observers: Sequence[Observer]
 ) -> LifecycleSteps:
-    """Whoever has a part in an answer's life, in order: what arrives is counted first, the ledger comes last."""
+    """The parts of an answer's life, in order: arrivals are counted first, the ledger comes last."""
     stages: list[Stage] = [
         ArrivalsStage(services.arrivals),
         BudgetStage(services.metering),
@@ -144,7 +144,6 @@ def _copy_stages(services: Services, text: TextPool) -> list[Stage]:
 
 
 def _connect_external(models: ModelTable, metrics: GatewayMetrics) -> dict[str, ExternalModel]:
-    """The models that other servers run, by name."""
     shown = ExternalMetrics(metrics.registry)
     found = [model for model in models if model.config.external is not None]
     return {model.name: connect(model, shown) for model in found}

@@ -17,13 +17,9 @@ _PIECE_BYTES = 256 * 1024
 
 
 def decoding(request: Request, receive: Receive) -> Receive:
-    """ASGI's `receive` for the body that `receive` gives as it was before it was compressed.
-
-    A message of it is small however much was made of one that came; who counts sees in time that it is too large.
-
-    Raises:
-        ApiError: 415, an encoding that is not known; `receive` itself raises 400 for a body that is not so encoded.
-    """
+    """ASGI's `receive` for the plain body, in small pieces however much one that came decodes to: the caller sees in
+    time that it is too large. Raises `ApiError`: 415, an unknown encoding; `receive` raises 400 for a body that is not
+    so encoded."""
     values = ",".join(request.headers.getlist("content-encoding")).lower().split(",")
     encodings = [value.strip() for value in values if value.strip() not in ("", "identity")]
     if not encodings:
@@ -36,20 +32,15 @@ def decoding(request: Request, receive: Receive) -> Receive:
 
 
 class _Decoding:
-    """A body while it is decoded."""
-
     def __init__(self, receive: Receive, encoding: str) -> None:
         self._receive = receive
         self._encoding = encoding
         self._decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
-        self._rest = b""
-        """Bytes that have come and are not decoded yet."""
-        self._pending = False
-        """Whether more can be made of what has come."""
+        self._rest = b""  # bytes that have come and are not decoded yet
+        self._pending = False  # whether more can be made of what has come
         self._more_body = True
 
     async def receive(self) -> Message:
-        """The next piece."""
         if self._pending:
             await asyncio.sleep(0)
         else:

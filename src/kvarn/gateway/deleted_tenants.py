@@ -13,12 +13,8 @@ TELL_EVERY_S = 2.0
 
 
 class DeletedTenants:
-    """Reads the feed of changes, and tells each engine of a deletion once after each of its starts.
-
-    Args:
-        store: With the feed.
-        keepers: Gives the replicas whose engines keep blocks now, by name for each model.
-    """
+    """Reads the feed of changes, and tells each engine of a deletion once after each of its starts. `keepers` gives the
+    replicas whose engines keep blocks now, by name for each model."""
 
     def __init__(self, store: Store, keepers: Callable[[], Collection[Mapping[str, ReplicaClient]]]) -> None:
         self._store = store
@@ -29,11 +25,7 @@ class DeletedTenants:
         """By the engine: the number of its start, and what it has been told since."""
 
     async def tell(self) -> None:
-        """Read, and tell those that are ready; the others hear of it the next time.
-
-        Raises:
-            StoreAwayError: The database does not answer.
-        """
+        """Read, and tell those that are ready; the others hear of it the next time. Raises `StoreAwayError`."""
         keepers = self._keepers()
         if not keepers:
             return

@@ -1,18 +1,16 @@
-"""FastAPI dependencies of routes: the gateway, the request's record and owner, its JSON body, the administrator."""
+"""FastAPI dependencies of routes: the gateway, the request's record and owner, the administrator."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Annotated, Concatenate, ParamSpec, TypeVar
 
 from fastapi import Depends, Request
-from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.answers.record import RequestRecord
-from kvarn.gateway.body import BodyReader
 from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
 from kvarn.gateway.state import Gateway
@@ -23,30 +21,25 @@ from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChang
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
-RequestT = TypeVar("RequestT", bound=BaseModel)
 
 # All are `async`: FastAPI runs others in a thread.
 
 
 async def current_gateway(request: Request) -> Gateway:
-    """The gateway that answers a request."""
     gateway = request.app.state.gateway
     assert isinstance(gateway, Gateway)
     return gateway
 
 
 async def current_record(request: Request) -> RequestRecord:
-    """The record of the request."""
     return record_of(request.scope)
 
 
 async def current_principal(request: Request) -> Principal:
-    """The principal of the request."""
     return record_of(request.scope).principal
 
 
 async def current_owner(request: Request) -> Owner:
-    """The project whose objects the request may see."""
     return record_of(request.scope).principal.owner
 
 
@@ -65,11 +58,9 @@ class AdminContext:
 
     @property
     def organization_id(self) -> str:
-        """The organisation that is administered."""
         return self.principal.organization_id
 
     def reading(self) -> AbstractAsyncContextManager[AsyncSession]:
-        """A session for queries."""
         return self.gateway.store.reading()
 
     @asynccontextmanager
@@ -88,31 +79,24 @@ class AdminContext:
     async def read(
         self, query: Callable[Concatenate[AsyncSession, str, P], Awaitable[ResultT]], *args: P.args, **kwargs: P.kwargs
     ) -> ResultT:
-        """Run a query of the store in the organisation."""
         async with self.reading() as session:
             return await query(session, self.organization_id, *args, **kwargs)
 
     async def change(
         self, act: Callable[Concatenate[AuditedChange, str, P], Awaitable[ResultT]], *args: P.args, **kwargs: P.kwargs
     ) -> ResultT:
-        """Run an audited change of the organisation."""
         async with self.audited_change() as change:
             return await act(change, self.organization_id, *args, **kwargs)
 
     @property
     def actor(self) -> Actor:
-        """The actor of the audit log."""
         key_id = self.principal.key_id
         name = "anybody (open server)" if key_id is None else f"key {key_id}"
         return Actor(name, key_id, self.organization_id)
 
 
 async def current_admin(gateway: GatewayDep, principal: PrincipalDep) -> AdminContext:
-    """The administrator who sends the request.
-
-    Raises:
-        ApiError: 403, the key is no administrator's.
-    """
+    """The administrator who sends the request. Raises `ApiError`: 403, the key is no administrator's."""
     if principal.role is not Role.ADMIN:
         raise insufficient_permissions("role: admin")
     return AdminContext(gateway, principal)
@@ -122,11 +106,8 @@ AdminDep = Annotated[AdminContext, Depends(current_admin)]
 
 
 async def current_platform_admin(admin: AdminDep) -> AdminContext:
-    """A platform administrator: one of the default organisation, who also looks after the others.
-
-    Raises:
-        ApiError: 403, the key is none of theirs.
-    """
+    """A platform administrator: one of the default organisation, who also looks after the others. Raises `ApiError`:
+    403."""
     if admin.organization_id != DEFAULT_ORGANIZATION:
         raise insufficient_permissions("role: platform administrator (admin of the default organization)")
     return admin
@@ -135,15 +116,3 @@ async def current_platform_admin(admin: AdminDep) -> AdminContext:
 PlatformAdminDep = Annotated[AdminContext, Depends(current_platform_admin)]
 
 ADMINISTRATION = [Depends(current_admin), Depends(check_query)]  # dependencies of all routes of administrators
-
-
-class JsonBodyReader(Generic[RequestT]):
-    """Reads the JSON body of a request, bounded in bytes and time; see `BodyReader`."""
-
-    def __init__(self, model: type[RequestT]) -> None:
-        self.model = model
-
-    async def __call__(self, request: Request) -> RequestT:
-        """The validated body."""
-        bodies: BodyReader = request.app.state.bodies
-        return await bodies.read(request, self.model)

@@ -45,13 +45,11 @@ _HANDLED: tuple[type[Exception], ...] = (
 
 
 def error_response(error: ApiError, record: RequestRecord) -> Response:
-    """The HTTP answer that carries an error."""
     body = msgspec.json.encode(record.reply.dialect.error_body(error, record.request_id))
     return Response(body, status_code=error.status, headers=error.headers, media_type="application/json")
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer the errors that routes raise, and those of routing itself."""
     for kind in _HANDLED:
         app.add_exception_handler(kind, _answer)
     app.add_exception_handler(RequestValidationError, _answer_validation)
@@ -64,7 +62,7 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 
 async def _answer_validation(request: Request, error: Exception) -> Response:
-    """A query parameter is wrong, as pydantic says it; bodies are read by `BodyReader`."""
+    """A query parameter is wrong, as pydantic says it; bodies are read by `JsonBody`."""
     assert isinstance(error, RequestValidationError)
     detail = error.errors()[0]
     _, *path = detail["loc"]

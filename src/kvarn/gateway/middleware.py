@@ -17,8 +17,7 @@ from kvarn.answers.traces import Traces
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.errors import error_response
-from kvarn.gateway.plain_requests import plain_request, without_body
-from kvarn.gateway.record import client_left, new_record
+from kvarn.gateway.record import client_left, new_record, plain_request, without_body
 from kvarn.identity.authenticator import Authenticator
 from kvarn.identity.scopes import check_endpoint
 from kvarn.observe.metrics import UNKNOWN, GatewayMetrics
@@ -84,7 +83,6 @@ class RequestMiddleware:
         self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, _without_traceback(send))
             return
@@ -201,12 +199,8 @@ def _without_traceback(send: Send) -> Send:
 
 
 def check_headers(scope: Scope, config: GatewayConfig) -> None:
-    """Refuse headers that are too many or too long, that say twice what may be said once (proxies and servers would
-    believe different ones), or that ask for another protocol before a body.
-
-    Raises:
-        ApiError: 431, or a 400 that names the header.
-    """
+    """Refuse (431, 400) headers that are too many or too long, that say twice what may be said once (proxies and
+    servers would believe different ones), or that ask for another protocol before a body."""
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(name) + len(value) for name, value in headers)
     if len(headers) > config.max_headers or size > config.max_header_bytes:

@@ -15,7 +15,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.dependencies import JsonBodyReader
+from kvarn.gateway.body import JsonBody
 from kvarn.gateway.query import QueryModel
 from kvarn.wire.dialects import DIALECTS, dialect_of
 from kvarn.wire.openai.common import RequestModel
@@ -65,11 +65,10 @@ class JsonRoute(APIRoute):
 
 
 def _read_by(hint: Any) -> Any:
-    """The annotation by which FastAPI reads an argument."""
     if isinstance(hint, type) and issubclass(hint, QueryModel):
         return Annotated[hint, Query()]
     if isinstance(hint, type) and issubclass(hint, RequestModel):
-        return Annotated[hint, Depends(JsonBodyReader(hint))]
+        return Annotated[hint, Depends(JsonBody(hint))]
     return hint
 
 
@@ -122,7 +121,7 @@ def _add_schemas(paths: dict[str, Any], routes: Collection[JsonRoute]) -> dict[s
 
 def _body_of(route: APIRoute) -> Any:
     calls = (dependency.call for dependency in route.dependant.dependencies)
-    return next((call.model for call in calls if isinstance(call, JsonBodyReader)), None)
+    return next((call.model for call in calls if isinstance(call, JsonBody)), None)
 
 
 def _simplify(parameter: dict[str, Any]) -> None:
@@ -137,7 +136,6 @@ def _simplify(parameter: dict[str, Any]) -> None:
 
 
 def _errors(path: str) -> dict[str, Any]:
-    """Answers of an operation that refuses a request, or fails."""
     schema = {"$ref": _REF.format(name=dialect_of(path).error_schema["title"])}
     content = {"application/json": {"schema": schema}}
     return {

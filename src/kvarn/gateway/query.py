@@ -106,7 +106,6 @@ class ListQuery(QueryModel):
 
     @property
     def cursor(self) -> Cursor:
-        """The page for the store."""
         order = getattr(self, "order", "asc" if self.oldest_first else "desc")
         return Cursor(self.limit, self.after, getattr(self, "before", None), order == "asc")
 
@@ -144,12 +143,8 @@ class BackwardQuery(ListQuery):
 
 
 async def check_query(request: Request) -> None:
-    """Dependency of routes: look for parameters that an operation does not have. They are ignored with a warning.
-    Administration refuses them: there a misspelt one may delete too much.
-
-    Raises:
-        ApiError: 400 that names the first such parameter, or one that is given twice and may be given once.
-    """
+    """Dependency of routes: warn of parameters that an operation does not have. Administration refuses them (400, as is
+    a parameter given twice that may be given once): there a misspelt one may delete too much."""
     if not request.scope["query_string"]:
         return
     names = _query_model(request.scope["route"]).parameters()

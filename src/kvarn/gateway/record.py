@@ -1,15 +1,18 @@
-"""The record of a request, on its ASGI scope."""
+"""A request on its ASGI scope: its record, one spelling of its path, GET for HEAD."""
 
 from __future__ import annotations
 
 import re
+from urllib.parse import unquote
 
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope, Send
 
 from kvarn.answers.record import Reply, RequestRecord
 from kvarn.store.ids import new_id
 from kvarn.wire.dialects import dialect_of
 
+ANSWERS_HEAD = "kvarn.answers_head"  # key of a scope whose answer has no body, so that none is made
+_SLASHES = re.compile(rb"/{2,}")
 _SCOPE_KEY = "kvarn.record"
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
@@ -43,3 +46,27 @@ def record_of(scope: Scope) -> RequestRecord:
     record = scope[_SCOPE_KEY]
     assert isinstance(record, RequestRecord)
     return record
+
+
+def plain_request(scope: Scope) -> Scope:
+    """The request with its path as routes spell it, so that what guards paths sees no other: slashes are not doubled,
+    and none is at the end (those that the client has escaped belong to a name and stay). HEAD is answered as GET is,
+    see `without_body`.
+    """
+    raw: bytes = scope["raw_path"]
+    plain = _SLASHES.sub(b"/", raw).rstrip(b"/") or b"/"
+    changes: dict[str, object] = {"method": "GET", ANSWERS_HEAD: True} if scope["method"] == "HEAD" else {}
+    if plain != raw:
+        changes |= {"raw_path": plain, "path": unquote(plain.decode("latin-1"))}
+    return {**scope, **changes} if changes else scope
+
+
+def without_body(send: Send) -> Send:
+    """ASGI's `send` for the answer to HEAD: it ends with the headers, whatever follows them."""
+
+    async def send_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await send(message)
+            await send({"type": "http.response.body", "body": b""})
+
+    return send_headers

@@ -25,9 +25,8 @@ _GC_THRESHOLDS = (20_000, 20, 50)
 """Objects made between two collections of the youngest, and collections of each generation before the next one is."""
 _FIRST_INHERITED = 3
 _LAST_REQUESTS_S = 0.5
-"""After another server has taken over the socket, so long are the last connections given to send their requests."""
-_LAST_BYTES_S = 1.0
-"""After all requests were ended, so long have slow readers for what was written to them."""
+"""Seconds for the last connections to send their requests, after another server has taken over the socket."""
+_LAST_BYTES_S = 1.0  # seconds for slow readers after all requests were ended
 _OTHER_FILES = 512  # files and sockets of this process that are not clients: databases, engines, logs
 
 _log = logging.getLogger("kvarn.gateway")
@@ -43,15 +42,8 @@ def collect_garbage_less() -> None:
 
 
 def bind(config: GatewayConfig, *, shared: bool = False) -> socket.socket:
-    """Take the configured address; port 0 takes a free one (read it from `getsockname`).
-
-    Args:
-        config: Where to listen.
-        shared: Whether another process of this server has it, and has let others in by `share_port`.
-
-    Raises:
-        OSError: The address is in use or not this machine's.
-    """
+    """Take the configured address; port 0 takes a free one (read it from `getsockname`). `shared`: another process of
+    this server has it, and has let others in by `share_port`. Raises `OSError`: it is in use or not this machine's."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -68,12 +60,8 @@ def bind(config: GatewayConfig, *, shared: bool = False) -> socket.socket:
 
 
 def inherited_listener(config: GatewayConfig) -> socket.socket | None:
-    """The socket on which whoever started this process listens for it, by systemd's protocol (`LISTEN_PID`,
-    `LISTEN_FDS`); None where there is none. A server that takes over from another gets the other's.
-
-    Raises:
-        ConfigError: There are several.
-    """
+    """The socket that was passed to this process by systemd's protocol (`LISTEN_PID`, `LISTEN_FDS`); None where there
+    is none. A server that takes over from another gets the other's. Raises `ConfigError`: there are several."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return None
     count = os.environ.get("LISTEN_FDS", "")
@@ -87,7 +75,7 @@ def inherited_listener(config: GatewayConfig) -> socket.socket | None:
 
 
 def _set_options(listener: socket.socket, config: GatewayConfig) -> None:
-    """Those accepted inherit these. The kernel ends connections whose client's machine or network is gone."""
+    """Options that accepted connections inherit. The kernel ends those whose client's machine or network is gone."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     write_timeout_ms = math.ceil(config.write_timeout_s * 1000)
@@ -97,10 +85,8 @@ def _set_options(listener: socket.socket, config: GatewayConfig) -> None:
 
 
 def share_port(listener: socket.socket) -> None:
-    """Let further processes listen on the same address; the kernel spreads new connections evenly over all.
-
-    Called after `bind` by the first process: a second server on the same port is still refused.
-    """
+    """Let further processes listen on the same address; the kernel spreads new connections evenly over all. Called
+    after `bind` by the first process: a second server on the same port is still refused."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
 
@@ -108,13 +94,11 @@ class GatewayServer(uvicorn.Server):
     """uvicorn's server, but signals stay its caller's, who passes them to `handle_exit`: it has engines to end too."""
 
     hands_over = False
-    """The socket lives on when this server stops: another one accepts, or will. So no request may fail meanwhile."""
+    """The socket lives on when this server stops and another one accepts, so no request may fail meanwhile."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop; where the socket is handed over, what was accepted last may still send its request.
-
-        uvicorn does not wait for requests that it cancelled, nor for what they have written.
-        """
+        """Stop; where the socket is handed over, what was accepted last may still send its request. uvicorn does not
+        wait for requests that it cancelled, nor for what they have written."""
         if self.hands_over:
             for server in self.servers:
                 server.close()
@@ -133,14 +117,9 @@ class GatewayServer(uvicorn.Server):
 
 
 def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
-    """A server for the application; run it with `await server.serve(sockets=[bind(config)])`.
-
-    Told to stop (`handle_exit`), it takes no new requests, gives running ones `drain_timeout_s` to finish, then
-    cancels them. The process's limit of open files is raised to what `max_connections` needs.
-
-    Raises:
-        ConfigError: The certificate or its key cannot be used.
-    """
+    """A server for the application; run it with `await server.serve(sockets=[bind(config)])`. Told to stop
+    (`handle_exit`), it takes no new requests, gives running ones `drain_timeout_s` to finish, then cancels them. Raises
+    `ConfigError`: the certificate or its key cannot be used."""
     allow_connections(config.max_connections)
     settings = uvicorn.Config(
         app,

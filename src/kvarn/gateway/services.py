@@ -33,14 +33,8 @@ _log = logging.getLogger("kvarn.gateway")
 
 
 class Services:
-    """The services of one gateway process, joined.
-
-    Args:
-        config: The whole configuration.
-        registry: Where their metrics are shown.
-        models: What is served, by name.
-        shared: What this process counts together with the server's others; None: there are none.
-        slo_missed: Hears of each request with latency targets that admission refuses, with its model.
+    """The services of one gateway process, joined. `slo_missed` hears of each request with latency targets that
+    admission refuses, with its model.
 
     Raises:
         ConfigError: It would be open to other machines, or the URL of Redis cannot be used.
@@ -74,11 +68,8 @@ class Services:
 
     async def start(self) -> None:
         """Bring the database up to date and start what runs beside the requests. Where the database is away, serving
-        begins all the same, and this goes on in the background until it is back.
-
-        Raises:
-            StoreError: The schema cannot be used, or nobody could have a key; the message says what to do.
-        """
+        begins all the same, and this goes on in the background. Raises `StoreError`: the schema cannot be used, or
+        nobody could have a key."""
         self.metering.open()
         self.identity.start()
         await self.limiter.start()
@@ -91,7 +82,6 @@ class Services:
             self._tasks.append(asyncio.create_task(self._prepare_store_later(str(error))))
 
     async def stop(self) -> None:
-        """End what runs beside the requests, and close the database."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -113,8 +103,7 @@ class Services:
         self._probing.start()
 
     async def _probe_store(self) -> None:
-        """While the database is not well, ask it now and then: where nobody uses it nobody else would learn that it is
-        well again."""
+        """Ask a database that is not well now and then: without requests nothing else would find it well again."""
         if self.store.health.state is not StoreState.UP:
             await probe_writes(self.store)
 

@@ -21,29 +21,21 @@ from kvarn.rollouts.shadow import Shadows
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """Whatever decides what runs, and what administrators ask for."""
+    """Deployments, replicas, rollouts and what administrators ask for."""
 
     key_cache: KeyCache
     reports: Reports
-    fleet: FleetController | None
-    """Makes the deployments real; None: another process does."""
-    autoscaling: Autoscaling | None
-    """Decides how many replicas models have; None: another process does."""
-    shared: SharedState | None
-    """Counts kept together with other gateway processes of this server; None: there are none."""
-    watch: QualityMonitor | None
-    """Finds replicas that answer wrongly; None in processes that do not look for any."""
-    golden: GoldenModels
-    """The prompts and models that it compares."""
+    fleet: FleetController | None  # makes the deployments real; None: another process does
+    autoscaling: Autoscaling | None  # decides how many replicas models have; None: another process does
+    shared: SharedState | None  # counts kept together with other gateway processes of this server; None: there are none
+    watch: QualityMonitor | None  # finds replicas that answer wrongly; None in processes that do not look for any
+    golden: GoldenModels  # the prompts and models that it compares
     shadows: Shadows
     rollouts: Rollouts
     external: Sequence[ExternalModel]
-    """Models that other servers run."""
     traces: Traces
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway(ResponsesContext):
-    """Everything of one gateway that outlives a request."""
-
     control: ControlPlane

@@ -37,12 +37,7 @@ from kvarn.wire.openai.files import MAX_PARTS, UploadCompletion, UploadObject, U
 
 
 async def begin_upload(gateway: Gateway, owner: Owner, request: UploadRequest) -> UploadObject:
-    """Begin an upload of a file of so many bytes.
-
-    Raises:
-        ApiError: The file would not be taken: its purpose, its size.
-        StorageFullError: The organisation would store more than it may.
-    """
+    """Begin an upload of a file of so many bytes. Raises `ApiError` by its purpose or size, or `StorageFullError`."""
     check_purpose(request.purpose)
     check_size(request.bytes, gateway.config.retention.max_file_bytes, "bytes")
     expiry = request.expires_after
@@ -58,13 +53,8 @@ async def begin_upload(gateway: Gateway, owner: Owner, request: UploadRequest) -
 
 
 async def take_part(gateway: Gateway, owner: Owner, upload_id: str, request: Request, receive: Receive) -> UploadPart:
-    """Read a part to its end by `receive` and keep it. Of one that is refused nothing is left.
-
-    Raises:
-        ApiError: The form cannot be taken as it is, or the parts would be more than the file.
-        NotFoundError: There is no such upload.
-        ConflictError: It has ended.
-    """
+    """Read a part to its end by `receive` and keep it. Nothing is left of one that is refused. Raises `ApiError`,
+    `NotFoundError`, or `ConflictError`: the upload has ended."""
     async with changing_upload(gateway.store, owner, upload_id) as change:  # before the part is read
         upload = change.upload
     return await read_form(request, receive, lambda form: _keep(gateway, owner, upload, form))
@@ -93,13 +83,7 @@ async def _check_room(change: UploadChange, size: int) -> None:
 
 
 async def complete_upload(gateway: Gateway, owner: Owner, upload_id: str, request: UploadCompletion) -> UploadObject:
-    """Make one file of the parts, in the order of the request.
-
-    Raises:
-        ApiError: A part is unknown or named twice; the bytes are not as many as were announced, or others.
-        NotFoundError: There is no such upload.
-        ConflictError: It has ended.
-    """
+    """Make one file of the parts, in the order of the request. Raises as `take_part` does."""
     async with changing_upload(gateway.store, owner, upload_id) as change:
         upload = change.upload
         _check_parts(request.part_ids, await change.sizes(), upload.size)
@@ -128,7 +112,6 @@ def _check_parts(part_ids: Sequence[str], sizes: dict[str, int], size: int) -> N
 
 
 async def cancel_upload(gateway: Gateway, owner: Owner, upload_id: str) -> UploadObject:
-    """Give an upload up. Raises as `complete_upload` does."""
     async with changing_upload(gateway.store, owner, upload_id) as change:
         change.upload.status = CANCELLED
     await drop_parts(gateway.store, upload_id)

@@ -44,13 +44,8 @@ ReadForm = Callable[[FormData], tuple[UploadFile, str, int | None]]
 
 
 async def take_file(gateway: Gateway, owner: Owner, request: Request, receive: Receive, read: ReadForm) -> File:
-    """Read an upload to its end by `receive` and keep its file. Of one that is refused nothing is left.
-
-    Raises:
-        ApiError: The form cannot be taken as it is.
-        StoreAwayError: The file cannot be written.
-        ClientDisconnect: The client left in the middle.
-    """
+    """Read an upload to its end by `receive` and keep its file. Nothing is left of one that is refused. Raises
+    `ApiError`, `StoreAwayError` or `ClientDisconnect`."""
     return await read_form(request, receive, lambda form: _keep(gateway, owner, form, read))
 
 
@@ -87,11 +82,8 @@ async def _keep(gateway: Gateway, owner: Owner, form: FormData, read: ReadForm) 
 async def file_writer(
     gateway: Gateway, owner: Owner, file: UploadFile, param: str, part_of: Upload | None = None
 ) -> AsyncGenerator[FileWriter, None]:
-    """A form's file, written to its end. An error in the block leaves nothing of it.
-
-    Raises:
-        ApiError: 413, its organisation would store more than it may; names the field `param`.
-    """
+    """A form's file, written to its end. An error in the block leaves nothing of it. Raises `ApiError`: 413 that names
+    `param`, its organisation would store more than it may."""
     try:
         async with FileWriter(gateway.store, owner, part_of=part_of) as writer:
             while data := await file.read(_PIECE_BYTES):
@@ -102,7 +94,6 @@ async def file_writer(
 
 
 def openai_form(form: FormData) -> tuple[UploadFile, str, int | None]:
-    """The form of OpenAI's clients; see `ReadForm`."""
     file = file_field(form, "file", ("purpose",), _OPTIONAL)
     purpose = str(form["purpose"])
     check_purpose(purpose)
@@ -111,11 +102,7 @@ def openai_form(form: FormData) -> tuple[UploadFile, str, int | None]:
 
 
 def file_field(form: FormData, name: str, required: Collection[str] = (), optional: Collection[str] = ()) -> UploadFile:
-    """The file of that name in a form, which has these plain fields besides, each once.
-
-    Raises:
-        ApiError: 400 that names the field.
-    """
+    """The file of that name in a form, which has these plain fields besides, each once. Raises `ApiError`: 400."""
     names = [each for each, _ in form.multi_items()]
     for each in names:
         if each not in (name, *required, *optional):
@@ -174,7 +161,6 @@ def whole_number(given: object) -> object:
 
 
 def describe_file(file: File) -> FileObject:
-    """A file in OpenAI's shape."""
     return FileObject(
         id=file.id,
         bytes=file.size,

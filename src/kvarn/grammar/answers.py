@@ -17,10 +17,7 @@ from kvarn.grammar.errors import GrammarError
 @lru_cache(maxsize=4)  # one may keep some hundred MB
 def validator(schema: str) -> Callable[[Any], bool]:
     """Says whether a value is valid by a schema, given as JSON. Formats are asserted; no other document is fetched.
-
-    Raises:
-        GrammarError: It is no valid schema.
-    """
+    Raises GrammarError where it is no valid schema."""
     try:
         return jsonschema_rs.validator_for(json.loads(schema), validate_formats=True, offline=True).is_valid
     except (ValueError, jsonschema_rs.ReferencingError) as error:
@@ -28,7 +25,6 @@ def validator(schema: str) -> Callable[[Any], bool]:
 
 
 def check_answer(answered: Answered) -> Checked:
-    """Whether each part is JSON of its schema."""
     for schema, text in answered.parts:
         try:
             if not validator(schema)(exact(text)):
@@ -39,11 +35,7 @@ def check_answer(answered: Answered) -> Checked:
 
 
 def exact(text: str) -> Any:
-    """The value of a JSON text, decimals as they are written.
-
-    Raises:
-        ValueError: It is not JSON.
-    """
+    """The value of a JSON text, decimals as they are written. Raises ValueError."""
     return json.loads(text, parse_float=_decimal)
 
 

@@ -15,14 +15,11 @@ class Wanted(msgspec.Struct, frozen=True):
     param: str
     kind: Kind
     value: Any
-    """The field's value, unchanged."""
     subject: str
     """Beginning of the error where it cannot be enforced."""
 
 
 class Function(msgspec.Struct, frozen=True):
-    """A function that may be called."""
-
     name: str
     parameters: dict[str, Any] | None
     strict: bool
@@ -36,7 +33,6 @@ class Calls(msgspec.Struct, frozen=True):
     functions: list[Function]
     forced: bool
     named: str | None
-    """Only this function may be called."""
     max_calls: int | None
     opening: str
     """Beginning of a forced call, written in the prompt."""
@@ -61,23 +57,18 @@ class AnswerGrammar(msgspec.Struct, frozen=True, tag="grammar"):
     text: str | None
     """None: it may be anything."""
     warnings: list[str] = []
-    """Parts that are not enforced."""
     content_schema: str | None = None
     """The schema, as JSON, of the text of an answer that calls nothing; None: it is of another kind."""
     argument_schemas: dict[str, str] = {}
-    """The schemas of arguments, as JSON, by function."""
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
     """A finished answer: its parts that are JSON of schemas."""
 
     parts: list[tuple[str, str]]
-    """Schema and text of each."""
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """Result of checking an answer."""
-
     problem: str | None
     """Why it does not match; None: it does."""
 

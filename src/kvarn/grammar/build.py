@@ -19,7 +19,6 @@ _MAX_JOINED_BYTES = 16 * MAX_GRAMMAR_BYTES
 
 
 def build(asked: Asked) -> AnswerGrammar | Refusal:
-    """The grammar, or why there is none."""
     try:
         content = None if asked.wanted is None else _content(asked.wanted, asked)
         schema = _schema_text(asked.wanted)
@@ -103,7 +102,6 @@ def _schemas(calls: Calls) -> tuple[dict[str, Any], list[str]]:
 
 
 def _checked_schema(schema: dict[str, Any] | bool) -> str:
-    """The grammar of a schema by which a finished answer can be checked."""
     validator(json.dumps(schema))  # first: what follows expects a valid schema
     return from_json_schema(schema)
 
@@ -115,11 +113,7 @@ def _check_end(asked: Asked, param: str) -> None:
 
 
 def schema_of(value: Any) -> dict[str, Any] | bool:
-    """A schema, also as text.
-
-    Raises:
-        GrammarError: It is none.
-    """
+    """A schema, also as text. Raises GrammarError where it is none."""
     found = _parsed(value) if isinstance(value, str) else value
     if not isinstance(found, dict | bool):
         raise GrammarError("a schema is an object, true or false")

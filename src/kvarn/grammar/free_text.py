@@ -8,12 +8,8 @@ from kvarn.wire.messages import Grammar
 
 
 class FreeText:
-    """Looks for the string that ends it, token by token.
-
-    Args:
-        grammar: Says which strings end it, and which tokens begin it.
-        bytes_of: The bytes of a token, those of a special token's name included.
-    """
+    """Looks for the string that ends it, token by token. `grammar` says which strings end it, and which tokens begin
+    it."""
 
     def __init__(self, grammar: Grammar, bytes_of: Callable[[int], bytes]) -> None:
         self.opened_by = frozenset(grammar.opened_by)

@@ -33,11 +33,8 @@ _IN_PLACE = frozenset(
 
 
 def enforceable(schema: Schema) -> Schema:
-    """The schema that llguidance gets.
-
-    Raises:
-        GrammarError: It holds what cannot be enforced, as far as that is known here.
-    """
+    """The schema that llguidance gets. Raises GrammarError where it cannot be enforced, as far as that is known
+    here."""
     _check_references(schema)
     rewritten: Schema = _rewritten(schema, fractional=any(map(has_fractional_bound, _nodes(schema))))
     return rewritten

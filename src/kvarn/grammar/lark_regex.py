@@ -49,12 +49,8 @@ Token = tuple[str, str]
 
 
 def regex_of_lark(grammar: str) -> str:
-    """An expression for what the rule `start` matches.
-
-    Raises:
-        GrammarError: It is no Lark grammar, uses what no regular expression can say (recursion, `%ignore`), or is too
-            large.
-    """
+    """An expression for what the rule `start` matches. Raises GrammarError for what is no Lark grammar, what no
+    regular expression can say (recursion, `%ignore`), and what is too large."""
     if len(grammar) > MAX_GRAMMAR_CHARS:
         raise GrammarError("it is too large")
     try:

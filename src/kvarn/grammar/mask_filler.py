@@ -52,12 +52,10 @@ class Fill:
         return len(self.proposals) + 1
 
     def __getitem__(self, position: int) -> memoryview:
-        """See `RowMasks`."""
         self.wait()
         return memoryview(self._masks[position])
 
     def wait(self) -> None:
-        """Until they are filled."""
         self._filled.wait()
 
     def take(self, masks: npt.NDArray[np.int32]) -> None:
@@ -79,12 +77,7 @@ class Fill:
 
 
 class MaskFiller:
-    """One thread that takes what is waiting and fills it at once, in parallel.
-
-    Args:
-        vocab_size: Tokens of a mask.
-        num_threads: Threads that fill.
-    """
+    """One thread that takes what is waiting and fills it at once, in parallel."""
 
     def __init__(self, vocab_size: int, num_threads: int) -> None:
         self._vocab_size = vocab_size
@@ -94,7 +87,6 @@ class MaskFiller:
         self._thread.start()
 
     def submit(self, fill: Fill) -> None:
-        """Fill these soon."""
         self._queue.put(fill)
 
     def shutdown(self) -> None:

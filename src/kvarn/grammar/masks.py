@@ -21,16 +21,11 @@ from kvarn.wire.messages import Grammar, Submit
 _KEPT = 128
 """Grammars that stay built, for requests that ask for the same: those used last."""
 _BUILDERS = 2
-"""Threads that build grammars."""
 
 
 class GrammarMasks:
-    """Makes the mask of each request that has a grammar, for one model.
-
-    Args:
-        vocabulary: The model's tokens; a text says why nothing can be enforced.
-        num_threads: Threads that fill masks.
-    """
+    """Makes the mask of each request that has a grammar, for one model. `vocabulary`: a text says why nothing can be
+    enforced."""
 
     def __init__(self, vocabulary: Vocabulary | str, num_threads: int = 1) -> None:
         self._vocabulary = vocabulary
@@ -39,7 +34,6 @@ class GrammarMasks:
         self._filler = None if isinstance(vocabulary, str) else MaskFiller(vocabulary.vocab_size, num_threads)
 
     def __call__(self, message: Submit) -> GrammarMask | None:
-        """The mask of a request, to be asked when it is ready."""
         if message.grammar is None:
             return None
         if isinstance(self._vocabulary, str) or self._filler is None:
@@ -47,7 +41,6 @@ class GrammarMasks:
         return GrammarMask(message.grammar, self._vocabulary, self._matcher(message.grammar.text), self._filler)
 
     def shutdown(self) -> None:
-        """End the threads."""
         self._builders.shutdown(cancel_futures=True)
         if self._filler is not None:
             self._filler.shutdown()
@@ -86,7 +79,6 @@ class GrammarMask:
 
     @classmethod
     def impossible(cls, problem: str) -> GrammarMask:
-        """The mask of a request that will be refused."""
         mask = cls.__new__(cls)
         mask._problem = problem
         mask._matcher = Future()
@@ -94,12 +86,10 @@ class GrammarMask:
 
     @property
     def ready(self) -> bool:
-        """Whether the grammar is built."""
         return self._matcher.done()
 
     @property
     def problem(self) -> str | None:
-        """Why the answer cannot be kept to the grammar."""
         if self._problem is None and self._matcher.done() and (error := self._matcher.exception()) is not None:
             self._problem = f"The grammar cannot be enforced: {error}."
         return self._problem
@@ -206,14 +196,12 @@ class _Choice:
     free: FreeText | None
     """While the text before the grammar's lasts."""
     fill: Fill | None = None
-    """The masks that are being made with the matcher."""
     num_taken: int = 0
     """Tokens of output it has gone on by."""
     forced: list[int] = field(default_factory=list)
     """The tokens forced at the last query: a step takes only a part of a long text, and computing it again for each
     step would take milliseconds."""
     forced_at: int = 0
-    """`num_taken` then."""
 
     def rest_of_forced(self, outputs: list[int]) -> list[int]:
         """The forced tokens that follow the outputs; empty if the outputs differ, or none are left."""
@@ -229,11 +217,9 @@ class _RowMasks:
         """Source of each position's mask, and the position in it."""
 
     def add(self, source: Fill | list[npt.NDArray[np.int32]]) -> None:
-        """Add the masks of the next positions."""
         self._sources += [(source, place) for place in range(len(source))]
 
     def __getitem__(self, position: int) -> memoryview:
-        """See `RowMasks`."""
         source, place = self._sources[position]
         found = source[place]
         return found if isinstance(found, memoryview) else np.ascontiguousarray(found).data

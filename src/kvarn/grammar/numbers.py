@@ -14,16 +14,11 @@ _MAX_REMAINDERS = 50_000
 """Largest `multipleOf`, its factors 2 and 5 not counted: the automaton that counts remainders has as many states."""
 _MAX_DIGITS = 17
 _MAX_SHOWN = 40
-"""Characters of a number in a message."""
 _BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 
 
 def check_number(keyword: str, value: float) -> None:
-    """Refuse a number that would be written as another.
-
-    Raises:
-        GrammarError: It names the keyword.
-    """
+    """Refuse a number that would be written as another. Raises GrammarError that names the keyword."""
     if not abs(value) <= MAX_EXACT:  # true of NaN, too
         raise GrammarError(
             f"{keyword!r} of {str(value)[:_MAX_SHOWN]} cannot be enforced: numbers are exact up to {MAX_EXACT}"

@@ -13,12 +13,8 @@ _MAX_PROPERTIES = 2000
 
 
 def as_choices(node: dict[str, Any]) -> dict[str, Any]:
-    """The schema with a choice of those properties that are there, where it counts them; llguidance counts only where
-    none may be left out.
-
-    Raises:
-        GrammarError: There are too many ways, or properties are counted whose names may be written twice.
-    """
+    """The schema with a choice of those properties that are there, where it counts them; llguidance counts only
+    where none may be left out. Raises GrammarError where there are too many ways, or names may be written twice."""
     least, most = _count(node, "minProperties"), _count(node, "maxProperties")
     if least is None and most is None:
         return node

@@ -14,15 +14,8 @@ _JSON_OBJECT = {"type": "object"}
 
 
 def completion_asked(request: SamplingFields, markers: Mapping[str, int]) -> Asked | None:
-    """The form of a text completion; None: any.
-
-    Args:
-        request: The request.
-        markers: Ids of the tokens that are no text, by name (`Tokenizer.markers`).
-
-    Raises:
-        ApiError: 400 that names a field that does not go with another.
-    """
+    """The form of a text completion; None: any. `markers`: ids of the tokens that are no text (`Tokenizer.markers`).
+    Raises ApiError: 400 that names a field that does not go with another."""
     wanted = _wanted(request)
     return None if wanted is None else Asked(wanted, None, _markers_in(wanted, markers), bool(request.ignore_eos))
 
@@ -30,13 +23,8 @@ def completion_asked(request: SamplingFields, markers: Mapping[str, int]) -> Ask
 def chat_asked(
     request: ChatCompletionRequest, opening: str, plain_opening: str, markers: Mapping[str, int]
 ) -> Asked | None:
-    """The form of a chat's answer; see `completion_asked`.
-
-    Args:
-        request, markers: Of the request.
-        opening: What stands of a forced call in the prompt.
-        plain_opening: How the model begins a call of a function `f`.
-    """
+    """The form of a chat's answer; see `completion_asked`. `opening`: what stands of a forced call in the prompt;
+    `plain_opening`: how the model begins a call of a function `f`."""
     wanted, use = _wanted(request), request.tool_use
     calls = None
     if use is not None and use.functions:
@@ -52,7 +40,6 @@ def chat_asked(
 
 
 def _markers_in(wanted: Wanted | None, markers: Mapping[str, int]) -> dict[str, int]:
-    """Those that matter to it."""
     return dict(markers) if wanted is not None and wanted.kind == "structural_tag" else {}
 
 

@@ -45,11 +45,7 @@ def limits() -> LLParserLimits:
 
 
 def from_json_schema(schema: dict[str, Any] | bool) -> str:
-    """JSON that a schema describes. `check` finds out whether it can be enforced.
-
-    Raises:
-        GrammarError: It cannot, as far as that is known here.
-    """
+    """JSON that a schema describes. Raises GrammarError; `check` finds out more."""
     try:
         return json.dumps({"grammars": [{"name": "json", "json_schema": with_options(enforceable(schema))}]})
     except RecursionError:
@@ -63,7 +59,6 @@ def with_options(schema: dict[str, Any] | bool) -> dict[str, Any]:
 
 
 def from_lark(lark: str) -> str:
-    """A grammar in Lark's syntax, as llguidance knows it."""
     return json.dumps({"grammars": [{"lark_grammar": lark}]})
 
 
@@ -73,7 +68,6 @@ def from_regex(regex: str) -> str:
 
 
 def from_choices(choices: Sequence[str]) -> str:
-    """One of these strings."""
     if not choices or len(choices) > MAX_CHOICES:
         raise GrammarError(f"there must be 1 to {MAX_CHOICES} choices, not {len(choices)}")
     if not all(choices):
@@ -82,11 +76,7 @@ def from_choices(choices: Sequence[str]) -> str:
 
 
 def from_ebnf(text: str) -> str:
-    """A grammar in Lark's syntax, or in GBNF, the form of EBNF that llama.cpp and vLLM take.
-
-    Raises:
-        GrammarError: It is neither.
-    """
+    """A grammar in Lark's syntax, or in GBNF, the form of EBNF that llama.cpp and vLLM take. Raises GrammarError."""
     try:
         if _GBNF_RULE.search(text):
             return from_lark(any_to_lark(_GBNF_ESCAPE.sub(_unescaped, text)))
@@ -138,11 +128,8 @@ def joined(lark: str, **parts: str) -> str:
 
 
 def check(grammar: str, max_bytes: int = MAX_GRAMMAR_BYTES) -> None:
-    """Refuse what cannot be enforced. Takes milliseconds as a rule, and whatever time and memory a hostile one likes.
-
-    Raises:
-        GrammarError: The grammar is broken, too large, or asks for what cannot be enforced.
-    """
+    """Refuse what cannot be enforced: raises GrammarError. Takes milliseconds as a rule, and whatever time and
+    memory a hostile one likes."""
     if len(grammar) > max_bytes:
         raise GrammarError(f"it is too large: at most {max_bytes} characters can be enforced")
     no_ids = _TOKEN_ID.sub("<[256]>", grammar)  # which tokens there are is not known here
@@ -175,7 +162,6 @@ class _Bytes:
 
 @cache
 def bytes_as_tokens() -> LLTokenizer:
-    """A vocabulary of the bytes, and an end token."""
     return LLTokenizer(TokenizerWrapper(_Bytes()))
 
 

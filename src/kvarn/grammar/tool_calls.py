@@ -24,7 +24,6 @@ class CallSyntax:
     call: str
     """Up to the arguments of a call."""
     after: str
-    """Behind the arguments."""
     separator: str | None = ""
     """None: there is one call."""
     begin: str = ""
@@ -67,14 +66,8 @@ def syntax_of(opening: str) -> CallSyntax | None:
 
 
 def calls_grammar(syntax: CallSyntax, calls: Calls, markers: Mapping[str, int], schemas: Mapping[str, object]) -> str:
-    """One call at least, of the functions that may be called, each with arguments that match its schema.
-
-    Args:
-        syntax: How the model writes calls.
-        calls: Which functions, how many calls, and what stands of the first in the prompt.
-        markers: Ids of tokens that are no text, by name.
-        schemas: Of the arguments, by function.
-    """
+    """One call at least, of the functions that may be called, each with arguments that match its schema (by
+    function's name)."""
     rules, parts = _calls(syntax, calls, markers, schemas)
     first = " | ".join(
         _sequence(literal(syntax.prefix(function.name)[len(calls.opening) :], markers), f"@args{number}", "after")
@@ -87,12 +80,8 @@ def calls_grammar(syntax: CallSyntax, calls: Calls, markers: Mapping[str, int], 
 def text_or_calls_grammar(
     syntax: CallSyntax, calls: Calls, content: str | None, markers: Mapping[str, int], schemas: Mapping[str, object]
 ) -> str:
-    """The grammar of an answer when the model decides whether to call.
-
-    Args:
-        syntax, calls, markers, schemas: See `calls_grammar`.
-        content: The grammar of an answer that calls nothing; None: any text, which may also stand before calls.
-    """
+    """The grammar of an answer when the model decides whether to call. `content`: the grammar of an answer that
+    calls nothing; None: any text, which may also stand before calls."""
     rules, parts = _calls(syntax, calls, markers, schemas)
     first = " | ".join(
         _sequence(literal(syntax.prefix(function.name), markers), f"@args{number}", "after")

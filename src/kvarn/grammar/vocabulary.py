@@ -43,13 +43,8 @@ class Vocabulary:
 
     @classmethod
     def load(cls, directory: Path, checkpoint: Path, generation_config: str, vocab_size: int) -> Vocabulary:
-        """Read the tokenizer.json of a directory; see `Tokenizer.load` for the others.
-
-        Raises:
-            GrammarError: Nothing can be enforced with this tokenizer.
-            TokenizerError: There is none, or it is broken.
-            CheckpointError: A configuration file is broken.
-        """
+        """Read the tokenizer.json of a directory; see `Tokenizer.load`. Raises GrammarError, TokenizerError,
+        CheckpointError."""
         text = read_tokenizer_text(directory)
         ids = {token["content"]: token["id"] for token in added_tokens(text)}
         return cls(text, vocab_size, read_eos_ids(directory, checkpoint, generation_config, ids.get))

@@ -15,7 +15,6 @@ _log = logging.getLogger(__name__)
 
 
 def answer(payload: bytes) -> bytes:
-    """The reply to an `Asked` or an `Answered`."""
     request = msgspec.convert(json.loads(payload), Asked | Answered)
     if isinstance(request, Answered):
         return msgspec.json.encode(check_answer(request))

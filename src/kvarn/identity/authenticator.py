@@ -21,11 +21,7 @@ class Authenticator(Protocol):
     """Finds the principal of a request."""
 
     async def principal(self, scope: Scope) -> Principal:
-        """The principal of the request with this ASGI scope.
-
-        Raises:
-            ApiError: 401, the request carries no key or one that is not valid.
-        """
+        """The principal of the request with this ASGI scope. Raises `ApiError` 401 without a valid key."""
         ...
 
 
@@ -56,12 +52,8 @@ class KeyAuthenticator:
         self._configured = [digest_of(key) for key in api_keys]
 
     async def principal(self, scope: Scope) -> Principal:
-        """The bearer of the key; on an open server, anybody.
-
-        Raises:
-            ApiError: 401, no key or none that is valid; 403, an open server was asked from elsewhere; 503, the database
-                is away and the key not known.
-        """
+        """The bearer of the key; on an open server, anybody. Raises `ApiError`: 401, no valid key; 403, an open server
+        was asked from elsewhere; 503, the database is away and the key not known."""
         key = presented_key(scope["headers"])
         if key is not None and self._is_configured(key):
             return replace(await self._key_cache.anybody(), role=Role.SERVICE, priority=0)
@@ -97,7 +89,7 @@ def _credential(name: bytes, value: bytes) -> str | None:
 
 
 def not_authenticated(key: str | None) -> ApiError:
-    """The 401 for a request without a key, or with one that is not valid: why it is not is nobody's business."""
+    """The 401 for a request without a valid key; it does not say why."""
     if key is None:
         message = "You did not provide an API key: send it as 'Authorization: Bearer kv-…'."
     else:

@@ -22,15 +22,9 @@ _log = logging.getLogger("kvarn.identity")
 
 
 async def ensure_admin_key(store: Store, config: KvarnConfig) -> Path | None:
-    """Make an administrator's key where nobody has a valid one. It is shown once: in a file of `data_dir` that only
-    this user can read, never in a log. Of several gateways that start at once, one makes it.
-
-    Returns:
-        The file, where a key was made.
-
-    Raises:
-        StoreError: The key cannot be made, or its file not written.
-    """
+    """Make an administrator's key where nobody has a valid one; its file. The key is shown once: in a file of
+    `data_dir` that only this user can read, never in a log. One of several gateways that start at once makes it. Raises
+    `StoreError`."""
     async with store.reading() as session:  # most often there is one, and nothing need be written to know it
         if await has_admin_key(session, DEFAULT_ORGANIZATION, int(store.now())):
             return None

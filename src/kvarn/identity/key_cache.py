@@ -84,18 +84,14 @@ class KeyCache:
         self._failed_at = -math.inf
 
     async def bearer_of(self, key: str) -> Principal | None:
-        """The principal of a key; None for one that is unknown, expired or revoked, all alike in way and time.
-
-        Raises:
-            ApiError: 503, the database is away and the key has not been seen lately.
-        """
+        """The principal of a key; None for one that is unknown, expired or revoked, all alike in way and time. Raises
+        `ApiError` 503 where the database is away and the key has not been seen lately."""
         grant = await self._grant(lookup_of(key))
         is_same = hmac.compare_digest(digest_of(key), grant.digest)
         principal = grant.principal_at(self._store.now())
         return principal if is_same else None
 
     async def anybody(self) -> Principal:
-        """The principal of requests without a key on an open server."""
         is_current = await self._is_current()
         known = self._anybody
         if known is not None and (self._is_away or (is_current and self._is_anybody_current)):
@@ -118,7 +114,6 @@ class KeyCache:
             await asyncio.wait({self._asking})
 
     async def close(self) -> None:
-        """Leave the database alone."""
         tasks = [*self._reading.values(), *([self._asking] if self._asking else [])]
         for task in tasks:
             task.cancel()
@@ -200,17 +195,14 @@ class KeyCache:
 
     @property
     def _is_away(self) -> bool:
-        """Whether the last question found no answer."""
         return self._away_since is not None
 
     @property
     def _away_s(self) -> float:
-        """Seconds since the database was first missed."""
         return 0.0 if self._away_since is None else self._clock() - self._away_since
 
     @property
     def _just_failed(self) -> bool:
-        """Whether it is too early to ask again."""
         return self._clock() - self._failed_at < AWAY_S
 
     async def _is_current(self) -> bool:
@@ -241,11 +233,8 @@ class KeyCache:
         return _Question(self._clock(), self._position, self._renewals)
 
     def _note_answer(self, question: _Question, news: News) -> bool:
-        """Forget what changed, now that the database has answered. Answers may come in any order.
-
-        Returns:
-            Whether the cache may hold what was read with this answer.
-        """
+        """Forget what changed, now that the database has answered; answers may come in any order. Whether the cache may
+        hold what was read with this answer."""
         if self._is_away:
             _log.info("database reachable again; API keys are checked against it")
             self._away_since, self._failed_at = None, -math.inf

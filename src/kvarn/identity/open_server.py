@@ -20,11 +20,8 @@ Mode = Literal["keys", "open"]
 
 
 def auth_mode(config: KvarnConfig) -> Mode:
-    """The mode of authentication that `auth.mode` means on the address that the server listens on.
-
-    Raises:
-        ConfigError: It would be open to other machines, or although keys are configured.
-    """
+    """The mode of authentication that `auth.mode` means on the address that the server listens on. Raises `ConfigError`
+    where it would be open to other machines, or although keys are configured."""
     wanted, host = config.auth.mode, config.gateway.host
     if wanted == "open" and config.auth.api_keys:
         raise ConfigError("auth.mode is 'open', but API keys are configured (auth.api_keys): leave out one of them")
@@ -51,17 +48,9 @@ def is_loopback(host: str) -> bool:
 def check_host(
     headers: Iterable[tuple[bytes, bytes]], allowed_hosts: Collection[str], allowed_origins: Collection[str] = ()
 ) -> None:
-    """Refuse a request that was sent to another name than this machine's, or by a page of another site.
-
-    Args:
-        headers: The request's, their names in lower case.
-        allowed_hosts: Names, besides those of a loopback address, that are this machine's.
-        allowed_origins: Origins whose pages may use it. `*` is none: it lets scripts read, it does not make them
-            somebody who is known.
-
-    Raises:
-        ApiError: 403 that names the host.
-    """
+    """Refuse with a 403 a request that was sent to another name than this machine's or `allowed_hosts`, or by a page of
+    another site than `allowed_origins`. `*` is no origin: it lets scripts read, it does not make them somebody who is
+    known."""
     host = None
     for name, value in headers:
         text = value.decode("latin-1")

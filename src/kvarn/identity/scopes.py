@@ -8,12 +8,8 @@ from kvarn.wire.openai.errors import ApiError
 
 
 def check_endpoint(principal: Principal, path: str) -> None:
-    """Refuse a path that the key may not ask. A scope is a path or its beginning: `/v1/chat` covers
-    `/v1/chat/completions`, not `/v1/chatter`.
-
-    Raises:
-        ApiError: 403 that names the scope.
-    """
+    """Refuse with a 403 a path that the key may not ask. A scope is a path or its beginning: `/v1/chat` covers
+    `/v1/chat/completions`, not `/v1/chatter`."""
     allowed = principal.scopes.endpoints
     if allowed is None or any(path == scope or path.startswith(scope.rstrip("/") + "/") for scope in allowed):
         return
@@ -21,42 +17,28 @@ def check_endpoint(principal: Principal, path: str) -> None:
 
 
 def may_use_model(principal: Principal, name: str) -> bool:
-    """Whether a model is in scope."""
     return principal.scopes.models is None or name in principal.scopes.models
 
 
 def check_model(principal: Principal, name: str) -> None:
-    """Refuse a model that the key may not use.
-
-    Raises:
-        ApiError: 403 that names the scope.
-    """
     if not may_use_model(principal, name):
         raise insufficient_permissions(f"scope: models:{name[:80]}")
 
 
 def may_use_adapter(principal: Principal, name: str) -> bool:
-    """Whether an adapter is in scope."""
     return principal.scopes.adapters is None or name in principal.scopes.adapters
 
 
 def may_see_adapter(principal: Principal, adapter: AdapterInfo) -> bool:
-    """Whether an adapter is there for the project of a request."""
     of_organization = adapter.organizations is None or principal.organization_id in adapter.organizations
     return of_organization and (adapter.projects is None or principal.project_id in adapter.projects)
 
 
 def check_adapter(principal: Principal, name: str) -> None:
-    """Refuse an adapter that the key may not use.
-
-    Raises:
-        ApiError: 403 that names the scope.
-    """
     if not may_use_adapter(principal, name):
         raise insufficient_permissions(f"scope: adapters:{name[:80]}")
 
 
 def insufficient_permissions(missing: str) -> ApiError:
-    """The 403 for what the key may not do."""
     message = f"You have insufficient permissions for this operation. Missing {missing}."
     return ApiError(403, message, code="insufficient_permissions")

@@ -43,15 +43,10 @@ class Identity:
         self._writing = Periodic("times at which keys were used", self._last_used.write, _WRITE_EVERY_S)
 
     def start(self) -> None:
-        """Begin to write when keys were last used."""
         self._writing.start()
 
     async def prepare(self) -> None:
-        """Make the default organisation, and its first administrator's key, where they are missing.
-
-        Raises:
-            StoreError: The key cannot be made, and nobody could use the server.
-        """
+        """Make the default organisation, and its first administrator's key, where they are missing."""
         is_new = await ensure_default_organization(self._store)
         if not is_new and self._mode == "open":
             return
@@ -65,7 +60,6 @@ class Identity:
             _log.warning("%s: `kvarn keys create` makes one", error)
 
     async def stop(self) -> None:
-        """End what runs beside the requests."""
         await self._writing.stop()
         await self.key_cache.close()
         await self._last_used.write()

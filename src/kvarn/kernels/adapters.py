@@ -57,7 +57,6 @@ class PackedAdapter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its lines."""
         return self.lines.nbytes
 
 
@@ -144,11 +143,9 @@ class AdapterPages:
         self._lines_per_block = self.lines_per_page * len(self._chunks)
 
     def num_blocks(self, adapter: PackedAdapter) -> int:
-        """See `AdapterMemory`."""
         return max(1, -(-len(adapter.lines) // self._lines_per_block))
 
     def write(self, adapter: PackedAdapter, blocks: Sequence[int]) -> None:
-        """See `AdapterMemory`."""
         size = len(blocks) * self._lines_per_block
         if len(adapter.lines) > size:
             raise KernelInputError(f"{len(blocks)} blocks hold {size} lines, the adapter has {len(adapter.lines)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -10,26 +11,30 @@ from kvarn.kernels.batch import Rotation
 from kvarn.kernels.linear import Norm
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """The attention of one layer beside its heads, the same in all steps."""
+
+    scale: float
+    """Factor of the scores."""
+    norm: Norm | None = None
+    """Norm of each query and key head: weight [H + G, D]."""
+    softcap: float | None = None
+    """Scores become softcap * tanh(score / softcap)."""
+    sinks: torch.Tensor | None = None
+    """[H] float32: a score of each head that takes its share of the weights and has no value (gpt-oss)."""
+
+
 class AttentionMetadata(Protocol):
     """Blocks that the queries of one step read: worked out once, run by each layer with the same window."""
 
     def run(
-        self,
-        qkv: torch.Tensor,
-        rotation: Rotation,
-        norm: Norm | None,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        scale: float,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
+        self, qkv: torch.Tensor, rotation: Rotation, layer: AttentionLayer, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         """All of a layer's attention between its two products.
 
-        Queries, keys and values of the step [T, (H + 2 G) D]: `norm` (weight [H + G, D]) of each query and key head
-        where there is one, rotation, keys and values into the cache, then causal attention of each query over the
-        cached blocks of its own sequence. Returns [T, H D]. With `softcap`, scores become softcap * tanh(s / softcap).
-        `sinks` [H] float32: a score of each head that takes its share of the weights and has no value (gpt-oss).
+        Queries, keys and values of the step [T, (H + 2 G) D]: norm, rotation, keys and values into the cache (`keys`,
+        `values`), then causal attention of each query over the cached blocks of its own sequence. Returns [T, H D].
         """
         ...
 

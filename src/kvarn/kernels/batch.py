@@ -137,7 +137,6 @@ class StateCache:
 
     @property
     def num_places(self) -> int:
-        """States the cache holds."""
         return self.matrices.shape[1]
 
     def clear(self, place: int) -> None:
@@ -146,7 +145,6 @@ class StateCache:
         self.inputs[:, place].zero_()
 
     def copy(self, source: int, target: int) -> None:
-        """Copy a state, in all layers."""
         self.matrices[:, target].copy_(self.matrices[:, source])
         self.inputs[:, target].copy_(self.inputs[:, source])
 
@@ -165,5 +163,4 @@ class KVCache:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks the cache holds."""
         return int(self.keys[0].shape[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,7 +48,6 @@ class DecoderParts:
 
     @property
     def linears(self) -> list[Linear]:
-        """All products."""
         return [each for x in self.layers for each in (x.qkv, x.output, x.gate_up, x.down)]
 
 
@@ -88,27 +87,21 @@ class GreedyParts:
     head: Linear
     windows: Sequence[int | None]
     """By kind of layer."""
-    half_rotated: Sequence[int]
-    """Angles of a token, by kind of layer."""
+    rotations: Sequence[Callable[[torch.Tensor], Rotation]]
+    """The angles of positions [N], by kind of layer."""
 
 
 class GreedyDecoder(Protocol):
     """A decoder that goes on with its own likeliest tokens, many passes in one call: what a draft model does."""
 
     def run(
-        self,
-        token_ids: torch.Tensor,
-        batch: PagedBatch,
-        rotations: Sequence[Rotation],
-        active: npt.NDArray[np.int64],
-        vocab_size: int,
+        self, token_ids: torch.Tensor, batch: PagedBatch, active: npt.NDArray[np.int64], vocab_size: int
     ) -> npt.NDArray[np.int64]:
         """Compute a batch, then one pass for each of `active` over the tokens drawn for that many sequences.
 
         Args:
             token_ids: [T] int64.
             batch: The first pass. Its block tables hold the blocks of all passes.
-            rotations: By kind, of the T tokens and then of those of each further pass.
             active: Sequences of each further pass, the first ones of the batch; never more than in the pass before.
             vocab_size: Tokens that may be drawn, the first ones.
 

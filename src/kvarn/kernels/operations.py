@@ -60,20 +60,15 @@ class Operations:
         numbers [T, experts]; `choice_bias` [experts] float32."""
         return route(numbers, experts_per_token, spec, choice_bias, partial(self.activation, activation="sigmoid"))
 
-    def rms_norm(
-        self,
-        x: torch.Tensor,
-        norm: Norm,
-        *,
-        mean_square: torch.Tensor | None = None,
-        add_to: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def norm(self, x: torch.Tensor, norm: Norm | LayerNorm) -> torch.Tensor:
+        return self.layer_norm(x, norm) if isinstance(norm, LayerNorm) else self.rms_norm(x, norm)
+
+    def rms_norm(self, x: torch.Tensor, norm: Norm, *, add_to: torch.Tensor | None = None) -> torch.Tensor:
         """Root-mean-square norm of the last dimension, computed in float32 and rounded once to x's dtype.
 
-        `mean_square` [..., 1] replaces the mean of squares where x is only one shard of the vector to be normalised.
         `add_to`: the result is added to it in place, and it is returned.
         """
-        out = rms_norm(x, norm, mean_square)
+        out = rms_norm(x, norm)
         return out if add_to is None else add_to.add_(out)
 
     def layer_norm(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
@@ -81,7 +76,6 @@ class Operations:
         return F.layer_norm(x, (x.shape[-1],), norm.weight, norm.bias, norm.eps)
 
     def activation(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """The activation of each number."""
         return activate(x, activation)
 
     def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:

@@ -45,7 +45,6 @@ class SamplingTensors:
     """float64 in [0, 1)."""
 
     def take(self, rows: torch.Tensor) -> SamplingTensors:
-        """The parameters of some rows."""
         columns = (self.temperature, self.top_k, self.top_p, self.min_p, self.uniforms)
         return SamplingTensors(*(column[rows] for column in columns))
 

@@ -45,7 +45,6 @@ class Weight:
 
     @property
     def format(self) -> Literal["float", "int8", "int4", "fp8"]:
-        """The format of the values."""
         if self.scales is None:
             return "float"
         return "int4" if self.group else "fp8" if self.values.dtype == FP8 else "int8"
@@ -94,7 +93,6 @@ class Weight:
         return replace(self, values=values, scales=self._scales[:, groups], zeros=zeros, sub_scales=sub_scales)
 
     def to(self, device: torch.device) -> Weight:
-        """The same on a device."""
         tensors = (self.scales, self.zeros, self.sub_scales, self.input_order)
         scales, zeros, sub_scales, order = (None if tensor is None else tensor.to(device) for tensor in tensors)
         return Weight(self.values.to(device), scales, zeros, self.group, order, sub_scales)

@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 
 
 class _Tenant:
-    """The files of one tenant, the least recently used first."""
-
     def __init__(self, directory: Path, digest: bytes) -> None:
         self.directory = directory
         self.digest = digest
@@ -119,7 +117,6 @@ class DiskTier:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files."""
         with self._lock:
             return sum(segment.num_bytes for segment in self._used)
 
@@ -193,7 +190,6 @@ class DiskTier:
             sync_directory(self._directory)
 
     def report_to(self, held: BlockInventory | None) -> None:
-        """See `BlockPlace`."""
         with self._lock:
             self._held = held
             if held is not None:
@@ -201,7 +197,6 @@ class DiskTier:
                     held.add(name)
 
     def close(self) -> None:
-        """Let another process use the directory."""
         self._file.close()
 
     # Finding what an earlier process wrote ----------------------------------------------------------------------------
@@ -285,7 +280,6 @@ class DiskTier:
         return pack_header(identity, stored, ENCRYPTED), stored
 
     def _enter(self, tenant: _Tenant, segment: Segment, name: bytes) -> None:
-        """The segment's next record is on disk."""
         segment.names.append(name)
         tenant.segments[segment] = None
         self._used[segment] = tenant
@@ -335,7 +329,6 @@ class DiskTier:
                 own -= segment.num_bytes if is_own else 0
 
     def _leave(self, segment: Segment) -> None:
-        """Forget where a segment's blocks are."""
         del self._used[segment]
         for place, name in enumerate(segment.names):
             if name is not None and self._places.get(name, (None, None, None))[1:] == (segment, place):

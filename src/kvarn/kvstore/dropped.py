@@ -22,7 +22,6 @@ class DroppedBlocks:
         self._log_due_s = clock()
 
     def add(self, tier: str, reason: str, count: int = 1) -> None:
-        """So many were dropped."""
         if count:
             with self._lock:
                 self._counts.setdefault(tier, Counter())[reason] += count
@@ -38,6 +37,5 @@ class DroppedBlocks:
         log.warning("KV blocks of a tier are not used", extra={"tier": tier, "reason": reason, "error": str(error)})
 
     def counts(self, tier: str) -> dict[str, int]:
-        """By reason."""
         with self._lock:
             return dict(self._counts.get(tier, ()))

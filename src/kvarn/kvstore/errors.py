@@ -16,4 +16,3 @@ class BadBlockError(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(f"a stored KV block is unusable: {reason}")
         self.reason = reason
-        """A word for the metrics."""

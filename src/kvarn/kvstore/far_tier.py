@@ -65,7 +65,6 @@ class FarTier:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all is written and deleted."""
         return not (self._unwritten or self._to_delete or self._writing)
 
     def queue(self, transfer: BlockTransfer) -> bool:
@@ -77,18 +76,15 @@ class FarTier:
         return True
 
     def forget(self, tenant: str) -> None:
-        """Forget a tenant now; what is kept of it is removed by the thread that writes."""
         self.tier.forget(tenant)
         self._to_delete.append(tenant)
 
     def count_read(self, num_bytes: int, seconds: float) -> None:
-        """A block was read."""
         self._loaded_bytes += num_bytes
         self._load_s += seconds
         self.bytes_per_s += (num_bytes / max(seconds, 1e-6) - self.bytes_per_s) * _SMOOTHING
 
     def stats(self) -> KVTierStats:
-        """Gauges and totals."""
         return KVTierStats(
             capacity_bytes=self.tier.capacity_bytes,
             used_bytes=self.tier.num_bytes,

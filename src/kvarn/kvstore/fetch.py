@@ -17,18 +17,15 @@ class Fetch:
     def __init__(self, store: TieredStore, names: Sequence[bytes], tenant: str, scope: bytes) -> None:
         self.names, self.tenant, self.scope = names, tenant, scope
         self.pinned: list[bytes] = []
-        """Those that are in memory."""
         self.ended = False
         self.on_release: Callable[[], None] = lambda: None
         """Called once nobody waits for it any more."""
         self._store = store
 
     def is_done(self) -> bool:
-        """Whether nothing more will come."""
         return self.ended
 
     def release(self) -> None:
-        """Nobody waits for it any more."""
         self._store.end_fetch(self)
         on_release, self.on_release = self.on_release, lambda: None
         on_release()

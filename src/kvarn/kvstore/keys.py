@@ -29,7 +29,6 @@ class TenantKey:
         self._cipher = AESGCM(key)
 
     def encrypt(self, contents: bytes | memoryview, associated: bytes) -> bytes:
-        """Nonce, contents and tag."""
         nonce = os.urandom(_NONCE_BYTES)
         return nonce + self._cipher.encrypt(nonce, contents, associated)
 

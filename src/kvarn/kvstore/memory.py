@@ -52,12 +52,10 @@ class MemoryTier:
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of all slots."""
         return self.num_slots * self.block_bytes
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the blocks it holds."""
         return len(self) * self.block_bytes
 
     def is_here(self, name: bytes) -> bool:
@@ -65,7 +63,6 @@ class MemoryTier:
         return name in self._entries
 
     def slot(self, name: bytes) -> int:
-        """Number of the slot of a block that is here."""
         return self._entries[name].slot
 
     def take(self, name: bytes, tenant: str) -> memoryview | None:
@@ -86,7 +83,6 @@ class MemoryTier:
         self._show(name, self._entries[name], visible=True)
 
     def contents(self, name: bytes) -> memoryview:
-        """A pinned block's memory."""
         start = self.slot(name) * self.block_bytes
         return self._memory[start : start + self.block_bytes]
 
@@ -125,7 +121,6 @@ class MemoryTier:
                 self.drop(name)
 
     def report_to(self, held: BlockInventory | None) -> None:
-        """See `BlockPlace`."""
         self._held = held
         if held is not None:
             for name, entry in self._entries.items():

@@ -28,14 +28,11 @@ HEADER_BYTES = _FIELDS.size + _END.size
 
 
 class BlockId(NamedTuple):
-    """Which block a record holds."""
-
     name: bytes
     """16 bytes: the chained hash over model, tenant, salt, adapter and all tokens up to the block's end."""
     model: bytes
     """16 bytes: digest of the weights and of all else that the bits of a block follow from."""
     tenant: bytes
-    """See `tenant_digest`."""
     scope: bytes
     """16 bytes: hash over model, tenant, salt and adapter."""
 
@@ -59,7 +56,6 @@ class Header(NamedTuple):
 
     flags: int
     length: int
-    """Bytes of the stored contents."""
     block: BlockId
     checksum: int
 

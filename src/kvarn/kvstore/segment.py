@@ -34,7 +34,6 @@ class Segment:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the records that were written to their end."""
         return len(self.names) * self.record_bytes
 
     def append(self, records: Sequence[tuple[bytes, bytes | memoryview]]) -> None:
@@ -124,7 +123,6 @@ def _name(raw: bytes, model: bytes, tenant: bytes, length: int) -> bytes | None:
 
 
 def _write(descriptor: int, parts: list[memoryview]) -> None:
-    """All of the parts, one after the other."""
     while parts:
         _skip(parts, os.writev(descriptor, parts))
 
@@ -142,7 +140,6 @@ def _read(descriptor: int, buffers: list[memoryview], position: int) -> int:
 
 
 def _skip(buffers: list[memoryview], count: int) -> None:
-    """Leave out what was read or written."""
     done = 0
     while done < len(buffers) and count >= len(buffers[done]):
         count -= len(buffers[done])

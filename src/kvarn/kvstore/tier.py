@@ -9,8 +9,6 @@ from kvarn.engine.memory.block_inventory import BlockInventory
 
 
 class StoredBlock(NamedTuple):
-    """A block to be written."""
-
     name: bytes
     scope: bytes
     contents: memoryview
@@ -30,9 +28,7 @@ class Tier(Protocol):
         ...
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes that it holds."""
-        ...
+    def num_bytes(self) -> int: ...
 
     @property
     def evictions(self) -> int:
@@ -69,10 +65,6 @@ class Tier(Protocol):
         """Forget a tenant and remove all that is kept of it. Raises OSError where some could not be removed."""
         ...
 
-    def report_to(self, held: BlockInventory | None) -> None:
-        """See `BlockPlace`."""
-        ...
+    def report_to(self, held: BlockInventory | None) -> None: ...
 
-    def close(self) -> None:
-        """Let another process use it."""
-        ...
+    def close(self) -> None: ...

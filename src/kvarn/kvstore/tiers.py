@@ -64,15 +64,12 @@ class TieredStore:
     # The engine asks --------------------------------------------------------------------------------------------------
 
     def holds(self, name: bytes) -> bool:
-        """See `KVConnector`."""
         return self._memory.is_here(name) or any(name in far.tier for far in self._far)
 
     def is_loadable(self, name: bytes) -> bool:
-        """See `KVConnector`."""
         return name in self._memory
 
     def fetch(self, names: Sequence[bytes], tenant: str, scope: bytes) -> Fetch | None:
-        """See `KVConnector`."""
         fetch = self.expect(names, tenant, scope)
         if fetch is not None:
             with self._work:
@@ -130,7 +127,6 @@ class TieredStore:
         return min([far.bytes_per_s for far in self._far], default=FIRST_GUESS)
 
     def end_fetch(self, fetch: Fetch) -> None:
-        """Let its blocks go."""
         with self._lock:
             for name in fetch.names:
                 self._wanted[name] -= 1
@@ -141,7 +137,6 @@ class TieredStore:
             fetch.names, fetch.pinned, fetch.ended = (), [], True
 
     def reserve(self, name: bytes) -> bool:
-        """See `KVConnector`."""
         with self._lock:
             if name not in self._memory:
                 return False
@@ -154,11 +149,9 @@ class TieredStore:
             self._memory.unpin(name)
 
     def contents(self, name: bytes) -> memoryview:
-        """The memory of a reserved block."""
         return self._memory.contents(name)
 
     def store(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
-        """See `KVConnector`."""
         slots = self.begin_store(transfers)
         for transfer, slot, parts in zip(transfers, slots, contents, strict=True):
             if slot is not None:
@@ -186,7 +179,6 @@ class TieredStore:
         self.on_stored(taken)
 
     def load(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
-        """See `KVConnector`."""
         for transfer, parts in zip(transfers, contents, strict=True):
             copy_parts(parts, self._memory.contents(transfer.name), outwards=True)
         self.end_load(transfers)
@@ -204,7 +196,6 @@ class TieredStore:
                 self._loaded_bytes += self._memory.block_bytes
 
     def forget(self, tenant: str) -> None:
-        """See `KVConnector`."""
         with self._work:
             self._forgotten.add(tenant)
             self._memory.forget(tenant)
@@ -213,14 +204,12 @@ class TieredStore:
             self._work.notify_all()
 
     def report_to(self, held: BlockInventory | None) -> None:
-        """See `KVConnector`."""
         with self._lock:
             self._memory.report_to(held)
             for far in self._far:
                 far.tier.report_to(held)
 
     def stats(self) -> dict[str, KVTierStats]:
-        """See `KVConnector`."""
         with self._lock:
             memory = KVTierStats(
                 capacity_bytes=self._memory.capacity_bytes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -128,9 +128,12 @@ def load_adapter(path: Path, model: Decoder, *, max_rank: int | None = None) -> 
     layers = [_parts(spec, layer, modules, config) for spec, layer in model.adapted_layers]
     known = {name for spec, _ in model.adapted_layers for name in spec.names}
     if unknown := [module for module in modules if module not in known]:
+        kind = "head" if "lm_head" in unknown[0] else "embeddings" if "embed" in unknown[0] else None
+        what = f"the {kind} ({unknown[0][:120]})" if kind else repr(unknown[0][:120])
+        others = f"; {len(unknown)} modules of this one are something else" if len(unknown) > 1 else ""
         raise AdapterError(
-            f"{path}: {_what(unknown[0])} not supported. Adapters change the linear layers of attention and "
-            f"of dense MLPs{_others(unknown)}."
+            f"{path}: an adapter of {what} is not supported. Adapters change the linear layers of attention and of "
+            f"dense MLPs{others}."
         )
     rank = max((part.a.shape[0] for parts in layers for part in parts), default=0)
     if max_rank is not None and rank > max_rank:
@@ -225,12 +228,3 @@ def _parts(
             parts.append(AdapterPart(first_out, a, b, scale))
         first_out += outs
     return parts
-
-
-def _what(module: str) -> str:
-    kind = "head" if "lm_head" in module else "embeddings" if "embed" in module else None
-    return f"an adapter of the {kind} ({module[:120]}) is" if kind else f"an adapter of {module[:120]!r} is"
-
-
-def _others(modules: Sequence[str]) -> str:
-    return f"; {len(modules)} modules of this one are something else" if len(modules) > 1 else ""

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from kvarn.costs.decoder import DecoderCosts, loaded_costs
 from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import KVCache, PagedBatch
-from kvarn.kernels.decoder import GreedyParts
-from kvarn.kernels.linear import Linear
-from kvarn.models.greedy import GreedyPasses
-from kvarn.models.layer import load_final_norm, scaled_embedding
+from kvarn.kernels.decoder import GreedyDecoder, GreedyParts
+from kvarn.kernels.linear import Linear, Norm
+from kvarn.models.layer import load_norm, scaled_embedding
 from kvarn.models.loading.weights import LinearSpec, WeightLoader
 from kvarn.models.mlp.experts import Experts, stack_visits
 from kvarn.models.mlp.moe import MoeMlp
@@ -40,7 +39,6 @@ class HiddenStates:
     """The step that they are of."""
 
     def joined(self) -> torch.Tensor:
-        """Side by side in the order of `layers`."""
         return torch.cat([self.taken[layer] for layer in self.layers], dim=-1)
 
 
@@ -59,7 +57,7 @@ class Decoder:
         """The layers that adapters can change, by `Linear.adapter_layer`."""
         stage = loader.parallel.stage
         self._stack = LayerStack(spec, loader, kv_dtype)
-        self._norm = load_final_norm(spec, loader)
+        self._norm = load_norm("model.norm", spec, loader)
         self._vocabulary = loader.parallel.vocab_share(spec.vocab_size)
         embedding, hidden = EMBEDDING, Shard.whole(spec.hidden_size)
         head = embedding if spec.tied_embeddings else "lm_head"
@@ -84,7 +82,6 @@ class Decoder:
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of the output head as it is held."""
         return 0 if self._head is None else self._head.nbytes
 
     @property
@@ -104,7 +101,6 @@ class Decoder:
 
     @property
     def expert_layers(self) -> dict[int, Experts]:
-        """The experts of this stage's mixtures, by the number of the layer."""
         layers = enumerate(self._stack.layers, start=self._stack.first_layer)
         return {index: layer.mlp.experts for index, layer in layers if isinstance(layer.mlp, MoeMlp)}
 
@@ -128,25 +124,23 @@ class Decoder:
         """Room for adapters in the blocks of a cache; their weights are held as plain ones are."""
         return self.kernels.operations.new_adapter_memory(cache, self.dtype)
 
-    def greedy_passes(self, cache: KVCache) -> GreedyPasses | None:
+    def greedy_passes(self, cache: KVCache) -> GreedyDecoder | None:
         """Many passes in one call over this cache, each of the likeliest tokens of the one before; None for models that
         need single passes."""
-        spec, groups, norm = self.spec, self._stack.groups, self._norm.fused
+        spec, groups, norm = self.spec, self._stack.groups, self._norm
         plain = spec.logits_softcap is None and spec.embedding_scale == 1.0 and self._embedding is None
         if not plain or self._parallel.world_size > 1 or self._parallel.stage.count > 1 or self._head is None:
             return None
-        if norm is None or self._stack.joined is None:
+        if not isinstance(norm, Norm) or self._stack.joined is None:
             return None
         parts = GreedyParts(
             layers=self._stack.joined,
             norm=norm,
             head=self._head,
             windows=[kind.sliding_window for kind in groups.kinds],
-            half_rotated=groups.half_rotated,
+            rotations=[partial(groups.rotation, group) for group in range(len(groups))],
         )
-        native = self.kernels.operations.greedy_decoder(parts, cache)
-        rotations = [partial(groups.rotation, group) for group in range(len(groups))]
-        return None if native is None else GreedyPasses(native, rotations)
+        return self.kernels.operations.greedy_decoder(parts, cache)
 
     @torch.inference_mode()
     def forward(
@@ -175,7 +169,7 @@ class Decoder:
         hidden_states: HiddenStates | None = None,
     ) -> torch.Tensor:
         """`forward` up to the logits: the residual stream [R, hidden] behind the last layer, or [0, hidden]."""
-        steps = self._stack.steps(batch)
+        steps = self._stack.steps(batch, cache)
         if hidden_states is not None:
             hidden_states.batch = batch
         stage = self._parallel.stage
@@ -186,11 +180,11 @@ class Decoder:
         first, count = 0, len(self._stack.layers)
         if hidden_states is not None:
             for last in sorted({each for each in hidden_states.layers if each <= count}):
-                hidden = self._stack.run(hidden, batch, cache, steps, first, last)
+                hidden = self._stack.run(hidden, batch, steps, first, last)
                 hidden_states.taken[last] = hidden.clone()
                 first = last
         if first < count:
-            hidden = self._stack.run(hidden, batch, cache, steps, first, count)
+            hidden = self._stack.run(hidden, batch, steps, first, count)
         if not stage.is_last:
             stage.send(hidden)
             return hidden[:0]
@@ -216,12 +210,12 @@ class Decoder:
 
     def _last_product(self, hidden: torch.Tensor) -> torch.Tensor:
         assert self._head is not None, "the last stage has the head"
-        norm = self._norm.fused
-        return self._head(self._norm(hidden)) if norm is None else self._head(hidden, norm=norm)
+        if isinstance(self._norm, Norm):
+            return self._head(hidden, norm=self._norm)
+        return self._head(self.kernels.operations.norm(hidden, self._norm))
 
     @property
     def has_whole_vocabulary(self) -> bool:
-        """Whether `embed` needs no other rank."""
         return self._vocabulary.is_whole
 
     def embed(self, token_ids: torch.Tensor, table: torch.Tensor | None = None) -> torch.Tensor:

@@ -14,8 +14,9 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
-from kvarn.models.attention.groups import LayerGroups
+from kvarn.models.attention.base import LayerGroups
 from kvarn.models.decoder import EMBEDDING, Decoder
 from kvarn.models.errors import UnsupportedModelError
 from kvarn.models.families.decoder_spec import decoder_spec
@@ -40,7 +41,6 @@ class EagleConfig(DecoderConfig):
     """config.json of a head."""
 
     draft_vocab_size: Vocabulary | None = None
-    target_hidden_size: int | None = None
     eagle_config: HiddenLayers = HiddenLayers()
 
 
@@ -63,7 +63,7 @@ class EagleHead:
         self.kernels = loader.kernels
         self._target = target
         self._table = table
-        self._scale = spec.attention_scale
+        self._layer = AttentionLayer(spec.attention_scale)
         attention = spec.layers[0].attention
         assert isinstance(attention, GroupedDimensions), "Llama's"
         self.heads = HeadShape(attention.num_heads, attention.num_kv_heads, attention.head_dim)
@@ -104,7 +104,6 @@ class EagleHead:
         return sum(part.nbytes for part in (self._qkv, self._output, self._mlp, self._head))
 
     def new_kv_cache(self, num_blocks: int) -> KVCache:
-        """An empty cache for its only layer."""
         return self.kernels.operations.new_kv_cache(1, num_blocks, self.heads, self._target.kv_dtype)
 
     def zero_hidden(self) -> torch.Tensor:
@@ -131,7 +130,7 @@ class EagleHead:
         tokens = kernels.operations.rms_norm(self._target.embed(next_token_ids, self._table), self._token_norm)
         qkv = self._qkv(torch.cat([tokens, kernels.operations.rms_norm(hidden, self._state_norm)], dim=-1))
         plan, rotation = kernels.operations.plan_attention(batch, self.heads), self._groups.rotation(0, batch.positions)
-        mixed = plan.run(qkv, rotation, None, cache.keys[0], cache.values[0], self._scale)
+        mixed = plan.run(qkv, rotation, self._layer, cache.keys[0], cache.values[0])
         hidden = self._output(mixed, add_to=hidden)
         return self._mlp.forward(hidden, self._mlp_norm, add_to=hidden)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.kernels.batch import KVCache
 from kvarn.kernels.decoder import LayerParts
 from kvarn.kernels.linear import LayerNorm, Norm
 from kvarn.kernels.operations import Operations
@@ -38,7 +37,6 @@ class DecoderLayer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this layer's products as they are held."""
         return sum(product.nbytes for product in self.attention.products) + self.mlp.nbytes
 
     @property
@@ -70,12 +68,12 @@ class DecoderLayer:
             kind=group,
         )
 
-    def forward(self, hidden: torch.Tensor, cache: KVCache, index: int, step: LayerStep) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, index: int, step: LayerStep) -> torch.Tensor:
         """The residual stream [T, hidden] after this layer, in place. `index`: the layer's in the cache, among those
         that attend or those with a recurrent state."""
         x, norm = self._normed(hidden, self.attention_input_norm)
         add_to = self._sum_target(hidden, self.attention_output_norm)
-        out = self.attention.forward(x, norm, add_to, cache, index, step)
+        out = self.attention.forward(x, norm, add_to, index, step)
         hidden = self._add(hidden, out, self.attention_output_norm)
         if not self.spec.parallel_blocks:
             x, norm = self._normed(hidden, self.mlp_input_norm)
@@ -85,10 +83,8 @@ class DecoderLayer:
 
     def _normed(self, hidden: torch.Tensor, norm: AnyNorm | None) -> tuple[torch.Tensor, Norm | None]:
         """The input of the next product, and the norm that the product applies to it."""
-        if isinstance(norm, LayerNorm):
-            return self.operations.layer_norm(hidden, norm), None
-        if norm is not None and self.spec.parallel_blocks:
-            return self.operations.rms_norm(hidden, norm), None
+        if isinstance(norm, LayerNorm) or (norm is not None and self.spec.parallel_blocks):
+            return self.operations.norm(hidden, norm), None
         return hidden, norm
 
     def _sum_target(self, hidden: torch.Tensor, output_norm: Norm | None) -> torch.Tensor | None:
@@ -105,25 +101,6 @@ class DecoderLayer:
         return hidden.add_(x, alpha=self.spec.residual_scale)
 
 
-@dataclass(frozen=True, slots=True)
-class FinalNorm:
-    """The norm between the last layer and what reads it."""
-
-    norm: AnyNorm
-    operations: Operations
-
-    @property
-    def fused(self) -> Norm | None:
-        """For a product that norms its input by itself."""
-        return self.norm if isinstance(self.norm, Norm) else None
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] normed."""
-        if isinstance(self.norm, LayerNorm):
-            return self.operations.layer_norm(hidden, self.norm)
-        return self.operations.rms_norm(hidden, self.norm)
-
-
 def scaled_embedding(hidden: torch.Tensor, spec: DecoderSpec, dtype: torch.dtype) -> torch.Tensor:
     """Rows of the embedding as they enter the first layer. The factor is rounded to the weights' type, which is what
     the model was trained with."""
@@ -132,12 +109,11 @@ def scaled_embedding(hidden: torch.Tensor, spec: DecoderSpec, dtype: torch.dtype
     return hidden * torch.tensor(spec.embedding_scale, dtype=dtype).to(hidden.dtype)
 
 
-def load_final_norm(spec: DecoderSpec, loader: WeightLoader) -> FinalNorm:
-    """The norm after a checkpoint's last layer."""
-    name, size, eps = "model.norm", spec.hidden_size, spec.norm_eps
+def load_norm(name: str, spec: DecoderSpec, loader: WeightLoader) -> AnyNorm:
+    """A norm of hidden states."""
     if spec.layer_norm:
-        return FinalNorm(loader.layer_norm(name, size, eps, bias=False), loader.kernels.operations)
-    return FinalNorm(loader.norm(name, size, eps, spec.norm_offset), loader.kernels.operations)
+        return loader.layer_norm(name, spec.hidden_size, spec.norm_eps, bias=False)
+    return loader.norm(name, spec.hidden_size, spec.norm_eps, spec.norm_offset)
 
 
 def load_layer(index: int, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> DecoderLayer:
@@ -148,9 +124,7 @@ def load_layer(index: int, spec: DecoderSpec, names: LayerNames, loader: WeightL
         return None if name is None else loader.norm(prefix + name, spec.hidden_size, spec.norm_eps, spec.norm_offset)
 
     def input_norm(name: str | None) -> AnyNorm | None:
-        if name is None or not spec.layer_norm:
-            return norm(name)
-        return loader.layer_norm(prefix + name, spec.hidden_size, spec.norm_eps, bias=False)
+        return None if name is None else load_norm(prefix + name, spec, loader)
 
     return DecoderLayer(
         spec=spec,

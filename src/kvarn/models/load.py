@@ -16,7 +16,7 @@ from kvarn.kernels.dispatch import kernels_for
 from kvarn.kernels.packer import WeightPacker
 from kvarn.kernels.weights import Quantization
 from kvarn.models.decoder import Decoder
-from kvarn.models.encoders.causal import CausalEncoder
+from kvarn.models.encoders.causal import CausalEncoder, is_reranker, load_score_head
 from kvarn.models.encoders.config import (
     ENCODERS,
     SentenceModules,
@@ -27,7 +27,6 @@ from kvarn.models.encoders.config import (
     sentence_modules,
 )
 from kvarn.models.encoders.encoder import Encoder
-from kvarn.models.encoders.reranker import is_reranker, load_score_head
 from kvarn.models.errors import NotEnoughMemoryError, UnsupportedModelError
 from kvarn.models.families.decoder_spec import decoder_spec
 from kvarn.models.families.hf_config import CheckpointKind, DecoderConfig, EncoderConfig

@@ -11,7 +11,7 @@ import torch
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.decoder import DecoderLayers, DecoderParts
 from kvarn.models.attention import Attention, LayerStep
-from kvarn.models.attention.groups import LayerGroups
+from kvarn.models.attention.base import LayerGroups
 from kvarn.models.families.table import FAMILIES
 from kvarn.models.layer import load_layer
 from kvarn.models.loading.weights import WeightLoader
@@ -79,34 +79,28 @@ class LayerStack:
             DecoderParts(plain.heads, self._kv_dtype, complete, spec.attention_scale, spec.attention_softcap)
         )
 
-    def steps(self, batch: PagedBatch) -> list[LayerStep]:
+    def steps(self, batch: PagedBatch, cache: KVCache) -> list[LayerStep]:
         """The layers' shared plans and rotations of a step, by group."""
         return [
             LayerStep(
                 plan=self._of_group[group].plan(batch),
                 rotation=self.groups.rotation(group, batch.positions),
                 adapters=batch.adapters,
+                cache=cache,
                 slots=batch.slot_mapping,
             )
             for group in range(len(self.groups))
         ]
 
     def run(
-        self,
-        hidden: torch.Tensor,
-        batch: PagedBatch,
-        cache: KVCache,
-        steps: Sequence[LayerStep],
-        first: int = 0,
-        last: int | None = None,
+        self, hidden: torch.Tensor, batch: PagedBatch, steps: Sequence[LayerStep], first: int, last: int
     ) -> torch.Tensor:
         """The residual stream [T, hidden] after the layers from `first` to before `last` of this rank, in place."""
-        last = len(self.layers) if last is None else last
         if self.joined is not None and batch.exchange is None:
             plans, rotations = [step.plan for step in steps], [step.rotation for step in steps]
-            self.joined.run(hidden, cache, plans, rotations, batch.adapters, first, last)
+            self.joined.run(hidden, steps[0].cache, plans, rotations, batch.adapters, first, last)
             return hidden
         for index in range(first, last):
             step = steps[self.groups.of_layer[index]]
-            hidden = self.layers[index].forward(hidden, cache, self._places[index], step)
+            hidden = self.layers[index].forward(hidden, self._places[index], step)
         return hidden

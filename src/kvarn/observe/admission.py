@@ -15,7 +15,6 @@ TIERS = ("interactive", "standard", "batch")
 
 
 def priority_tier(priority: int) -> str:
-    """The tier a priority belongs to: clients choose priorities freely, labels must be few."""
     return "interactive" if priority <= 0 else "standard" if priority < 10 else "batch"
 
 
@@ -31,7 +30,6 @@ class AdmissionMetrics:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         self._waiting: dict[str, dict[str, dict[int, int]]] = {}
-        """By model, replica and priority."""
         self._requests = counter(
             "kvarn_admission_requests_total",
             "Requests by what admission decided on them.",
@@ -57,16 +55,13 @@ class AdmissionMetrics:
         self._requests.labels(model, priority_tier(priority), decision).inc()
 
     def shed(self, model: str, priority: int, reason: str) -> None:
-        """A request was turned away."""
         self.decided(model, priority, "shed")
         self._shed.labels(model, reason).inc()
 
     def waited(self, model: str, priority: int, seconds: float) -> None:
-        """A request went to the engine after a wait."""
         self._wait.labels(model, priority_tier(priority)).observe(seconds)
 
     def waiting(self, model: str, replica: str, by_priority: dict[int, int]) -> None:
-        """So many requests wait for a replica of a model."""
         self._waiting.setdefault(model, {})[replica] = by_priority
         lengths = dict.fromkeys(TIERS, 0)
         for waiting in self._waiting[model].values():
@@ -76,5 +71,4 @@ class AdmissionMetrics:
             self._length.labels(model, tier).set(length)
 
     def first_token(self, model: str, predicted_s: float, actual_s: float) -> None:
-        """A request's first token came, so long after the request."""
         self._error.labels(model).observe(actual_s - predicted_s)

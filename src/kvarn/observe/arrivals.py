@@ -11,8 +11,6 @@ HELD = "kvarn_held_requests"
 
 
 class ArrivalMetrics:
-    """Counts by model. `registry`: where they are shown; nowhere without one."""
-
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.requests = Counter(
             REQUESTS, "Requests to models that arrived, refused ones too.", ("model",), registry=registry

@@ -10,8 +10,6 @@ _STATES = {"closed": 0.0, "half_open": 0.5, "open": 1.0}
 
 
 class ExternalMetrics:
-    """Metrics of external replicas. `docs/metrics.md` explains each."""
-
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.requests = Counter(
             "kvarn_external_requests_total",
@@ -36,5 +34,4 @@ class ExternalMetrics:
         )
 
     def add_breaker(self, model: str, replica: str, state: Callable[[], str]) -> None:
-        """Show a breaker's state."""
         self._breakers.labels(model, replica).set_function(lambda: _STATES[state()])

@@ -67,7 +67,6 @@ class SlidingRatio:
         self._counts = [[-1, 0, 0] for _ in range(slots)]
 
     def add(self, hit: bool) -> None:
-        """Count one event."""
         number = int(self._clock() / self._slot_s)
         slot = self._counts[number % len(self._counts)]
         if slot[0] != number:
@@ -81,7 +80,6 @@ class SlidingRatio:
         return sum(slot[1] for slot in self._live()) / total if total else float("nan")
 
     def events(self) -> int:
-        """Events in the window."""
         return sum(slot[2] for slot in self._live())
 
     def _live(self) -> list[list[int]]:

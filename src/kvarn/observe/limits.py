@@ -11,10 +11,7 @@ _RATIOS = (0.1, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 5, 10)
 
 
 class LimitMetrics:
-    """Metrics of limits: refusals, accuracy of estimates, and the state of Redis."""
-
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """`registry`: where they are shown; nowhere without one."""
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         self.limited = counter(

@@ -25,10 +25,8 @@ class _Formatter(logging.Formatter):
     its own, so that an event is always one line. All texts are redacted."""
 
     message, traceback = "msg", "traceback"
-    """Names of these fields."""
 
     def head_of(self, record: logging.LogRecord) -> dict[str, str]:
-        """The fields that say when and where."""
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         return {"time": moment.replace("+00:00", "Z"), "level": record.levelname.lower(), "logger": record.name}
 
@@ -50,7 +48,6 @@ class KeyValueFormatter(_Formatter):
     """Renders a record as `time=... level=... logger=... msg=...` and its other fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Render one record."""
         texts = [*self.head_of(record).items(), *((key, text) for key, _, text in self.fields_of(record))]
         return " ".join(f"{key}={_quote(text)}" for key, text in texts)
 
@@ -129,7 +126,6 @@ def configure_gateway_logging(level: str, form: str = "text", process: int | Non
 
 
 def logs_are_json() -> bool:
-    """Whether this process's logs are JSON objects."""
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 

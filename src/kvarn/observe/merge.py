@@ -29,8 +29,6 @@ _MEANS = frozenset({"kvarn_goodput_ratio"})
 
 
 class MetricSample(msgspec.Struct, array_like=True):
-    """One number."""
-
     name: str
     labels: dict[str, str]
     value: float
@@ -39,8 +37,6 @@ class MetricSample(msgspec.Struct, array_like=True):
 
 
 class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
-    """A metric with its samples."""
-
     name: str
     documentation: str
     type: str
@@ -72,7 +68,6 @@ def read_families(
 
 
 def merge_families(processes: Sequence[Sequence[MetricFamily]]) -> list[MetricFamily]:
-    """The families of several processes as one."""
     merged: dict[str, MetricFamily] = {}
     samples: dict[tuple[str, tuple[tuple[str, str], ...]], MetricSample] = {}
     for families in processes:
@@ -95,7 +90,6 @@ def totals_of(families: Sequence[MetricFamily]) -> list[MetricFamily]:
 
 
 def as_registry(families: Sequence[MetricFamily]) -> CollectorRegistry:
-    """A registry that shows these families."""
     registry = CollectorRegistry()
     registry.register(_Families(families))
     return registry

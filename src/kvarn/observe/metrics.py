@@ -58,8 +58,6 @@ class GenerationObserver:
 
 
 class _ModelMetrics:
-    """The metrics of one model, labels resolved once."""
-
     def __init__(self, metrics: GatewayMetrics, model: str, slo: SloConfig) -> None:
         self.clock = metrics.clock
         self.slo = slo
@@ -74,7 +72,6 @@ class _ModelMetrics:
 
     @property
     def recent_requests(self) -> int:
-        """Requests behind the goodput ratio."""
         return self._recent.events()
 
     def count_slo(self, met: bool) -> None:
@@ -177,11 +174,9 @@ class GatewayMetrics:
 
     @property
     def requests_in_flight(self) -> int:
-        """HTTP requests being answered now."""
         (family,) = self.in_flight.collect()
         return int(family.samples[0].value)
 
     def snapshot(self) -> list[MetricFamily]:
-        """The counts of this process, to be merged with those of others."""
         weights = {("kvarn_goodput_ratio", name): float(model.recent_requests) for name, model in self._models.items()}
         return read_families(self.registry, weights)

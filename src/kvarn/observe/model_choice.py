@@ -9,8 +9,6 @@ _SECONDS = (0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
 
 
 class ModelChoiceMetrics:
-    """Metrics of model choice. `docs/metrics.md` explains each."""
-
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.chosen = Counter(
             "kvarn_route_requests_total",

@@ -41,7 +41,6 @@ class Phase(IntEnum):
     PROMPT = 8
     """Its known tokens are computed: the prompt, or again after a preemption."""
     DECODE = 9
-    """Tokens are drawn."""
     PREEMPTED = 10
     """It has begun, but none of its choices runs."""
 
@@ -84,8 +83,6 @@ FIELDS: tuple[tuple[str, ...], ...] = (
 
 
 class EngineEvent(NamedTuple):
-    """One event of an engine's turn."""
-
     kind: EngineEventKind
     at_us: int
     """Microseconds since the engine accepted the turn."""
@@ -112,27 +109,24 @@ def spent_by_phase(flat: Sequence[int]) -> dict[Phase, int]:
 
 
 class Event(NamedTuple):
-    """One event of a record."""
-
     name: str
     at_s: float
     """Seconds, on the clock of the process that keeps the timeline."""
     numbers: Mapping[str, float] = {}
+    turn: int = 0
+    """Number of the turn, from 1 on, if an engine told the event; 0: the gateway's own."""
 
 
 class Timeline:
-    """A record's events in the order in which they were added."""
-
     __slots__ = ("events",)
 
     def __init__(self) -> None:
         self.events: list[Event] = []
 
     def add(self, name: str, at_s: float, numbers: Mapping[str, float] | None = None) -> None:
-        """Add an event."""
         self.events.append(Event(name, at_s) if numbers is None else Event(name, at_s, numbers))
 
-    def add_engine_events(self, events: Iterable[EngineEvent], accepted_s: float) -> None:
+    def add_engine_events(self, events: Iterable[EngineEvent], accepted_s: float, turn: int) -> None:
         """Add what an engine told of a turn that it accepted at `accepted_s`, on this process's clock."""
         for kind, at_us, numbers in events:
-            self.events.append(Event(f"engine.{kind.name.lower()}", accepted_s + at_us / 1e6, numbers))
+            self.events.append(Event(f"engine.{kind.name.lower()}", accepted_s + at_us / 1e6, numbers, turn))

@@ -98,7 +98,6 @@ class ExpectedAnswers:
         return set(answers) - members
 
     def describe(self, question: Question, answer: GoldenAnswer) -> str:
-        """The difference between an answer and the expected one, or that of another build, in words."""
         expected = self.answers.get(question)
         if expected is None:
             others = self._of_other_builds(question)

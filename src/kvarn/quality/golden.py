@@ -58,11 +58,8 @@ def golden_set_path(model_path: str, configured: str | None) -> Path | None:
 
 
 def read_golden_set(path: Path) -> list[GoldenQuestion]:
-    """The questions of a file: JSON Lines of `GoldenQuestion`.
-
-    Raises:
-        GoldenSetError: It cannot be read; says which line is wrong.
-    """
+    """The questions of a file: JSON Lines of `GoldenQuestion`. Raises `GoldenSetError`, which says which line is
+    wrong."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -82,6 +79,5 @@ def read_golden_set(path: Path) -> list[GoldenQuestion]:
 
 
 def spread(questions: Sequence[GoldenQuestion], count: int) -> list[GoldenQuestion]:
-    """At most `count` of the questions, from all parts of the set."""
     count = min(count, len(questions))
     return [questions[number * len(questions) // count] for number in range(count)]

@@ -36,7 +36,6 @@ class GoldenModel:
 
     @property
     def name(self) -> str:
-        """Name of the model."""
         return self.served.name
 
     @property
@@ -47,12 +46,10 @@ class GoldenModel:
 
     @property
     def replicas(self) -> Mapping[str, ReplicaClient]:
-        """The present replicas."""
         return self.served.replicas
 
     @property
     def prompts(self) -> Sequence[GoldenPrompt]:
-        """The model's golden prompts; empty: it has none."""
         return self._prompts
 
     async def render(self) -> None:
@@ -101,7 +98,6 @@ class GoldenModels:
         return [golden for golden, _ in self._known.values()]
 
     async def stop(self) -> None:
-        """Render no more."""
         tasks = [task for _, task in self._known.values()]
         for task in tasks:
             task.cancel()
@@ -109,12 +105,7 @@ class GoldenModels:
 
 
 async def render_question(model: ReadyModel, text: TextPool, question: GoldenQuestion) -> GoldenPrompt:
-    """A golden question as the engine takes it.
-
-    Raises:
-        ChatTemplateError: The template refuses the messages.
-        TokenizerError: The text cannot be encoded.
-    """
+    """A golden question as the engine takes it."""
     token_ids = question.prompt_token_ids
     if question.messages:
         token_ids = await model.render(text, _TENANT, 0, lambda: question.messages, tools=question.tools)

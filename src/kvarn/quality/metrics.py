@@ -19,7 +19,6 @@ class QualityCollector(Collector):
         self._watch = watch
 
     def collect(self) -> Iterator[Metric]:
-        """The present counts."""
         watch, counts = self._watch, self._watch.counts
         drifted = GaugeMetricFamily(
             "kvarn_replica_drifted", "1 where the replica answers golden prompts wrongly.", labels=_LABELS

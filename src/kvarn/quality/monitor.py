@@ -62,9 +62,7 @@ class MonitoredModel(Protocol):
     """A model whose replicas are probed."""
 
     @property
-    def name(self) -> str:
-        """Name of the model."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def fingerprint(self) -> str:
@@ -72,9 +70,7 @@ class MonitoredModel(Protocol):
         ...
 
     @property
-    def replicas(self) -> Mapping[str, ReplicaClient]:
-        """The present replicas by name."""
-        ...
+    def replicas(self) -> Mapping[str, ReplicaClient]: ...
 
     @property
     def prompts(self) -> Sequence[GoldenPrompt]:
@@ -150,7 +146,6 @@ class QualityMonitor:
 
     @property
     def replicas(self) -> list[tuple[str, str]]:
-        """Model and name of each replica there is."""
         return [(model.name, name) for model in self._models() for name in model.replicas]
 
     def asked(self, replica: str) -> int:
@@ -159,7 +154,6 @@ class QualityMonitor:
         return 0 if state is None else state.asked
 
     async def stop(self) -> None:
-        """End the loop and all probes. May be called again."""
         await self._loop.stop()
         probes = [state.probe for state in self._probed.values() if state.probe is not None]
         for probe in probes:
@@ -204,11 +198,7 @@ class QualityMonitor:
                 log.warning("replica answers as expected again", extra={"model": model.name, "replica": name})
 
     async def probe(self, model: MonitoredModel, name: str) -> bool:
-        """Probe one replica now; returns whether it answered as expected. One that did not has been reported.
-
-        Raises:
-            RequestRefusedError, ReplicaLostError, TimeoutError: It did not answer.
-        """
+        """Probe one replica now; returns whether it answered as expected. One that did not has been reported."""
         client, state = model.replicas[name], self._probed.setdefault(name, _ProbeState())
         client.forget_tenant(UNCACHED_TENANT)
         for prompt, adapter in self._questions(model, client, state):

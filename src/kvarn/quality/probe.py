@@ -34,7 +34,6 @@ class GoldenAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, deltas: Iterable[TokenDelta]) -> GoldenAnswer:
-        """The answer that came in these parts."""
         token_ids: list[int] = []
         logprobs: list[bytes] = []
         prompt_logprobs: list[bytes] = []
@@ -52,7 +51,6 @@ class GoldenAnswer(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def equals(self, other: GoldenAnswer) -> bool:
-        """To the last bit, in all that both hold."""
         prompts = self.prompt_logprobs, other.prompt_logprobs
         return (
             self.token_ids == other.token_ids
@@ -97,7 +95,6 @@ async def ask(
 def golden_request(
     prompt: GoldenPrompt, request_id: str, max_tokens: int, *, adapter: str = "", cached: bool = False
 ) -> Submit:
-    """The request that `ask` sends."""
     sampling = SamplingParams(
         seed=0, temperature=0.0, max_tokens=max_tokens, logprobs=_TOP, prompt_logprobs=None if cached else 0
     )

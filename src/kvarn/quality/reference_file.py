@@ -22,11 +22,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def read_reference(path: Path) -> dict[Question, GoldenAnswer]:
-    """The answers in a file; none where there is no file.
-
-    Raises:
-        ReferenceFileError: It holds something else.
-    """
+    """The answers in a file; none where there is no file. Raises `ReferenceFileError`."""
     try:
         entries = msgspec.json.decode(path.read_bytes(), type=list[_Entry])
     except FileNotFoundError:
@@ -39,11 +35,7 @@ def read_reference(path: Path) -> dict[Question, GoldenAnswer]:
 
 
 def write_reference(path: Path, answers: Mapping[Question, GoldenAnswer]) -> None:
-    """Replace the file by one with these answers, or leave it as it was.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Replace the file by one with these answers, or leave it as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     new.write_bytes(msgspec.json.encode([_Entry(question, answer) for question, answer in list(answers.items())]))

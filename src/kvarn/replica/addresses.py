@@ -14,12 +14,10 @@ _MAX_SOCKET_PATH = 100
 
 
 def engine_address(directory: Path | str) -> str:
-    """Read by the engine."""
     return f"ipc://{Path(directory) / 'engine'}"
 
 
 def supervisor_address(directory: Path | str) -> str:
-    """Read by the process that started the engine: how its start goes, heartbeats, why it ends."""
     return f"ipc://{Path(directory) / 'supervisor'}"
 
 

@@ -32,21 +32,18 @@ class ConnectionMonitor:
         self.made_again = False
         """After it broke: what the socket receives from then on has a gap before it."""
         self._open: set[int] = set()
-        """Descriptors of all connections."""
         self._trusted: set[int] = set()
         """Descriptors that were open at a handshake: ZMQ does not say which of them it was."""
         self._ends_in_handshake = False
         """The connection that is lost next has had no handshake: ZMQ tells of both in a row."""
 
     def read(self) -> None:
-        """Take in all that has happened."""
         with contextlib.suppress(zmq.Again):
             while True:
                 event = recv_monitor_message(self._socket, zmq.NOBLOCK)
                 self._take(event["event"], event["value"])
 
     def close(self) -> None:
-        """Follow them no longer."""
         self._socket.close(linger=0)
 
     def _take(self, event: int, descriptor: int) -> None:

@@ -26,7 +26,6 @@ class CurveKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def make(cls) -> CurveKeys:
-        """New ones, with both secrets."""
         (engine, engine_secret), (gateway, gateway_secret) = zmq.curve_keypair(), zmq.curve_keypair()
         return cls(
             engine=engine.decode(),
@@ -36,17 +35,13 @@ class CurveKeys(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def for_engine(self) -> CurveKeys:
-        """Without the gateway's secret."""
         return msgspec.structs.replace(self, gateway_secret="")
 
     def for_gateway(self) -> CurveKeys:
-        """Without the engine's secret."""
         return msgspec.structs.replace(self, engine_secret="")
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses of one engine process."""
-
     engine: str = ""
     """ZMQ address that the engine reads."""
     directory: str = ""
@@ -54,7 +49,6 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     gateway_host: str = ""
     """Over TCP: address of the gateway's machine, on which its processes listen for the engine."""
     keys: CurveKeys | None = None
-    """Over TCP."""
 
     @classmethod
     def local(cls, directory: str) -> Endpoint:
@@ -66,12 +60,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         return supervisor_address(self.directory) if self.directory else tcp_address(self.gateway_host, "*")
 
     def client(self, gateway: int) -> str:
-        """ZMQ address that a gateway process binds, by its number."""
         return client_address(self.directory, gateway) if self.directory else tcp_address(self.gateway_host, "*")
 
 
 def tcp_address(host: str, port: int | str) -> str:
-    """ZMQ address of a host's name or IP address."""
     with contextlib.suppress(ValueError):  # a name
         host = f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
     return f"tcp://{host}:{port}"

@@ -13,8 +13,6 @@ _STATE, _USER_TICKS, _SYSTEM_TICKS = 0, 11, 12
 
 @dataclass(frozen=True, slots=True)
 class SessionWork:
-    """Totals of the processes of one session."""
-
     cpu_s: float = 0.0
     read_bytes: int = 0
     """From disks, network file systems included."""

@@ -40,7 +40,6 @@ def version_of(replica: str) -> tuple[str, int]:
 
 
 def configured_adapters(model: ModelConfig) -> list[AdapterInfo]:
-    """The adapters that a model's configuration names."""
     return [
         AdapterInfo(
             name=each.name,
@@ -77,10 +76,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     warm: bool = False
     """Only map the weights, and wait for `Activate` before anything of the model is made."""
     factory: str = DEFAULT_FACTORY
-    """`module:function` that is called with the spec and a `ReportProgress`, and returns the service. Tests name a
-    scripted one."""
     endpoint: Endpoint = Endpoint()
-    """Endpoint of the process. Set when it is launched, as are the next two."""
     supervisor: str = ""
     """ZMQ address that its supervisor reads."""
     orphan_timeout_s: float = 0.0
@@ -94,5 +90,4 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model_config(self) -> ModelConfig:
-        """The model's part of the configuration."""
         return ModelConfig.model_validate_json(self.model)

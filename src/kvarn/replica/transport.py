@@ -29,9 +29,7 @@ SUPERVISOR_LINGER_MS = 60_000
 """An engine that fails at once says why before its supervisor, which may still be starting, reads it. It never outlives
 the supervisor: see `kvarn.replica.server.parent`."""
 CLIENT_LINGER_MS = 2000
-"""Clients read at once, or have ended."""
 TCP_LINGER_MS = 5000
-"""To another machine, which may be gone."""
 _TCP_CONNECT_MS = 2000
 """Then it is tried again: a machine that was cut off is back sooner than TCP itself tries."""
 _TCP_PING_MS, _TCP_SILENT_MS = 2000, 10_000
@@ -85,7 +83,6 @@ class Outbox:
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: ToEngine | FromEngine) -> None:
-        """Queue a message; never waits."""
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     def close(self, *, drop: bool = False) -> None:
@@ -94,8 +91,6 @@ class Outbox:
 
 
 class UnreadableRequest(msgspec.Struct, frozen=True):
-    """Readable part of a message that is no valid `ToEngine`."""
-
     request_id: str
     gateway: int = 0
     problem: str = ""
@@ -127,7 +122,6 @@ class Inbox:
                     yield msgspec.structs.replace(sender, problem=str(error))
 
     def close(self) -> None:
-        """Close; what has not been read is dropped."""
         self._socket.close(linger=0)
         if self._guard is not None:
             self._guard.stop()
@@ -184,7 +178,6 @@ class ClientTransport:
         self._loop.call_soon(self._read)  # what came earlier is not signalled
 
     def _open(self, endpoint: Endpoint, own: str, *, watched: bool) -> None:
-        """Make the sockets."""
         keys = endpoint.keys
         self._guard = None if keys is None else _Guard(self._context, keys.engine)
         self._from_engine = _bound(self._context, own, "" if keys is None else keys.gateway_secret)
@@ -277,7 +270,6 @@ class _Guard:
         self.stop = self._thread.stop
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a connection's key is the one."""
         return key == self._allowed
 
 

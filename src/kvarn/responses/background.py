@@ -43,13 +43,7 @@ _BUSY = (409, 429, 503)
 
 
 async def start_background(serving: ResponsesContext, record: RequestRecord, request: ResponseRequest) -> BackgroundRun:
-    """Queue a response and begin to run it.
-
-    Raises:
-        ApiError: The request is not valid, or too many run here already.
-        StorageFullError: The organisation would store more than it may.
-        StoreAwayError: The database does not answer.
-    """
+    """Queue a response and begin to run it."""
     serving.catalog.find(record, request.model)
     with serving.responses.reserve_for(record.principal.owner):
         run = await _queue(serving, record, request)
@@ -93,7 +87,6 @@ async def _queue(serving: ResponsesContext, record: RequestRecord, request: Resp
 
 
 async def run_background(serving: ResponsesContext, run: BackgroundRun) -> None:
-    """Run a queued response to its end, whatever that is."""
     attempt = _Attempt(serving, run)
     try:
         await attempt.run()
@@ -164,11 +157,10 @@ class _Attempt:
                     await self._note_begun()
 
     async def stopped(self) -> None:
-        """It was stopped from outside. Where its client did that, what has been written is stored."""
+        """Stop it from outside. Where its client did that, what has been written is stored."""
         await (self._ending.cancel() if self._run.stop_reason == "cancelled" else self._ending.drop())
 
     def log_end(self) -> None:
-        """Send its end to its followers, where that has not been done."""
         self._run.log.append(*self._ending.take_last_events())
 
     async def _note_begun(self) -> None:

@@ -61,11 +61,7 @@ class BackgroundResponses(Worker[BackgroundRun]):
 
     def reserve_for(self, owner: Owner) -> AbstractContextManager[None]:
         """A place for a response while it is prepared; see `Worker.reserve`. One organisation may have an eighth of all
-        places.
-
-        Raises:
-            ApiError: 429, there is none.
-        """
+        places. Raises `ApiError` 429."""
         share = max(1, self.config.max_background // 8)
         if self.free <= 0 or self.taken_by(owner.organization_id) >= share:
             message, headers = "Too many background responses are running here: try again later.", {"retry-after": "5"}
@@ -73,7 +69,6 @@ class BackgroundResponses(Worker[BackgroundRun]):
         return self.reserve(owner.organization_id)
 
     def find(self, owner: Owner, response_id: str) -> BackgroundRun | None:
-        """The owner's response of that id, where it is made here."""
         run = self.running.get(response_id)
         return run if run is not None and run.owner == owner else None
 
@@ -85,7 +80,9 @@ class BackgroundResponses(Worker[BackgroundRun]):
             try:
                 await run_to_completion(conversations.unlock_conversation(self.store, lock))
             except StoreAwayError as error:
-                _log.warning("conversation %s stays locked for a while: %s", lock.conversation_id, error)
+                _log.warning(
+                    "unlocking conversation %s failed; its lock expires by itself: %s", lock.conversation_id, error
+                )
 
     async def claim(self, free: int) -> Sequence[BackgroundRun]:
         """Take over one response: each may be megabytes to decode."""
@@ -94,19 +91,17 @@ class BackgroundResponses(Worker[BackgroundRun]):
         row = await stored.claim_response(self.store, self.gateway_id, self.config.lease_s, self.running)
         if row is None:
             return []
-        _log.warning("background response %s is begun again (attempt %d)", row.id, row.attempts)
+        _log.warning("restarting background response %s (attempt %d)", row.id, row.attempts)
         size = len(msgspec.json.encode((row.request, row.input_items)))
         return [BackgroundRun(row.id, row.organization_id, Owner(row.organization_id, row.project_id), row, size)]
 
     async def renew(self, jobs: Sequence[BackgroundRun]) -> Collection[str]:
-        """Renew their leases, and the locks of conversations."""
         if self.locked:
             await conversations.renew_locks(self.store, list(self.locked), self.config.lease_s)
         ids = [run.id for run in jobs]
         return await stored.renew_leases(self.store, self.gateway_id, ids, self.config.lease_s) if ids else ()
 
     async def run(self, job: BackgroundRun) -> None:
-        """Make one."""
         await self._make(job)
 
     async def release(self, job: BackgroundRun) -> None:

@@ -24,12 +24,7 @@ _ASK = (
 
 async def compact(serving: ResponsesContext, record: RequestRecord, request: CompactRequest) -> CompactedResponse:
     """Shorten what a request goes on from and brings. Where it is longer than the model's context, the oldest items are
-    left out of the summary.
-
-    Raises:
-        ApiError: It cannot be answered as asked, or not now.
-        ChatTemplateError: The model's template refuses the messages.
-    """
+    left out of the summary."""
     response_id = f"resp_{record.id}"
     turn = await read_turn(serving, record, request, response_id)
     if not turn.context:

@@ -25,7 +25,6 @@ class CustomInput:
         self._ended = False
 
     def take(self, arguments: str) -> str:
-        """The text that the next piece of the arguments brings."""
         known = len(self._arguments)
         self._arguments += arguments
         if not self._begun:
@@ -36,7 +35,6 @@ class CustomInput:
         return "" if self._ended else self._next()
 
     def rest(self) -> str:
-        """The text that is left once all arguments have come."""
         if self._begun:
             return ""
         try:
@@ -62,7 +60,6 @@ class CustomInput:
 
 
 def arguments_of(text: str) -> str:
-    """The arguments that carry a text."""
     return json.dumps({INPUT: text}, ensure_ascii=False)
 
 

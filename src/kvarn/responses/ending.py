@@ -97,8 +97,6 @@ class ResponseEnding:
     _last_events: list[StreamEvent] = field(default_factory=list)
 
     async def finish(self, finish_reason: FinishReason, now: int) -> None:
-        """It has come to its end at second `now`."""
-
         def close() -> list[StreamEvent]:
             closing = self.writer.close(finish_reason)
             self.writer.finish(finish_reason, self.usage(), now)
@@ -153,11 +151,11 @@ class ResponseEnding:
         if self.lock is not None:
             self._set_failed(_response_error(error))
         else:
-            _log.warning("response %s is not kept at the first try", self.writer.response.id, exc_info=error)
+            _log.warning("storing response %s failed; trying once more", self.writer.response.id, exc_info=error)
         try:
             return await self._keep(self._as_ended(None))
         except Exception:
-            _log.exception("response %s cannot be kept", self.writer.response.id)
+            _log.exception("storing response %s failed", self.writer.response.id)
             return Stored.NOT_STORED if self.run is None else Stored.NOT_OURS
 
     async def _keep(self, ended: Ended) -> Stored:
@@ -172,7 +170,7 @@ class ResponseEnding:
         try:
             await stored.keep_response(self.responses.store, self.owner, ended, stored=wanted)
         except StoreAwayError as error:
-            _log.warning("response %s is not kept: %s", ended.id, error)
+            _log.warning("response %s was not stored: %s", ended.id, error)
             return Stored.NOT_STORED
         if self.record is not None:
             self.record.stored = True
@@ -191,9 +189,9 @@ class ResponseEnding:
                 )
             except StoreAwayError as error:
                 if run.stop_reason in ("shutdown", "lost") or SYSTEM_CLOCK.now() >= last_try:
-                    _log.error("background response %s could not be kept: %s", run.id, error)
+                    _log.error("background response %s was not stored: %s", run.id, error)
                     return Stored.NOT_OURS
-                _log.warning("background response %s waits to be kept: %s", run.id, error)
+                _log.warning("storing background response %s failed; will retry: %s", run.id, error)
                 await asyncio.sleep(RETRY_AFTER_S)
                 continue
             if ended.lock is not None or not ours:  # the lock is released with it, or is that of the new holder

@@ -31,12 +31,10 @@ class EventLog:
         return bool(self._events) and _end_of(self._events[-1]) is not None
 
     def append(self, *events: StreamEvent) -> None:
-        """Add events."""
         self._events += events
         self._notify()
 
     def end(self) -> None:
-        """No more will come."""
         self._ended = True
         self._notify()
 
@@ -66,7 +64,6 @@ class EventEncoder:
         """Whether an event has told how the response ended, and it was no failure."""
 
     def encode(self, batch: list[StreamEvent]) -> bytes:
-        """Some events."""
         for event in batch:
             self._next = event.sequence_number + 1
             self._has_end = _end_of(event) not in (None, "failed")
@@ -80,7 +77,7 @@ class EventEncoder:
                     yield self.encode(batch)
 
     def error_event(self, error: Exception) -> bytes:
-        """Why a stream ends before its end; nothing where that was told, and no failure."""
+        """The failure that ends a stream early; nothing where that was told, and no failure."""
         if self._has_end:
             return b""
         api_error = to_api_error(error)

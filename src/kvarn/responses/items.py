@@ -24,16 +24,8 @@ from kvarn.wire.openai.responses.items import AnyItem, ItemReference, StoredItem
 async def find_stored_items(
     serving: ResponsesContext, record: RequestRecord, wanted: Collection[str], param: str
 ) -> dict[str, StoredItem]:
-    """Items of the owner's responses or conversations by their ids, as far as there are any. What is read counts as if
-    the request's body had brought it.
-
-    Args:
-        wanted: Ids.
-        param: The field of the request that refers to them.
-
-    Raises:
-        ApiError: 400, it is too much to be read.
-    """
+    """Items of the owner's responses or conversations by their ids, as far as there are any. They count as if the
+    request's body had brought them: an `ApiError` 400 for `param` where they are too much."""
     if not wanted:
         return {}
     store, owner = serving.store, record.principal.owner
@@ -56,7 +48,6 @@ async def find_stored_items(
 
 
 def item_not_found(wanted: str, where: str) -> ApiError:
-    """The 404 for a reference at `where` to an item that the owner does not have."""
     return ApiError(404, f"There is no item {wanted!r}.", code="item_not_found", param=f"{where}.id")
 
 
@@ -72,14 +63,7 @@ def _items_among(turns: list[StoredTurn], wanted: Collection[str]) -> dict[str, 
 async def add_items(
     serving: ResponsesContext, record: RequestRecord, conversation_id: str, given: Sequence[AnyItem]
 ) -> list[StoredItem]:
-    """Add items at the end of a conversation; returns them as they are stored.
-
-    Raises:
-        ApiError: 404, a reference to an item that the owner does not have; 400, the conversation would be too large.
-        NotFoundError: The owner has no such conversation.
-        ConflictError: A response is being made in it, or it has an item of one of the ids already.
-        StorageFullError: The organisation would store more than it may.
-    """
+    """Add items at the end of a conversation; returns them as they are stored."""
     items = await resolve_items(serving, record, given)
     try:
         await conversations.add_items(serving.store, record.principal.owner, conversation_id, items)
@@ -92,11 +76,7 @@ async def add_items(
 
 
 async def resolve_items(serving: ResponsesContext, record: RequestRecord, given: Sequence[AnyItem]) -> list[StoredItem]:
-    """The items as they are stored; references are resolved.
-
-    Raises:
-        ApiError: 404, a reference to an item that the owner does not have.
-    """
+    """The items as they are stored; references are resolved. Raises `ApiError` 404."""
     wanted = {item.id for item in given if isinstance(item, ItemReference)}
     found = await find_stored_items(serving, record, wanted, "items")
     items: list[StoredItem] = []

@@ -44,12 +44,7 @@ class ResponseRun:
     encoder: EventEncoder = field(default_factory=EventEncoder)
 
     async def collect(self) -> Response:
-        """The response as one object. Where it breaks off nothing is kept: the client knows no name for it.
-
-        Raises:
-            RequestRefusedError: The engine refused or gave up the request.
-            ReplicaLostError: The engine is not ready, died or fell silent.
-        """
+        """The response as one object. Where it breaks off nothing is kept: the client knows no name for it."""
         try:
             async with aclosing(self.events()) as batches:
                 async for _ in batches:
@@ -86,7 +81,6 @@ class ResponseRun:
                 await self.ending.fail(shutting_down())
 
     def error_event(self, error: Exception) -> bytes:
-        """Why its stream ends before its end, after the end that the response has by then."""
         return self.encoder.encode(self.ending.take_last_events()) + self.encoder.error_event(error)
 
     async def events(self) -> AsyncGenerator[list[StreamEvent], None]:
@@ -106,13 +100,7 @@ class ResponseRun:
 
 
 async def start_response(serving: ResponsesContext, record: RequestRecord, request: ResponseRequest) -> ResponseRun:
-    """Read what a response goes on from, check it, and take it in.
-
-    Raises:
-        ApiError: It cannot be answered as asked, or not now; or it cannot be stored as asked.
-        ChatTemplateError: The model's template refuses the messages.
-        StoreAwayError: The database does not answer, and it is needed for what the response goes on from.
-    """
+    """Read what a response goes on from, check it, and take it in."""
     await _check_quota(serving, record, request)
     response_id = f"resp_{record.id}"
     turn = await open_turn(serving, record, request, response_id)
@@ -152,7 +140,6 @@ async def run_turn(
 async def count_input_tokens(
     serving: ResponsesContext, record: RequestRecord, request: TokenCountRequest
 ) -> InputTokens:
-    """Count the tokens of a response's prompt. Raises as `start_response` does."""
     name = request.model or next(iter(serving.models)).name
     model = serving.catalog.ready(record, name, "generate")
     turn = await read_turn(serving, record, request)
@@ -197,12 +184,7 @@ async def fitting_chat(
     seed: int | None = None,
 ) -> ChatCompletionRequest:
     """The chat that answers a turn. With `truncation: auto` it lacks the oldest items, as few as must be left out for
-    the prompt to fit, never the instructions; a result is not left without its call.
-
-    Raises:
-        ApiError: 400, the chat cannot be asked for.
-        ChatTemplateError: The model's template refuses the messages.
-    """
+    the prompt to fit, never the instructions; a result is not left without its call."""
     items = turn.context
 
     async def chat_from(start: int) -> ChatCompletionRequest:

@@ -19,13 +19,7 @@ from kvarn.wire.openai.responses.items import StoredItem
 
 def replay(response: Response, first_item: int, cuts: Cuts) -> Iterator[StreamEvent]:
     """The events of a response as they were sent the first time. All name the model and the tier that answered, also
-    those from before these were known.
-
-    Args:
-        response: As it ended.
-        first_item: What its writer was given.
-        cuts: As its writer left them.
-    """
+    those from before these were known."""
     writer = ResponseWriter(unwritten(response), first_item)
     if response.background:
         yield from writer.queue()
@@ -50,7 +44,6 @@ def replay(response: Response, first_item: int, cuts: Cuts) -> Iterator[StreamEv
 
 
 def unwritten(response: Response) -> Response:
-    """A response as it was before anything was written."""
     return replace(
         response,
         status="queued" if response.background else "in_progress",

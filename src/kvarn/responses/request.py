@@ -45,7 +45,6 @@ _RESPONSE_NAMES = (
 
 
 def new_response(request: ResponseRequest, response_id: str, created_at: int) -> Response:
-    """A response to this request, nothing written yet."""
     background = bool(request.background)
     return Response(
         id=response_id,
@@ -79,11 +78,8 @@ def new_response(request: ResponseRequest, response_id: str, created_at: int) ->
 def chat_request(
     request: ContextFields, model: str, items: list[StoredItem], seed: int | None = None
 ) -> ChatCompletionRequest:
-    """The chat that answers `items`.
-
-    Raises:
-        ApiError: 400, in the words of `/v1/responses`: what chat refuses is refused here.
-    """
+    """The chat that answers `items`. Raises `ApiError` 400, in the words of `/v1/responses`: what chat refuses is
+    refused here."""
     data: dict[str, Any] = {"model": model, "messages": chat_messages(request.instructions, items)}
     if not data["messages"]:
         raise empty_input()
@@ -232,7 +228,6 @@ def grammar_warnings(request: ContextFields) -> list[str]:
 
 
 def echoed_tools(request: ContextFields) -> list[dict[str, Any]]:
-    """The tools that the model is offered, as the response shows them."""
     return [_echo_tool(tool) for tool in request.tools or () if not isinstance(tool, HostedTool)]
 
 

@@ -27,11 +27,6 @@ _CANCEL_TIMEOUT_S = 5.0
 
 
 async def retrieve_response(serving: ResponsesContext, owner: Owner, response_id: str) -> Response:
-    """A response as it stands.
-
-    Raises:
-        NotFoundError: The owner has none of that id.
-    """
     row = await read_owned(serving.store, owner, StoredResponse, response_id)
     return msgspec.convert(row.body, Response)
 
@@ -58,11 +53,7 @@ async def follow_run(
     serving: ResponsesContext, run: BackgroundRun, after: int = -1
 ) -> AsyncGenerator[list[StreamEvent], None]:
     """The events of a response that is made here with numbers above `after`, up to its end. Where this gateway did not
-    end it, its end is waited for, and sent with the next number.
-
-    Raises:
-        NotFoundError: It was deleted meanwhile.
-    """
+    end it, its end is waited for, and sent with the next number."""
     async with aclosing(run.log.follow(after)) as batches:
         async for batch in batches:
             yield batch
@@ -72,12 +63,8 @@ async def follow_run(
 
 
 async def cancel_response(serving: ResponsesContext, owner: Owner, response_id: str) -> Response:
-    """Cancel a background response; one that has ended stays as it is.
-
-    Raises:
-        ApiError: 400, it does not run in the background; 503, it has been stopped, and its end is still to be written.
-        NotFoundError: The owner has none of that id.
-    """
+    """Cancel a background response; one that has ended stays as it is. Raises `ApiError` 400 where it does not run in
+    the background; 503 where it has been stopped, and its end is still to be written."""
     row = await read_owned(serving.store, owner, StoredResponse, response_id)
     if not row.background:
         message = f"The response {response_id!r} does not run in the background: only those can be cancelled."

@@ -36,23 +36,19 @@ class OfferedTool:
 
     @property
     def is_custom(self) -> bool:
-        """Whether its input is plain text."""
         return bool(self.tool["type"] == "custom")
 
     @property
     def name(self) -> str:
-        """The client's name of it."""
         return str(self.tool["name"])
 
     @property
     def label(self) -> str:
-        """Text that tells it from all others in an error."""
         inside = "" if self.namespace is None else f" of the namespace {self.namespace!r}"
         return f"the {self.tool['type']} tool {self.name!r}{inside} ('tools[{self.index}]')"
 
     @property
     def chat_name(self) -> str:
-        """The model's name of it."""
         return chat_name(self.name, self.namespace)
 
 
@@ -77,11 +73,7 @@ def offered_tools(tools: Sequence[Mapping[str, Any]]) -> list[OfferedTool]:
 
 
 def check_chat_names(offered: Sequence[OfferedTool]) -> None:
-    """Make sure that a call of the model says which tool it means. The same tool twice is one tool.
-
-    Raises:
-        ApiError: 400: two tools have one name for the model.
-    """
+    """Raise `ApiError` 400 where two tools have one name for the model. The same tool twice is one tool."""
     first: dict[str, OfferedTool] = {}
     for tool in offered:
         other = first.setdefault(tool.chat_name, tool)

@@ -48,18 +48,13 @@ class Turn:
 
     @property
     def context(self) -> list[StoredItem]:
-        """All items that the prompt may hold, oldest first."""
         return self.earlier + self.items
 
 
 async def open_turn(serving: ResponsesContext, record: RequestRecord, request: ContextFields, response_id: str) -> Turn:
-    """Read what a response goes on from, and lock its conversation. What is read counts as if the request's body had
-    brought it: what is done with the prompt is as much.
-
-    Raises:
-        ApiError: 404 for what the owner has not, 409 while another response is made in the conversation, 400 for an
-            input that does not go together and for too much to go on from.
-    """
+    """Read what a response goes on from, and lock its conversation. It counts as if the request's body had brought it:
+    as much is done with the prompt. Raises `ApiError`: 404, 409 while another response is made in the conversation, 400
+    for an input that does not go together and for too much to go on from."""
     if request.conversation_id is None:
         return await read_turn(serving, record, request, response_id)
     lock = Lock(request.conversation_id, response_id)
@@ -70,7 +65,6 @@ async def open_turn(serving: ResponsesContext, record: RequestRecord, request: C
 async def read_turn(
     serving: ResponsesContext, record: RequestRecord, request: ContextFields, response_id: str = "resp_"
 ) -> Turn:
-    """Read a turn without locking; see `open_turn`."""
     earlier = await _read_earlier(serving, record, request)
     items = await _new_items(serving, record, request.input, earlier, response_id)
     return _bounded(request, Turn(earlier, items))
@@ -104,11 +98,7 @@ async def _locked(serving: ResponsesContext, record: RequestRecord, lock: Lock) 
 
 
 async def _read_earlier(serving: ResponsesContext, record: RequestRecord, request: ContextFields) -> list[StoredItem]:
-    """The items of the chain or the conversation that a request goes on from.
-
-    Raises:
-        ApiError: 404 for what the owner has not, 409 for a response that has not ended, 400 for too much.
-    """
+    """The items of the chain or the conversation that a request goes on from."""
     store, owner = serving.store, record.principal.owner
     try:
         if request.conversation_id is not None:

@@ -82,19 +82,16 @@ class ResponseWriter:
         """Log-probabilities of tokens whose text has not come yet."""
 
     def queue(self) -> list[StreamEvent]:
-        """It waits for its turn."""
         self.response = replace(self.response, status="queued")
         return [self._state("response.created"), self._state("response.queued")]
 
     def begin(self) -> list[StreamEvent]:
-        """The model has begun."""
         self.begun = True
         opening = [] if self._number else [self._state("response.created")]
         self.response = replace(self.response, status="in_progress")
         return [*opening, self._state("response.in_progress")]
 
     def take(self, delta: ChoiceDelta) -> list[StreamEvent]:
-        """Write the next delta of the chat."""
         events: list[StreamEvent] = []
         self._logprobs = [*self._logprobs, *(delta.logprobs or ())][delta.reasoning_tokens :]
         for part in [delta.text] if delta.parts is None else delta.parts:
@@ -118,7 +115,6 @@ class ResponseWriter:
         return opening + self.close_item("completed" if finish_reason in ("stop", "tool_calls") else "incomplete")
 
     def finish(self, finish_reason: FinishReason, usage: ResponseUsage | UnsetType, now: int) -> None:
-        """It has ended by itself."""
         reasons = {"length": "max_output_tokens", "content_filter": "content_filter"}
         if finish_reason in reasons:
             details = {"reason": reasons[finish_reason]}
@@ -136,12 +132,10 @@ class ResponseWriter:
         return opening + closing
 
     def last(self) -> StreamEvent:
-        """The event that ends the stream."""
         self._number += 1
         return end_event(self.response, self._number - 1)
 
     def open_message(self) -> list[StreamEvent]:
-        """Begin a message."""
         return self._open_texts("message")
 
     def refuse(self, text: str) -> list[StreamEvent]:
@@ -160,7 +154,6 @@ class ResponseWriter:
         return [*events, self._add_item(opened.as_json("completed") | {"content": [part]})]
 
     def close_item(self, status: str) -> list[StreamEvent]:
-        """End the item that is being written, if there is one."""
         closed = self._open
         if closed is None:
             return []
@@ -224,7 +217,6 @@ class ResponseWriter:
         return _Item("function_call", **named)
 
     def _call_delta(self, text: str) -> StreamEvent:
-        """More of the open call."""
         call = self._open
         assert call is not None
         call.texts.append(text)
@@ -234,11 +226,9 @@ class ResponseWriter:
 
     @property
     def _index(self) -> int:
-        """Place of the open item in the output."""
         return len(self.response.output)
 
     def _open_texts(self, kind: Literal["message", "reasoning"]) -> list[StreamEvent]:
-        """Begin an item of this kind, unless one is open."""
         if self._open is not None and self._open.type == kind:
             return []
         opened = _Item(kind)
@@ -256,7 +246,6 @@ class ResponseWriter:
         return [*events, self._event(kind, output_index=self._index, item=item)]
 
     def _add_item(self, item: StoredItem) -> StreamEvent:
-        """Add a finished item to the output."""
         done = self._event("response.output_item.done", output_index=self._index, item=item)
         self.response = replace(self.response, output=[*self.response.output, item])
         return done
@@ -265,12 +254,10 @@ class ResponseWriter:
         return self._event(kind, response=self.response)
 
     def _at_part(self, kind: str, **fields: Any) -> StreamEvent:
-        """An event of the open item's only part."""
         assert self._open is not None
         return self._event(kind, item_id=self._open.id, output_index=self._index, content_index=0, **fields)
 
     def _event(self, kind: str, **fields: Any) -> StreamEvent:
-        """An event with the next number."""
         self._number += 1
         return StreamEvent(type=kind, sequence_number=self._number - 1, **fields)
 

@@ -110,11 +110,7 @@ class Rollouts:
     # Commands -------------------------------------------------------------------------------------------------------
 
     def begin(self, model: str, stable: int, candidate: int, config: RolloutConfig, by: str) -> Rollout:
-        """A rollout of a deployment's version; the caller has it saved, then `take`n.
-
-        Raises:
-            RolloutRefusedError: A rollout is under way, or a route gives the model's requests to another model.
-        """
+        """A rollout of a deployment's version; the caller has it saved, then `take`n. Raises `RolloutRefusedError`."""
         self.refuse_under_way(model)
         route = self._configured.get(model)
         if route is not None and [target.model for target in route.targets] != [model]:
@@ -125,7 +121,6 @@ class Rollouts:
         return Rollout.start(model, (stable, candidate), config, self._clock(), by=by, golden=golden)
 
     def refuse_under_way(self, model: str) -> None:
-        """Raise `RolloutRefusedError` where a rollout of the model is under way."""
         before = self.rollouts.get(model)
         if before is not None and not before.ended:
             raise RolloutRefusedError(
@@ -133,11 +128,8 @@ class Rollouts:
             )
 
     def command(self, model: str, command: str, by: str) -> Rollout:
-        """`pause`, `resume`, `promote` or `rollback` a model's rollout, here and now.
-
-        Raises:
-            RolloutEndedError: It has ended, or has failed a gate.
-        """
+        """`pause`, `resume`, `promote` or `rollback` a model's rollout, here and now. Raises `RolloutEndedError` where
+        it has ended, or has failed a gate."""
         rollout = self.rollouts[model]
         before = len(rollout.log)
         getattr(rollout, command)(self._clock(), by)
@@ -152,11 +144,7 @@ class Rollouts:
 
     async def save(self, rollout: Rollout) -> None:
         """Write a rollout that was begun or commanded here, and update at once. A follower writes no other: its copies
-        are old.
-
-        Raises:
-            StoreAwayError: Not now; the leader writes it later.
-        """
+        are old."""
         await self._save(rollout)
         self.wake()
 
@@ -176,7 +164,6 @@ class Rollouts:
             self._unsent[rollout.model, rollout.began].append(sample)
 
     async def _leave_samples(self) -> None:
-        """Leave this process's samples for the leader."""
         for (model, began), samples in list(self._unsent.items()):
             sent = list(samples)
             await self._stored.leave_samples(model, began, sent)
@@ -302,7 +289,6 @@ class Rollouts:
         return served is not None and served.ready
 
     def _apply(self) -> None:
-        """Give the routes the present shares."""
         hold_back(self.rollouts.values(), self._models)
         shared = rollout_routes(self.rollouts.values(), self._configured, self._models)
         self._by_route = {name: rollout for name, (_, rollout) in shared.items()}

@@ -134,7 +134,6 @@ class Gates(msgspec.Struct, kw_only=True):
         return {gate: self._log_evidence(gate) - self._needed for gate in GATES}
 
     def describe(self, gate: str) -> str:
-        """Summary of a gate's samples since the rollout began."""
         if not self.begun:
             return "nothing was seen yet"
         tests = self.begun[0]

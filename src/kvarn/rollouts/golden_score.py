@@ -54,12 +54,7 @@ async def ask_golden(rollout: Rollout, models: ModelTable, text: TextPool) -> No
 
 
 async def answers_rightly(model: ServedModel, text: TextPool, question: GoldenQuestion) -> bool:
-    """Ask one, greedily; whether the answer is the right one, word for word. A template that refuses it is wrong.
-
-    Raises:
-        ApiError: The model is not ready.
-        RequestRefusedError, ReplicaLostError: Its replica did not answer.
-    """
+    """Ask one, greedily; whether the answer is the right one, word for word. A template that refuses it is wrong."""
     ready = model.require_ready()
     try:
         prompt = await render_question(ready, text, question)

@@ -11,6 +11,7 @@ import msgspec
 from kvarn.answers.observer import AnswerListener, Observer
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.turn import Turn
+from kvarn.clock import Clock
 from kvarn.rollouts.gates import RequestOutcome
 from kvarn.rollouts.outcomes import is_fault, outcome_of
 from kvarn.rollouts.rollout import Rollout, RolloutPhase
@@ -38,20 +39,20 @@ class RolloutObserver(Observer):
     ) -> None:
         self._rollout_of = rollout_of
         self._report = report
+        self._clock = shadows.clock
         self._pairs: dict[tuple[str, float], MatchedPairs] = {}
         """By the rollout's model and beginning."""
         shadows.on_result, shadows.on_failure = self._shadowed, self._shadow_failed
 
     def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:
-        """See `Observer`: an answer is heard where a rollout gave it its version."""
+        """Hear an answer whose version a rollout chose."""
         rollout = None if turn.record.choice.route is None else self._compared(turn.record)
         if rollout is None or rollout.phase is not RolloutPhase.CANARY:
             return None
         side = side_of(rollout, turn.record.choice.target)
-        return None if side is None else _Heard(partial(self._heard, rollout, side), turn)
+        return None if side is None else _Heard(self._clock, partial(self._heard, rollout, side), turn)
 
     def not_begun(self, record: RequestRecord, model: str, error: Exception) -> None:
-        """See `Observer`."""
         rollout = self._compared(record)
         if rollout is not None and side_of(rollout, model) == "candidate" and is_fault(error):
             self._answered(rollout, RequestOutcome(prompt_tokens=0, failed=True))
@@ -64,7 +65,6 @@ class RolloutObserver(Observer):
         prompt_tokens: int,
         error: BaseException | None,
     ) -> None:
-        """An answer has ended."""
         if error is not None:
             if isinstance(error, Exception) and is_fault(error) and side == "candidate":
                 self._answered(rollout, RequestOutcome(prompt_tokens=prompt_tokens, failed=True))
@@ -108,13 +108,14 @@ class RolloutObserver(Observer):
 class _Heard(ComparedAnswer):
     """Hears one answer of a rollout's version."""
 
-    def __init__(self, ended: Callable[[ComparedAnswer, int, BaseException | None], None], turn: Turn) -> None:
-        super().__init__(turn.record.timeline.received_s)
+    def __init__(
+        self, clock: Clock, ended: Callable[[ComparedAnswer, int, BaseException | None], None], turn: Turn
+    ) -> None:
+        super().__init__(clock, turn.record.timeline.received_s)
         self._ended = ended
         self._turn = turn
 
     def end(self, error: BaseException | None) -> None:
-        """See `AnswerListener`."""
         self._ended(self, self._turn.prompt_tokens, error)
 
 

@@ -20,7 +20,6 @@ _REFUSAL = re.compile(
 
 
 def outcome_of(answer: ComparedAnswer, prompt_tokens: int) -> RequestOutcome:
-    """The outcome of a finished answer."""
     count, tpot_s = len(answer.token_ids), None
     if count > 1 and answer.first_s is not None:
         tpot_s = (answer.total_s - answer.first_s) / (count - 1)

@@ -69,16 +69,8 @@ class Rollout(msgspec.Struct, kw_only=True):
         by: str = "",
         golden: bool = False,
     ) -> Rollout:
-        """Begin a rollout in the shadow.
-
-        Args:
-            model: Name of the deployment.
-            versions: Numbers of the stable version and of the candidate.
-            config: Steps and gates.
-            now: Unix seconds.
-            by: Who began it.
-            golden: There are golden prompts, which both versions answer before the first step.
-        """
+        """Begin a rollout of the versions (stable, candidate) in the shadow. `golden`: there are golden prompts, which
+        both versions answer before the first step."""
         rollout = cls(
             model=model,
             versions=versions,
@@ -104,12 +96,10 @@ class Rollout(msgspec.Struct, kw_only=True):
 
     @property
     def settings(self) -> RolloutConfig:
-        """Steps and gates."""
         return read_config(self.config)
 
     @property
     def ended(self) -> bool:
-        """Whether it was promoted or rolled back."""
         return self.phase in (RolloutPhase.PROMOTED, RolloutPhase.ROLLED_BACK)
 
     @property
@@ -163,30 +153,21 @@ class Rollout(msgspec.Struct, kw_only=True):
             self.answered += step is None or step == self.step
 
     def matched(self, stable: RequestOutcome, candidate: RequestOutcome) -> None:
-        """Count two similar requests, one answered by each version."""
         if self.phase is RolloutPhase.CANARY:
             self.gates.compare(stable, candidate)
 
     def golden_answered(self, question: str, stable_right: bool, candidate_right: bool) -> None:
-        """Count a golden prompt that both have answered."""
         if not self.ended:
             self.gates.add_golden(question, stable_right, candidate_right)
 
     def golden_done(self) -> None:
-        """Note that all golden prompts are answered."""
         self.golden_due = False
 
     # Decisions ------------------------------------------------------------------------------------------------------
 
     def check(self, now: float, *, candidate_ready: bool, enough: bool = True, state: str = "") -> None:
-        """Go back, stay, or go a step forward; called each `check_interval_s`.
-
-        Args:
-            now: Unix seconds.
-            candidate_ready: Whether a replica of the candidate takes requests.
-            enough: Whether as many replicas do as the next step needs.
-            state: State of the candidate's replicas, in words.
-        """
+        """Go back, stay, or go a step forward; called each `check_interval_s`. `enough`: whether as many replicas of
+        the candidate take requests as the next step needs; `state`: theirs in words."""
         if self.ended:
             return
         settings = self.settings
@@ -212,34 +193,24 @@ class Rollout(msgspec.Struct, kw_only=True):
         return f"{remaining_s:.0f} s more" if remaining_s > 0 else ""
 
     def pause(self, now: float, by: str = "") -> None:
-        """Stay at this step. A gate that fails still rolls back.
-
-        Raises:
-            RolloutEndedError: It has ended.
-        """
+        """Stay at this step. A gate that fails still rolls back. Raises `RolloutEndedError`."""
         self._refuse_if_ended()
         self.paused = True
         self._note(now, "pause", "asked for", by)
 
     def resume(self, now: float, by: str = "") -> None:
-        """Go on after `pause`. Raises as that."""
         self._refuse_if_ended()
         self.paused = False
         self._note(now, "resume", "asked for", by)
 
     def promote(self, now: float, by: str = "") -> None:
-        """Give all requests to the new version now, without the steps that are left.
-
-        Raises:
-            RolloutEndedError: It has ended, or a gate has failed.
-        """
+        """Give all requests to the new version now, without the steps that are left. Raises `RolloutEndedError`."""
         self._refuse_if_ended()
         if self.gates.failure:
             raise RolloutEndedError(f"{self.candidate} has failed a gate and cannot be promoted: {self.gates.failure}")
         self._end(RolloutPhase.PROMOTED, now, "asked for", by)
 
     def rollback(self, now: float, by: str = "", reason: str = "asked for") -> None:
-        """Give all requests to the stable version now. Raises as `pause`."""
         self._refuse_if_ended()
         self._end(RolloutPhase.ROLLED_BACK, now, reason, by)
 

@@ -16,7 +16,7 @@ from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.observer import AnswerListener, Observer
 from kvarn.answers.record import ChosenModel, Deferred, RequestRecord
 from kvarn.answers.turn import Deltas, Turn
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.routes import ShadowConfig
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.routing.model_choice import is_shadowed
@@ -35,15 +35,14 @@ class AnswerRun(Protocol):
     """An answer that has begun."""
 
     @property
-    def deltas(self) -> Deltas:
-        """The deltas of the answer."""
-        ...
+    def deltas(self) -> Deltas: ...
 
 
 @dataclass(slots=True)
 class ComparedAnswer:
     """The first choice of an answer, as far as it is compared."""
 
+    clock: Clock
     began: float
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -53,8 +52,7 @@ class ComparedAnswer:
     finish_reason: str | None = None
 
     def take(self, delta: ChoiceDelta) -> None:
-        """Take a delta."""
-        now = SYSTEM_CLOCK.now()
+        now = self.clock.now()
         self.first_s = now - self.began if self.first_s is None else self.first_s
         self.total_s = now - self.began
         if delta.index == 0:
@@ -91,25 +89,25 @@ class Shadows(Observer):
         metrics: ModelChoiceMetrics,
         on_result: Callable[[ShadowResult], None] = lambda result: None,
         on_failure: Callable[[str, str, Exception], None] = lambda route, model, error: None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.on_result = on_result
         self.on_failure = on_failure
+        self.clock = clock
         self.ask: Callable[[RequestRecord, Question[Any, AnswerRun]], Awaitable[AnswerRun]]
         """Begins the answer to a copy, which waits for idle capacity, and is neither limited nor paid. Set once."""
         self._metrics = metrics
         self._running: dict[str, set[asyncio.Task[None]]] = {}
 
     def needs_seed(self, record: RequestRecord) -> bool:
-        """See `Observer`: the copy has the same seed."""
+        """Whether a copy is made, which has the same seed."""
         return _shadow_of(record) is not None
 
     def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:
-        """See `Observer`."""
         record, shadow = turn.record, _shadow_of(turn.record)
         return None if shadow is None or record.choice.degraded_from else _Copied(self, record, shadow, question)
 
     async def stop(self) -> None:
-        """Give up all copies."""
         tasks = [task for tasks in self._running.values() for task in tasks]
         for task in tasks:
             task.cancel()
@@ -141,7 +139,7 @@ class Shadows(Observer):
         self, own: RequestRecord, model: str, heard: ComparedAnswer, question: Question[Any, AnswerRun]
     ) -> None:
         assert own.choice.route is not None
-        route, copy, outcome = own.choice.route.name, ComparedAnswer(SYSTEM_CLOCK.now()), "failed"
+        route, copy, outcome = own.choice.route.name, ComparedAnswer(self.clock, self.clock.now()), "failed"
         try:
             async with asyncio.timeout(_LONGEST_S), aclosing((await self.ask(own, question)).deltas) as deltas:
                 async for delta in deltas:
@@ -167,11 +165,11 @@ class _Copied(ComparedAnswer):
     def __init__(
         self, shadows: Shadows, record: RequestRecord, shadow: ShadowConfig, question: Question[Any, AnswerRun]
     ) -> None:
-        super().__init__(record.timeline.received_s)
+        super().__init__(shadows.clock, record.timeline.received_s)
         self._copy = partial(shadows.copy, record, shadow, self, question)
 
     def end(self, error: BaseException | None) -> None:
-        """See `AnswerListener`: nothing is copied whose reader has left."""
+        """Copy the request, unless its reader has left."""
         if error is None:
             self._copy()
 

@@ -36,7 +36,6 @@ class ErrorRateTest(msgspec.Struct, kw_only=True):
     failures: int = 0
 
     def add(self, failed: bool) -> None:
-        """Count one request."""
         self.trials += 1
         self.failures += failed
 
@@ -64,14 +63,12 @@ class DifferenceTest(msgspec.Struct, kw_only=True):
     squares: float = 0.0
 
     def add(self, difference: float) -> None:
-        """Count one pair."""
         self.count += 1
         self.total += difference
         self.squares += difference * difference
 
     @property
     def mean(self) -> float:
-        """Mean of the differences; 0 without any."""
         return self.total / self.count if self.count else 0.0
 
     @property
@@ -127,7 +124,6 @@ class SignTest(msgspec.Struct, kw_only=True):
     stable: int = 0
 
     def add(self, *, stable: bool, candidate: bool) -> None:
-        """Count one pair."""
         self.count += 1
         if stable != candidate:
             self.candidate += candidate

@@ -64,7 +64,6 @@ class RolloutStore:
         self._undeleted: set[str] = set()
 
     async def read(self) -> list[StoredRow]:
-        """The latest of each model."""
         async with self._store.reading() as session:
             found = await list_rollouts(session)
         rows = [row for row in found if row.state.get("versions") is not None]
@@ -107,7 +106,6 @@ class RolloutStore:
         return bool(self._known.get(row.rollout.model) != row.state)
 
     def note(self, row: StoredRow) -> None:
-        """Note a row as known."""
         self._known[row.rollout.model] = row.state
 
     async def save(self, rollout: Rollout, now: float) -> bool:
@@ -129,7 +127,6 @@ class RolloutStore:
         return changed
 
     async def leave_samples(self, model: str, began: float, samples: list[RolloutSample]) -> None:
-        """Leave samples of a rollout for the leader."""
         async with self._store.transaction() as session:
             add_samples(session, model, began, msgspec.to_builtins(samples))
 
@@ -145,7 +142,6 @@ class RolloutStore:
         return [(row.model, row.began, msgspec.convert(row.samples, list[RolloutSample])) for row in new]
 
     async def done(self, row: StoredRow) -> None:
-        """Remove a command that was carried out."""
         if row.command is not None:
             async with self._store.transaction() as session:
                 await take_command(session, row.rollout.model, row.command)
@@ -158,7 +154,6 @@ class RolloutStore:
         return self._held
 
     async def give_lease_back(self) -> None:
-        """Let another process take it at once."""
         if self._held:
             await leases.give_back(self._store, _LEASE, self._holder)
         self._held, self._renew_at = False, 0.0

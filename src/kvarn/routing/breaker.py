@@ -11,61 +11,45 @@ _SUCCEEDED, _FAILED = 0, 1
 
 
 class BreakerState(StrEnum):
-    """Whether requests go through."""
-
     CLOSED = "closed"
     OPEN = "open"
-    HALF_OPEN = "half_open"
-    """A few go through as trials."""
+    HALF_OPEN = "half_open"  # a few go through as trials
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerRules:
     """Conditions to open, and for how long."""
 
-    window_s: float = 30.0
-    """Results of the last so many seconds count."""
-    min_requests: int = 5
-    """It does not open on fewer results."""
-    error_rate: float = 0.5
-    """Share of failures from which on it opens; in (0, 1]."""
-    open_s: float = 5.0
-    """Seconds that it stays open; doubles with each failed trial in a row."""
+    window_s: float = 30.0  # results of the last so many seconds count
+    min_requests: int = 5  # it does not open on fewer results
+    error_rate: float = 0.5  # share of failures from which on it opens; in (0, 1]
+    open_s: float = 5.0  # seconds that it stays open; doubles with each failed trial in a row
     max_open_s: float = 60.0
-    trials: int = 1
-    """Requests that go through at once when it is half open; when as many have succeeded, it closes."""
+    trials: int = 1  # requests that go through at once when it is half open; when as many have succeeded, it closes
 
 
 @dataclass(frozen=True, slots=True)
 class Permit:
     """A request was let through; its result must be given to the breaker."""
 
-    epoch: int
-    """The breaker has changed its state so many times."""
+    epoch: int  # the breaker has changed its state so many times
 
 
 class CircuitBreaker:
-    """One breaker. Times are monotonic seconds and must not go back.
-
-    Each permit must be given back exactly once, by `succeeded`, `failed` or `cancelled`. Results of requests that
-    began before the breaker's latest change of state are ignored.
-
-    Args:
-        rules: When it opens, and for how long.
-    """
+    """One breaker. Times are monotonic seconds and must not go back. Each permit must be given back exactly once, by
+    `succeeded`, `failed` or `cancelled`. Results of requests that began before the breaker's latest change of state are
+    ignored."""
 
     def __init__(self, rules: BreakerRules) -> None:
         self.rules = rules
         self._counts = SlidingCounts(rules.window_s, 2)
         self._epoch = 0
-        self._opened_at: float | None = None
-        """None while it is closed."""
+        self._opened_at: float | None = None  # None while it is closed
         self._opened_in_a_row = 0
         self._trials_running = 0
         self._trials_succeeded = 0
 
     def state(self, now: float) -> BreakerState:
-        """Its state at this time."""
         if self._opened_at is None:
             return BreakerState.CLOSED
         return BreakerState.OPEN if now < self._opened_at + self._open_s else BreakerState.HALF_OPEN

@@ -12,24 +12,17 @@ from kvarn.wire.messages import EngineStats
 
 WAITING_WEIGHT = 4
 """A request that waits is as much load as this many that run: its prompt is still to be computed (llm-d, Dynamo)."""
-FIRST_SPEED = 5000.0
-"""Prompt tokens a second expected of an engine that has not measured its steps."""
+FIRST_SPEED = 5000.0  # prompt tokens a second expected of an engine that has not measured its steps
 
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """A request that needs a replica."""
-
     prompt_tokens: int
-    names: bytes = b""
-    """Names of the prompt's full blocks, 8 bytes each; empty where no policy reads them."""
-    session: str = ""
-    """The conversation that it belongs to; empty where it says of none."""
+    names: bytes = b""  # names of the prompt's full blocks, 8 bytes each; empty where no policy reads them
+    session: str = ""  # the conversation that it belongs to; empty where it says of none
     adapter: str = ""
-    """Name of the adapter that it needs."""
     sequences: int = 1
-    excluded: Collection[str] = ()
-    """Names of replicas that shall not have it: they have failed it."""
+    excluded: Collection[str] = ()  # names of replicas that shall not have it: they have failed it
 
 
 class Candidate(EngineLoad):
@@ -38,36 +31,22 @@ class Candidate(EngineLoad):
     def __init__(self, name: str, config: EngineConfig | None = None) -> None:
         super().__init__(config or EngineConfig())
         self.name = name
-        self.available = True
-        """Whether it takes requests, and its circuit breaker lets them through."""
-        self.adapters: Collection[str] | None = None
-        """Names of adapters that requests may name; None: of any."""
-        self.resident_adapters: Collection[str] = ()
-        """Names of those with which sequences run."""
-        self.knows_blocks = False
-        """Whether it is known what it has cached."""
-        self.cached_tokens = 0
-        """Tokens of the present prompt."""
-        self.picked = 0
-        """Number of the decision that picked it last."""
+        self.available = True  # whether it takes requests, and its circuit breaker lets them through
+        self.adapters: Collection[str] | None = None  # names of adapters that requests may name; None: of any
+        self.resident_adapters: Collection[str] = ()  # names of those with which sequences run
+        self.knows_blocks = False  # whether it is known what it has cached
+        self.cached_tokens = 0  # tokens of the present prompt
+        self.picked = 0  # number of the decision that picked it last
         self.picked_total = 0
-        self.expected_cached_total = 0
-        """Tokens of prompts that it was picked for and thought to have cached."""
-        self.queue_tokens = 0
-        """Tokens of prompts to compute at the latest statistics."""
-        self.speed = FIRST_SPEED
-        """Prompt tokens a second beside what decodes."""
-        self.pair_s = 0.0
-        """For a (query, key) pair of a prompt."""
-        self.row_s = 0.0
-        """Seconds that a sequence adds to each step."""
-        self.busy_s = 0.0
-        """Until the step under way ends, on average."""
-        self.empty_tokens = float("inf")
-        """Room for which no cached block must go."""
+        self.expected_cached_total = 0  # tokens of prompts that it was picked for and thought to have cached
+        self.queue_tokens = 0  # tokens of prompts to compute at the latest statistics
+        self.speed = FIRST_SPEED  # prompt tokens a second beside what decodes
+        self.pair_s = 0.0  # for a (query, key) pair of a prompt
+        self.row_s = 0.0  # seconds that a sequence adds to each step
+        self.busy_s = 0.0  # until the step under way ends, on average
+        self.empty_tokens = float("inf")  # room for which no cached block must go
 
     def update(self, stats: EngineStats, now: float) -> bool:
-        """See `EngineLoad.update`."""
         if not super().update(stats, now):
             return False
         self.queue_tokens = stats.prefill_tokens + self.waiting_tokens

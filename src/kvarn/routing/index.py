@@ -19,8 +19,7 @@ from typing import Protocol
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.block_events import NAME_BYTES
 
-MAX_REPLICAS = 64
-"""Replicas of one index: masks have as many bits."""
+MAX_REPLICAS = 64  # replicas of one index: masks have as many bits
 
 log = logging.getLogger(__name__)
 
@@ -53,17 +52,14 @@ class PlainBlockIndex:
     """The index without a compiler, and the reference for the compiled one."""
 
     def __init__(self) -> None:
-        self._replicas: dict[int, int] = {}
-        """Bit masks by name."""
+        self._replicas: dict[int, int] = {}  # bit masks by name
 
     def insert(self, replica: int, names: bytes) -> None:
-        """See `BlockIndex.insert`."""
         bit, replicas = 1 << _checked(replica), self._replicas
         for name in _unpacked(names):
             replicas[name] = replicas.get(name, 0) | bit
 
     def remove(self, replica: int, names: bytes) -> None:
-        """See `BlockIndex.remove`."""
         bit, replicas = 1 << _checked(replica), self._replicas
         for name in _unpacked(names):
             held = replicas.get(name, 0)
@@ -73,12 +69,10 @@ class PlainBlockIndex:
                 del replicas[name]
 
     def clear(self, replica: int) -> None:
-        """See `BlockIndex.clear`."""
         rest = ~(1 << _checked(replica))
         self._replicas = {name: held & rest for name, held in self._replicas.items() if held & rest}
 
     def match(self, names: bytes) -> list[int]:
-        """See `BlockIndex.match`."""
         blocks = [0] * MAX_REPLICAS
         holders, unpacked = (1 << MAX_REPLICAS) - 1, _unpacked(names)
         for position, name in enumerate(unpacked):
@@ -120,12 +114,7 @@ def new_block_index() -> BlockIndex:
 
 
 def block_names(root: bytes, tokens: list[int]) -> bytes:
-    """Names of a prompt's full blocks as the index has them.
-
-    Args:
-        root: See `kvarn.wire.block_names.root_hash`.
-        tokens: Of the prompt.
-    """
+    """Names of a prompt's full blocks as the index has them; `root` is `kvarn.wire.block_names.root_hash`."""
     return plain_block_names(root, tokens) if _compiled is None else _compiled.block_names(root, tokens, BLOCK_SIZE)
 
 

@@ -13,8 +13,7 @@ from kvarn.config.routes import FallbackConfig, FallbackReason, RouteConfig, Rul
 
 _RANGE = float(2**64)
 
-PredictTtft = Callable[[str], float | None]
-"""Seconds to the first token that a model would take now; None: unknown."""
+PredictTtft = Callable[[str], float | None]  # seconds to the first token that a model would take now; None: unknown
 
 
 def version_name(model: str, version: int) -> str:
@@ -32,10 +31,8 @@ def split_version(name: str) -> tuple[str, int | None]:
 class RequestFeatures:
     """Features of a request that decide which model answers it."""
 
-    prompt_tokens: int = 0
-    """About so many."""
-    max_output_tokens: int | None = None
-    """None: the request does not say."""
+    prompt_tokens: int = 0  # about so many
+    max_output_tokens: int | None = None  # None: the request does not say
     tools: bool = False
     reasoning_effort: str | None = None
 
@@ -47,18 +44,13 @@ class RequestSubject:
     organization: str = ""
     project: str = ""
     key: str = ""
-    user: str = ""
-    """The client's name of its own user."""
-    session: str = ""
-    """The client's name of its session."""
+    user: str = ""  # the client's name of its own user
+    session: str = ""  # the client's name of its session
     request: str = ""
-    """The request's id."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """The model that was chosen, and what decided."""
-
     model: str
     reason: Literal["pin", "rule", "weight"]
 
@@ -78,16 +70,9 @@ def choose_model(
 
 
 def choose_target(salt: str, targets: Sequence[TargetConfig], unit: str) -> str:
-    """The target of a unit: the same unit gets the same one for as long as the weights stay.
-
-    When one target's weight grows, units only move to that one, when it shrinks only away from it (weighted rendezvous
-    hashing: Schindelhauer and Schomaker 2005). Over all units each target gets its weight's part.
-
-    Args:
-        salt: Makes the assignments of several routes independent.
-        targets: With their weights, not all 0.
-        unit: Who or what is assigned.
-    """
+    """The target of a unit: the same unit gets the same one for as long as the weights stay. When one target's weight
+    grows, units only move to that one, when it shrinks only away from it (weighted rendezvous hashing: Schindelhauer
+    and Schomaker 2005). `salt` makes the assignments of several routes independent."""
 
     def cost(target: TargetConfig) -> float:
         if not target.weight:
@@ -125,14 +110,8 @@ def next_fallback(
     ladders: Mapping[str, Sequence[FallbackConfig]],
     tried: Collection[str],
 ) -> str | None:
-    """The next target after a model could not begin.
-
-    Args:
-        reason: Why it could not.
-        owners: Whose ladders count, in this order: the model's, then those of what it stands for.
-        ladders: The fallbacks of models and routes, by name.
-        tried: Models that are not tried again.
-    """
+    """The next target after a model could not begin. `owners`: names whose ladders count, in this order: the model's,
+    then those of what it stands for."""
     steps = (step for owner in owners for step in ladders.get(owner, ()))
     return next((step.model for step in steps if reason in step.on and step.model not in tried), None)
 

@@ -11,19 +11,14 @@ from kvarn.routing.candidate import Candidate, RouteRequest
 from kvarn.routing.rendezvous import order_by_rank
 from kvarn.wire.block_events import NAME_BYTES
 
-EVICTED = 0.25
-"""A cached token that must go is likely to be computed again: it counts as this part of one to compute."""
+EVICTED = 0.25  # a cached token that must go is likely to be computed again: it counts as this part of one to compute
 AFFINITY = 0.1
 """The replica that answered a conversation before is scored as if this part of the prompt more were cached there."""
-ADAPTER_S = 0.05
-"""Seconds that it takes to bring an adapter to the device, where no sequence runs with it."""
-KV_FULL_WEIGHT = 4
-"""A token for which there is no room waits for others to end: it counts as this many to compute."""
+ADAPTER_S = 0.05  # seconds that it takes to bring an adapter to the device, where no sequence runs with it
+KV_FULL_WEIGHT = 4  # a token for which there is no room waits for others to end: it counts as this many to compute
 TIE_S = 0.002
-TIE = 0.02
-"""Scores that differ by less than this many seconds, or this part, are as good as equal."""
-BLIND_BLOCKS = 8
-"""Blocks of a prompt's beginning that decide where it goes while nothing is known of the caches."""
+TIE = 0.02  # scores that differ by less than this many seconds, or this part, are as good as equal
+BLIND_BLOCKS = 8  # blocks of a prompt's beginning that decide where it goes while nothing is known of the caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +26,12 @@ class Situation:
     """Facts for a policy besides the candidates."""
 
     now: float
-    """Monotonic seconds."""
     chance: random.Random
-    last: str | None = None
-    """Name of the replica that answered the request's conversation before."""
-    busy_share: float = 0.0
-    """Part of the candidates that have prompts to compute before this one."""
+    last: str | None = None  # name of the replica that answered the request's conversation before
+    busy_share: float = 0.0  # part of the candidates that have prompts to compute before this one
 
 
-Policy = Callable[[RouteRequest, Sequence[Candidate], Situation], Candidate]
-"""Picks one of at least one candidate."""
+Policy = Callable[[RouteRequest, Sequence[Candidate], Situation], Candidate]  # picks one of at least one candidate
 
 
 def usable(request: RouteRequest, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -109,12 +100,10 @@ def by_load(request: RouteRequest, candidates: Sequence[Candidate], situation: S
 
 
 def in_turn(request: RouteRequest, candidates: Sequence[Candidate], situation: Situation) -> Candidate:
-    """The one that was picked longest ago."""
     return min(candidates, key=lambda each: each.picked)
 
 
 def at_random(request: RouteRequest, candidates: Sequence[Candidate], situation: Situation) -> Candidate:
-    """Any."""
     return situation.chance.choice(candidates)
 
 
@@ -137,5 +126,4 @@ POLICIES: dict[str, Policy] = {
 }
 """By their names in the configuration (`routing.policy`)."""
 
-READS_NAMES = frozenset({"prefix", "prefix_only"})
-"""Policies for which prompts are hashed and blocks are told."""
+READS_NAMES = frozenset({"prefix", "prefix_only"})  # policies for which prompts are hashed and blocks are told

@@ -19,13 +19,8 @@ def rank(key: bytes, names: Iterable[str]) -> list[str]:
 
 
 def order_by_rank(key: bytes, loads: Mapping[str, int], balance: float = 1.25) -> list[str]:
-    """The names to try, in this order: by rank, those that have their part of the load already last.
-
-    Args:
-        key: What is to be placed: the beginning of a prompt.
-        loads: Requests that each has, by name.
-        balance: What each may have after this one, relative to the mean; > 1.
-    """
+    """The names to try, in this order: by rank, those that have their part of the load already last. `balance`: what
+    each may have after this one, relative to the mean; > 1."""
     if not loads:
         return []
     bound = math.ceil(balance * (sum(loads.values()) + 1) / len(loads))

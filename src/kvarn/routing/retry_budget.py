@@ -11,12 +11,8 @@ _REQUEST, _RETRY = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class RetryRules:
-    """Number of allowed retries."""
-
-    share: float = 0.2
-    """Share of the requests in the window."""
-    min_retries: int = 3
-    """Allowed in each window, however few requests there are."""
+    share: float = 0.2  # share of the requests in the window
+    min_retries: int = 3  # allowed in each window, however few requests there are
     window_s: float = 10.0
 
 
@@ -28,7 +24,6 @@ class RetryBudget:
         self._counts = SlidingCounts(rules.window_s, 2)
 
     def request(self, now: float) -> None:
-        """A request came, for the first time."""
         self._counts.add(_REQUEST, now)
 
     def retry(self, now: float) -> bool:

@@ -23,21 +23,15 @@ MAX_SESSIONS = 65536
 
 @dataclass(frozen=True, slots=True)
 class ReplicaChoice:
-    """The replica that a request goes to."""
-
     replica: str
-    cached_tokens: int | None = None
-    """Tokens of its prompt that are cached; None where the replica's cache is unknown."""
-    reservation: Reservation | None = None
-    """None where there was nothing to choose."""
+    cached_tokens: int | None = None  # tokens of its prompt that are cached; None where the replica's cache is unknown
+    reservation: Reservation | None = None  # None where there was nothing to choose
 
     def sent(self, now: float) -> None:
-        """The request goes to the engine now."""
         if self.reservation is not None:
             self.reservation.sent(now)
 
     def end(self) -> None:
-        """The request is over, or goes to another replica."""
         if self.reservation is not None:
             self.reservation.end()
 
@@ -47,45 +41,34 @@ class ReplicaBlocks:
 
     def __init__(self, candidate: Candidate, index: BlockIndex, number: int) -> None:
         self.number = number
-        self.count = 0
-        """Blocks that it has."""
+        self.count = 0  # blocks that it has
         self._candidate = candidate
         self._index = index
 
     def replace(self, names: bytes) -> None:
-        """See `BlockWatcher.replace`."""
         self._index.clear(self.number)
         self._index.insert(self.number, names)
         self.count = len(names) // NAME_BYTES
         self._candidate.knows_blocks = True
 
     def change(self, stored: bytes, removed: bytes) -> None:
-        """See `BlockWatcher.change`."""
         self._index.insert(self.number, stored)
         self._index.remove(self.number, removed)
         self.count += (len(stored) - len(removed)) // NAME_BYTES
 
     def forget(self) -> None:
-        """See `BlockWatcher.forget`."""
         self._index.clear(self.number)
         self.count = 0
         self._candidate.knows_blocks = False
 
 
 class Router:
-    """The replicas of one model.
-
-    Args:
-        policy: Name of one of `POLICIES`.
-        seed: Of what is left to chance; unpredictable where None.
-    """
+    """The replicas of one model. `policy` names one of `POLICIES`."""
 
     def __init__(self, policy: str = "prefix", seed: int | None = None) -> None:
         self._policy: Policy = POLICIES[policy]
-        self.reads_names = policy in READS_NAMES
-        """Whether it needs to know what the replicas have cached."""
+        self.reads_names = policy in READS_NAMES  # whether it needs to know what the replicas have cached
         self.candidates: dict[str, Candidate] = {}
-        """By the replica's name."""
         self._blocks: dict[str, ReplicaBlocks] = {}
         self._index: BlockIndex | None = None
         self._free = list(range(MAX_REPLICAS - 1, -1, -1))
@@ -105,7 +88,6 @@ class Router:
         return told
 
     def remove(self, name: str) -> None:
-        """A replica is gone."""
         self.candidates.pop(name, None)
         blocks = self._blocks.pop(name, None)
         if blocks is not None:

@@ -7,8 +7,6 @@ from enum import StrEnum
 
 
 class TimeoutStage(StrEnum):
-    """Stage that took too long."""
-
     CONNECT = "connect"
     FIRST_TOKEN = "first_token"
     BETWEEN_TOKENS = "between_tokens"
@@ -20,25 +18,17 @@ class StageTimeouts:
     """Seconds that each stage may take; None: as long as it takes."""
 
     connect_s: float | None = None
-    first_token_s: float | None = None
-    """From the sending of the request."""
+    first_token_s: float | None = None  # from the sending of the request
     between_tokens_s: float | None = None
-    total_s: float | None = None
-    """From the sending of the request to the end of its answer."""
+    total_s: float | None = None  # from the sending of the request to the end of its answer
 
     def seconds(self, stage: TimeoutStage) -> float | None:
-        """Seconds that a stage may take."""
         limit: float | None = getattr(self, f"{stage}_s")
         return limit
 
     def deadline(self, began: float, now: float, *, begun: bool) -> tuple[float, TimeoutStage] | None:
-        """Until when the next token must be there, and which stage is over its time then; None: no limit.
-
-        Args:
-            began: When the request was sent.
-            now: When waiting for the next token begins: what its reader took before does not count.
-            begun: Whether the first token has come.
-        """
+        """Time by which the next token must be there, and the stage that is over its time then; None: no limit. The
+        wait for it begins `now`: what its reader took before does not count. `begun`: the first token has come."""
         stage = TimeoutStage.BETWEEN_TOKENS if begun else TimeoutStage.FIRST_TOKEN
         since = now if begun else began
         limits = [(since, self.seconds(stage), stage), (began, self.total_s, TimeoutStage.TOTAL)]

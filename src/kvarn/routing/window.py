@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 
-_SLICES = 10
-"""A window moves in steps of a tenth of its length."""
+_SLICES = 10  # a window moves in steps of a tenth of its length
 
 
 class SlidingCounts:
-    """Counts by kind over the last `window_s` seconds, exact to a tenth of it. Times must not go back.
-
-    Args:
-        window_s: Length of the window.
-        kinds: How many kinds are counted; they are numbered from 0.
-    """
+    """Counts by kind (numbers from 0) over the last `window_s` seconds, exact to a tenth of it. Times must not go
+    back."""
 
     def __init__(self, window_s: float, kinds: int) -> None:
         self._slice_s = window_s / _SLICES
-        self._slices: deque[tuple[int, list[int]]] = deque()
-        """Number of the slice, oldest first, and the counts in it."""
+        self._slices: deque[tuple[int, list[int]]] = deque()  # number of the slice, oldest first, and the counts in it
         self._totals = [0] * kinds
 
     def add(self, kind: int, now: float) -> None:
-        """Count one."""
         self._drop_old(now)
         number = self._number(now)
         if not self._slices or self._slices[-1][0] != number:
@@ -32,12 +25,10 @@ class SlidingCounts:
         self._totals[kind] += 1
 
     def totals(self, now: float) -> list[int]:
-        """The counts by kind."""
         self._drop_old(now)
         return list(self._totals)
 
     def clear(self) -> None:
-        """Forget all."""
         self._slices.clear()
         self._totals = [0] * len(self._totals)
 

@@ -17,16 +17,13 @@ from safetensors.numpy import load
 from kvarn.safety.features import ngrams, normalise
 from kvarn.safety.verdict import CATEGORIES
 
-WINDOWS = (48, 144)
-"""Bytes of normalised text that are looked at together: about a clause, about two or three."""
+WINDOWS = (48, 144)  # bytes of normalised text that are looked at together: about a clause, about two or three
 
-SHORTEST = 24
-"""Bytes that a shorter text counts as, so that no single word decides."""
+SHORTEST = 24  # bytes that a shorter text counts as, so that no single word decides
 
 _SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|\n+")
 
-_BLOCK = 16 * 1024
-"""Bytes of text worked on at once: bounds memory to some megabytes."""
+_BLOCK = 16 * 1024  # bytes of text worked on at once: bounds memory to some megabytes
 
 Scores = npt.NDArray[np.float32]
 
@@ -90,6 +87,5 @@ def windows(size: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
 
 @cache
 def load_classifier() -> Classifier:
-    """The classifier in the package, read once."""
     tensors = load((files("kvarn") / "assets" / "moderation.safetensors").read_bytes())
     return Classifier(tensors["weights"], tensors["scale"], tensors["bias"])

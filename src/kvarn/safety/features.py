@@ -13,8 +13,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-BUCKETS = 1 << 15
-"""Rows of the table of weights."""
+BUCKETS = 1 << 15  # rows of the table of weights
 
 _CHARACTER_NGRAMS = (3, 4, 5)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads neighbours (Knuth, multiplicative hashing)

@@ -26,25 +26,18 @@ class Claim:
 
     tenant: str
     weight: float = 1.0
-    priority: int = 0
-    """Tier in the engine; lower runs first."""
+    priority: int = 0  # tier in the engine; lower runs first
 
 
 class TextThreads(Protocol):
     """Threads for long texts."""
 
-    async def run(self, tenant: str, size: int, work: Callable[[], ResultT]) -> ResultT:
-        """Do work on `size` bytes for a tenant."""
-        ...
+    async def run(self, tenant: str, size: int, work: Callable[[], ResultT]) -> ResultT: ...
 
 
 class Moderator(Protocol):
-    """Gives verdicts on texts."""
-
     @property
-    def name(self) -> str:
-        """Name of the model, as answers tell it."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def look_every(self) -> int:
@@ -52,11 +45,7 @@ class Moderator(Protocol):
         ...
 
     async def judge(self, text: str, claim: Claim) -> Verdict:
-        """The verdict on a text of any length.
-
-        Raises:
-            ModerationAwayError: There is none to be had.
-        """
+        """The verdict on a text of any length. Raises `ModerationAwayError`."""
         ...
 
 
@@ -72,7 +61,6 @@ class BuiltInModerator:
         self._classifier: Classifier | None = None
 
     async def judge(self, text: str, claim: Claim) -> Verdict:
-        """The verdict on a text."""
         if self._classifier is None:
             self._classifier = await asyncio.to_thread(_load)
         classifier = self._classifier
@@ -96,16 +84,13 @@ class WithRules:
 
     @property
     def name(self) -> str:
-        """Name of the model under the rules."""
         return self._base.name
 
     @property
     def look_every(self) -> int:
-        """Period of the model under the rules."""
         return self._base.look_every
 
     async def judge(self, text: str, claim: Claim) -> Verdict:
-        """The verdict on a text, with the category `rule`."""
         matched = await self._threads.run(claim.tenant, len(text), lambda: self._rules.matches(text))
         verdict = await self._base.judge(text, claim)
         return replace(verdict, scores={**verdict.scores, RULE: float(matched)})

@@ -39,13 +39,8 @@ class _Waiting:
 
 
 class PromptLog:
-    """Takes prompts, and writes them when it can. What comes faster than it can be written is dropped and counted.
-
-    Args:
-        config: The share to keep, and where the key lies.
-        store: The database.
-        draw: A random number from 0 to 1.
-    """
+    """Takes prompts, and writes a share of them (`draw` gives numbers from 0 to 1) when it can. What comes faster than
+    it can be written is dropped and counted."""
 
     def __init__(self, config: KvarnConfig, store: Store, draw: Callable[[], float] = random.random) -> None:
         self.dropped = 0

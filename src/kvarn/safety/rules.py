@@ -13,16 +13,11 @@ import re2
 
 from kvarn.safety.errors import SafetyError
 
-_MAX_MEMORY = 8 << 20
-"""Bytes one expression's automaton may take."""
+_MAX_MEMORY = 8 << 20  # bytes one expression's automaton may take
 
 
 class RuleList:
-    """Rules made ready.
-
-    Raises:
-        SafetyError: One is no regular expression that RE2 knows, or one too large.
-    """
+    """Compiled rules. Raises `SafetyError`: one is no regular expression that RE2 knows, or one too large."""
 
     def __init__(self, rules: Sequence[str]) -> None:
         self._patterns = [_compile(position, rule) for position, rule in enumerate(rules)]
@@ -31,7 +26,6 @@ class RuleList:
         return bool(self._patterns)
 
     def matches(self, text: str) -> bool:
-        """Whether any rule is found in the text."""
         encoded = text.encode("utf-8", "replace")
         return any(pattern.search(encoded) is not None for pattern in self._patterns)
 

@@ -24,12 +24,9 @@ class Seal:
 
     @classmethod
     def load(cls, config: KvarnConfig, *, make: bool = True) -> Seal:
-        """With the keys of the configured file. Where none is configured, one is made in `data_dir`, if need be; not
-        where nothing is to be sealed (`make` is false).
-
-        Raises:
-            SafetyError: The file cannot be read, or holds no keys; or `kvarn[encryption]` is not installed.
-        """
+        """With the keys of the configured file. Where none is configured, one is made in `data_dir`, if need be, unless
+        `make` is false. Raises `SafetyError`: the file cannot be read, or holds no keys; or `kvarn[encryption]` is not
+        installed."""
         if (missing := missing_extra("keeping prompts", "encryption")) is not None:
             raise SafetyError(missing)
         path = key_path(config)
@@ -45,15 +42,10 @@ class Seal:
             ) from None
 
     def seal(self, plain: bytes) -> bytes:
-        """Encrypted and authenticated."""
         return self._fernet.encrypt(plain)
 
     def open(self, sealed: bytes) -> bytes:
-        """Open what was sealed.
-
-        Raises:
-            SafetyError: With a key that is not in the file, or it was tampered with.
-        """
+        """Open what was sealed. Raises `SafetyError`: its key is not in the file, or it was tampered with."""
         from cryptography.fernet import InvalidToken
 
         try:
@@ -63,7 +55,6 @@ class Seal:
 
 
 def key_path(config: KvarnConfig) -> Path:
-    """The directory of the keys."""
     given = config.safety.prompt_key_file
     return data_dir(config) / KEY_FILE if given is None else Path(given).expanduser()
 

@@ -22,8 +22,7 @@ CATEGORIES = (
 )
 """OpenAI's names."""
 
-RULE = "rule"
-"""The category of texts that match one of the operator's rules."""
+RULE = "rule"  # the category of texts that match one of the operator's rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +34,10 @@ class Verdict:
 
     @property
     def categories(self) -> dict[str, bool]:
-        """Whether each category is flagged."""
         return {name: score >= self.threshold for name, score in self.scores.items()}
 
     @property
     def flagged(self) -> tuple[str, ...]:
-        """The flagged categories."""
         return tuple(name for name, score in self.scores.items() if score >= self.threshold)
 
 

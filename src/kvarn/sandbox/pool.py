@@ -13,14 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class SandboxPool:
-    """Does work in processes that are started as they are needed. One tenant has half of them at most.
-
-    Args:
-        module: Does the work; see `kvarn.sandbox.worker`.
-        limits: Of each call.
-        size: Processes at most.
-        setup: See `SandboxProcess`.
-    """
+    """Does work in processes that are started as they are needed. One tenant has half of them at most."""
 
     def __init__(self, module: str, limits: SandboxLimits, size: int = 2, setup: bytes = b"") -> None:
         self._processes = [SandboxProcess(module, limits, setup) for _ in range(size)]
@@ -30,18 +23,12 @@ class SandboxPool:
 
     @property
     def pids(self) -> list[int]:
-        """Ids of the processes that run."""
         return [each.pid for each in self._processes if each.pid is not None]
 
     async def call(self, tenant: str, request: bytes) -> bytes:
-        """The reply to a request; a process that is lost without passing a limit is replaced once, as is one without
-        enough memory left by the work before. A call that is cancelled ends its process.
-
-        Raises:
-            LimitPassedError: The work passes a limit.
-            ProcessEndedError: Its process ended twice.
-            ClosedError: After `close`.
-        """
+        """The reply to a request; a process lost without passing a limit is replaced once, as is one without enough
+        memory left by the work before. A call that is cancelled ends its process. Raises LimitPassedError,
+        ProcessEndedError, ClosedError."""
         async with self._turns.place(tenant):
             process = self._idle.pop()
             try:

@@ -36,15 +36,9 @@ class SandboxLimits:
 
 
 class SandboxProcess:
-    """Does one piece of work at a time. It is started when it is needed, and killed when it passes a limit.
-
-    Belongs to one event loop; `call` may not be called again while it runs.
-
-    Args:
-        module: Does the work; see `kvarn.sandbox.worker`.
-        limits: Of each call.
-        setup: Work that comes first whenever the process is started; its reply is read by nobody.
-    """
+    """Does one piece of work at a time, by the module's `answer` (see `kvarn.sandbox.worker`). It is started when
+    needed, and killed when it passes a limit. Belongs to one event loop. `setup` is work that comes first at each
+    start."""
 
     def __init__(self, module: str, limits: SandboxLimits, setup: bytes = b"") -> None:
         self._module = module
@@ -59,18 +53,11 @@ class SandboxProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process's id; None where it does not run."""
         return None if self._process is None else self._process.pid
 
     async def call(self, request: bytes) -> bytes:
-        """The reply to a request. A call that is cancelled ends the process.
-
-        Raises:
-            LimitPassedError: It passes a limit.
-            MemoryPassedError: That of memory.
-            ProcessEndedError: The process ended.
-            ClosedError: After `close`.
-        """
+        """The reply to a request. A call that is cancelled ends the process. Raises LimitPassedError
+        (MemoryPassedError for memory), ProcessEndedError, ClosedError."""
         await self.start()
         try:
             reply = await self._exchange(request, self._limits.timeout_s)

@@ -36,12 +36,10 @@ class DecoderShape:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the whole model."""
         return len(self.layers)
 
     @property
     def num_moe_layers(self) -> int:
-        """Layers with a mixture of experts."""
         return sum(layer.is_moe for layer in self.layers)
 
     @property
@@ -51,12 +49,10 @@ class DecoderShape:
 
     @property
     def has_states(self) -> bool:
-        """Some layers keep a recurrent state a sequence."""
         return any(kind.state_bytes for kind in self.attention_kinds)
 
     @property
     def reads_shared_prefixes(self) -> bool:
-        """See `AttentionKind.reads_shared_prefixes`."""
         return any(kind.reads_shared_prefixes for kind in self.attention_kinds)
 
     @property
@@ -65,7 +61,6 @@ class DecoderShape:
         return sum(layer.attention.state_bytes for layer in self.layers)
 
     def kv_bytes_per_token(self, dtype: KvDtype) -> int:
-        """Bytes that one token takes in the paged cache, in all layers."""
         return sum(layer.attention.cache_bytes_per_token(dtype) for layer in self.layers)
 
     def cache_copies(self, ranks: int) -> int:

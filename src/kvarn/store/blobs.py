@@ -28,11 +28,8 @@ _FOLDER = ".files"
 
 
 def blobs_of(setting: str | None, database: URL) -> Blobs | None:
-    """The place that the setting `store.blobs` names; None: rows of the database.
-
-    Raises:
-        StoreError: The URL cannot be used, such as without the package that it needs.
-    """
+    """The place that the setting `store.blobs` names; None: rows of the database. Raises `StoreError` where it cannot
+    be used."""
     if setting == IN_DATABASE or (setting is None and database.get_backend_name() != "sqlite"):
         return None
     if setting is None:
@@ -54,11 +51,7 @@ class Blobs:
         self._files: tuple[Any, str] | None = None
 
     def open(self) -> tuple[Any, str]:
-        """The file system and the folder in it, made if missing. fsspec is imported here: most starts need no file.
-
-        Raises:
-            StoreError: The URL cannot be used.
-        """
+        """The file system and the folder in it, made if missing. fsspec is imported here: most starts need no file."""
         if self._files is None:
             from fsspec.core import url_to_fs
 
@@ -72,24 +65,22 @@ class Blobs:
         return self._files
 
     async def create(self, name: str) -> BlobWriter:
-        """Begin a blob, in place of one of that name. Raises `StoreAwayError`."""
+        """Begin a blob, in place of one of that name."""
 
         def create() -> BlobWriter:
             files, root = self.open()
             folder = Path(root) if self._is_local(files) else None
             if folder is not None:
+                if "/" in name:
+                    (folder / name).parent.mkdir(mode=0o700, exist_ok=True)
                 (folder / name).touch(mode=0o600)
             return BlobWriter(files.open(f"{root}/{name}", "wb"), folder)
 
-        return await _in_thread(create)
+        # Closed before its creator deletes it: one that is closed after that may write itself anew.
+        return await _in_thread(create, undo=lambda writer: writer.file.close())
 
     async def read(self, name: str, begin: int = 0) -> AsyncGenerator[bytes, None]:
-        """A blob's content from a byte on, piece by piece.
-
-        Raises:
-            NotFoundError: There is none of that name.
-            StoreAwayError: It cannot be read.
-        """
+        """A blob's content from a byte on, piece by piece. Raises `NotFoundError` where there is none."""
 
         def start() -> Any:
             files, root = self.open()
@@ -108,7 +99,7 @@ class Blobs:
             await _in_thread(file.close)
 
     async def rename(self, name: str, to: str) -> None:
-        """Give a blob another name, in place of one that has it. Raises `StoreAwayError`."""
+        """Give a blob another name, in place of one that has it."""
 
         def rename() -> None:
             files, root = self.open()
@@ -119,12 +110,22 @@ class Blobs:
         await _in_thread(rename)
 
     async def delete(self, name: str) -> None:
-        """Delete a blob; nothing happens where there is none. Raises `StoreAwayError`."""
+        """Delete a blob; nothing happens where there is none."""
 
         def delete() -> None:
             files, root = self.open()
             with suppress(FileNotFoundError):
                 files.rm_file(f"{root}/{name}")
+
+        await _in_thread(delete)
+
+    async def delete_folder(self, name: str) -> None:
+        """Delete all blobs whose names begin with a folder's."""
+
+        def delete() -> None:
+            files, root = self.open()
+            with suppress(FileNotFoundError):
+                files.rm(f"{root}/{name}", recursive=True)
 
         await _in_thread(delete)
 
@@ -137,36 +138,37 @@ class BlobWriter:
     """A blob that is being written."""
 
     def __init__(self, file: Any, folder: Path | None) -> None:
-        self._file = file
+        self.file = file
         self._folder = folder
 
     async def write(self, data: bytes) -> None:
-        """Append to it. Raises `StoreAwayError`."""
-        await _in_thread(lambda: self._file.write(data))
+        await _in_thread(lambda: self.file.write(data))
 
     async def close(self) -> None:
-        """End it; it outlives a power failure then. May be called again. Raises `StoreAwayError`."""
+        """End it; it outlives a power failure then. May be called again."""
 
         def close() -> None:
-            if self._file.closed:
+            if self.file.closed:
                 return
             if self._folder is not None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-            self._file.close()
+                self.file.flush()
+                os.fsync(self.file.fileno())
+            self.file.close()
             if self._folder is not None:
                 sync_directory(self._folder)
 
         await _in_thread(close)
 
 
-async def _in_thread(work: Callable[[], ResultT]) -> ResultT:
-    """Do blocking work to its end, also where the caller is cancelled meanwhile."""
+async def _in_thread(work: Callable[[], ResultT], undo: Callable[[ResultT], object] = lambda _: None) -> ResultT:
+    """Do blocking work to its end, also where the caller is cancelled meanwhile: its result is undone then."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait({task})
+        if task.exception() is None:
+            await asyncio.to_thread(undo, task.result())
         raise
     except StoreError:
         raise

@@ -10,11 +10,7 @@ from kvarn.store.errors import StoreError
 
 
 def data_dir(config: KvarnConfig) -> Path:
-    """The directory of what this server keeps, made if missing, readable by its user only.
-
-    Raises:
-        StoreError: It cannot be made.
-    """
+    """The directory of what this server keeps, made if missing, readable by its user only. Raises `StoreError`."""
     path = Path(config.data_dir).expanduser()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -77,11 +77,7 @@ class Store:
 
     @classmethod
     def open(cls, config: KvarnConfig) -> Store:
-        """The configured database; nothing is connected yet.
-
-        Raises:
-            StoreError: The URL cannot be used.
-        """
+        """The configured database; nothing is connected yet. Raises `StoreError` where the URL cannot be used."""
         settings = config.store
         try:
             url = store_url(config)
@@ -98,7 +94,6 @@ class Store:
 
     @property
     def is_sqlite(self) -> bool:
-        """Whether the database is a file."""
         return self.url.get_backend_name() == "sqlite"
 
     @asynccontextmanager
@@ -169,17 +164,12 @@ class Store:
             raise missing from error
 
     async def close(self) -> None:
-        """Close all connections."""
         await self.engine.dispose()
         await self._report_engine.dispose()
 
 
 def store_url(config: KvarnConfig) -> URL:
-    """The configured database with the driver Kvarn uses for it.
-
-    Raises:
-        StoreError: Not a URL, or of a database that is not served.
-    """
+    """The configured database with the driver Kvarn uses for it. Raises `StoreError` where it is not served."""
     given = config.store.url
     if given is None:
         path = data_dir(config) / DATABASE_FILE

@@ -44,14 +44,12 @@ class StoreHealth:
 
     @property
     def state(self) -> StoreState:
-        """State as of the last use."""
         if self._is_away:
             return StoreState.AWAY
         return StoreState.READ_ONLY if self._refuses_writes else StoreState.UP
 
     @contextmanager
     def watching(self) -> Generator[None, None, None]:
-        """A use of the database."""
         try:
             yield
         except StoreReadOnlyError as error:

@@ -33,24 +33,20 @@ class NewKey:
 
 
 def new_key() -> NewKey:
-    """Draw a key."""
     lookup = _draw(_LOOKUP_CHARS)
     value = f"{_PREFIX}{lookup}{_draw(_SECRET_CHARS)}"
     return NewKey(value, lookup, digest_of(value), f"{_PREFIX}{lookup[:6]}...{value[-4:]}")
 
 
 def is_key(text: str) -> bool:
-    """Whether a text has the form of a key."""
     return _KEY.fullmatch(text) is not None
 
 
 def lookup_of(key: str) -> str:
-    """The part of a key that finds its row."""
     return key[len(_PREFIX) : len(_PREFIX) + _LOOKUP_CHARS]
 
 
 def digest_of(key: str) -> str:
-    """SHA-256 of a key, hexadecimal."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 

@@ -45,17 +45,14 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def tokens(self) -> int:
-        """Prompt and output tokens, as budgets count them."""
         return self.input_tokens + self.output_tokens
 
     @property
     def periods(self) -> tuple[str, str, str]:
-        """Names of the day, the month and the time without end in which it counts."""
         return period_name("day", self.finished_at), period_name("month", self.finished_at), period_name("total", 0)
 
     @property
     def hour_at(self) -> int:
-        """Beginning of its hour, seconds since 1970."""
         return self.finished_at - self.finished_at % HOUR_S
 
 

@@ -1,7 +1,7 @@
 """The schema's version: brought up to date at the start, by one process at a time.
 
-Alembic is imported only where the schema has to be changed: usually it need not be, and the import takes some 8 % of a
-gateway's start.
+A new database is made from the models, at the newest revision; an older one is taken there by Alembic. That is imported
+only then: it takes some 8 % of a gateway's start.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import logging
 from pathlib import Path
 from typing import Literal
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Column, Connection, MetaData, String, Table, insert, inspect, text
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
+from kvarn.store.models import Base
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
-_VERSION_TABLE = "alembic_version"
+_VERSIONS = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
+_OLDEST = "0011"
 _LOCK = 0x6B7661726E  # "kvarn": the number of PostgreSQL's advisory lock
 
 _log = logging.getLogger("kvarn.store")
@@ -24,14 +26,16 @@ _log = logging.getLogger("kvarn.store")
 
 async def upgrade(store: Store, revision: str = "head") -> None:
     """Bring the schema up to `revision`. Several may call it at once: one works, the others wait and find it done.
-
-    Raises:
-        StoreError: There is no such revision, or the database is at one that this Kvarn does not know.
-    """
+    Raises `StoreError` where there is no such revision, or this Kvarn does not know that of the database."""
     found, newest = await _found(store), head()
     if found is not None and found > newest:
         raise StoreError(
             f"the database's schema is at {found}, this Kvarn knows {newest} at most: use the Kvarn that upgraded it"
+        )
+    if found is not None and found < _OLDEST:
+        raise StoreError(
+            f"the database's schema is at {found}, this Kvarn upgrades from {_OLDEST} on: run "
+            "`kvarn store upgrade` of a Kvarn of November 2026 first"
         )
     if found != newest or revision not in ("head", newest):
         async with store.migrating() as connection:
@@ -47,11 +51,8 @@ async def downgrade(store: Store, revision: str) -> None:
 
 
 async def check(store: Store) -> None:
-    """Make sure that the schema is the one this version of Kvarn works with.
-
-    Raises:
-        StoreError: It is older or newer; the message says what to do.
-    """
+    """Raise `StoreError` where the schema is older or newer than this version of Kvarn works with; it says what to
+    do."""
     found, newest = await _found(store), head()
     if found != newest:
         raise StoreError(
@@ -66,26 +67,39 @@ def head() -> str:
 
 
 async def _found(store: Store) -> str | None:
-    """The revision that the database is at. Raises StoreAwayError."""
     with store.explained():
         async with store.reading() as session:
             return await (await session.connection()).run_sync(_version)
 
 
 def _version(connection: Connection) -> str | None:
-    if not inspect(connection).has_table(_VERSION_TABLE):
+    if not inspect(connection).has_table(_VERSIONS.name):
         return None
-    rows = connection.scalars(text(f"SELECT version_num FROM {_VERSION_TABLE}"))
+    rows = connection.scalars(_VERSIONS.select())
     return ", ".join(rows) or None  # several are a state that Alembic refuses
 
 
 def _run(connection: Connection, change: Literal["upgrade", "downgrade"], revision: str) -> None:
+    if connection.dialect.name == "postgresql":
+        _lock(connection)
+    if change == "upgrade" and _version(connection) is None:
+        _create(connection)
+        change = "downgrade"  # to an older revision, where one is asked for
+    if _version(connection) != (head() if revision == "head" else revision):
+        _migrate(connection, change, revision)
+
+
+def _create(connection: Connection) -> None:
+    Base.metadata.create_all(connection)
+    _VERSIONS.create(connection, checkfirst=True)
+    connection.execute(insert(_VERSIONS).values(version_num=head()))
+
+
+def _migrate(connection: Connection, change: Literal["upgrade", "downgrade"], revision: str) -> None:
     from alembic import command
     from alembic.config import Config
     from alembic.util import CommandError
 
-    if connection.dialect.name == "postgresql":
-        _lock(connection)
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection

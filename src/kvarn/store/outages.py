@@ -45,7 +45,6 @@ def unprepared(error: Exception) -> StoreAwayError | None:
 
 
 def is_away_state(error: BaseException) -> bool:
-    """Whether PostgreSQL says that it cannot answer now."""
     return sqlstate_of(error).startswith(_AWAY_STATES)
 
 

@@ -80,12 +80,10 @@ class Principal:
 
     @property
     def organization_id(self) -> str:
-        """The tenant."""
         return self.owner.organization_id
 
     @property
     def project_id(self) -> str:
-        """The project."""
         return self.owner.project_id
 
 

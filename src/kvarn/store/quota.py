@@ -43,7 +43,6 @@ class StorageQuota:
         self._balances: dict[str, Balance] = {}
 
     def balance(self, organization_id: str) -> Balance:
-        """The balance of an organisation."""
         if len(self._balances) > _MAX_ORGANIZATIONS:
             self._balances.clear()
         return self._balances.setdefault(organization_id, Balance())
@@ -55,28 +54,21 @@ class StorageQuota:
         return fits and self._clock() - balance.read_at < _VALID_S
 
     def note(self, organization_id: str, stored: int, summed_at: int) -> None:
-        """The database has answered."""
         balance = self.balance(organization_id)
         if summed_at != balance.summed_at:
             balance.summed_at, balance.since = summed_at, 0
         balance.stored, balance.read_at = stored, self._clock()
 
     def check(self, organization_id: str, size: int) -> None:
-        """Raise `StorageFullError` where so many bytes more would not fit."""
         stored = self.stored(organization_id)
         if self.max_bytes is not None and size > 0 and stored + size > self.max_bytes:
             raise StorageFullError(stored, self.max_bytes, size)
 
     def add_file(self, organization_id: str, size: int) -> None:
-        """Bytes of a file were written, and are in the database's account."""
         self.balance(organization_id).stored += size
 
     def admit(self, organization_id: str, size: int) -> int:
-        """Let bytes be written that the next sum will count. Raises as `check`.
-
-        Returns:
-            The sum they were admitted after, for `give_back`.
-        """
+        """Let bytes be written that the next sum will count; the sum before it, for `give_back`. Raises as `check`."""
         self.check(organization_id, size)
         balance = self.balance(organization_id)
         balance.since += size
@@ -90,6 +82,5 @@ class StorageQuota:
             balance.since = max(0, balance.since - size)
 
     def stored(self, organization_id: str) -> int:
-        """Bytes that an organisation stores, as far as is known."""
         balance = self.balance(organization_id)
         return balance.stored + balance.since

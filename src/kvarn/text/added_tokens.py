@@ -19,12 +19,9 @@ _IF_KNOWN = "if_known"
 
 
 def read_tokenizer_text(directory: Path) -> str:
-    """The text of a directory's tokenizer.json, completed. Most are complete, and are not read twice.
-
-    Raises:
-        TokenizerError: It is missing or broken.
-        CheckpointError: A configuration file is broken, or the file is too long.
-    """
+    """The text of a directory's tokenizer.json, completed. Most are complete, and are not read twice. Raises
+    TokenizerError where it is missing or broken, CheckpointError for a broken configuration file or one that is
+    too long."""
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise TokenizerError(_missing(directory))

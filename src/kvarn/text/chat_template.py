@@ -43,9 +43,7 @@ class ChatTemplate:
     def __init__(
         self, sources: Mapping[str, str], special_tokens: Mapping[str, str], limits: SandboxLimits | None = None
     ) -> None:
-        """Hold the sources by name (`default`, `tool_use`) and the special tokens they may write."""
         self.source = "\n".join(sources.values())
-        """The text of all its variants: tells what the model was trained to write."""
         setup = json.dumps({"sources": dict(sources)}).encode()
         self.processes = SandboxPool("kvarn.text.template_worker", limits or SandboxLimits(), setup=setup)
         self._names = frozenset(sources)
@@ -55,14 +53,10 @@ class ChatTemplate:
     def load(cls, directory: Path, override: str | None = None, limits: SandboxLimits | None = None) -> ChatTemplate:
         """Read the template of a checkpoint.
 
-        It stands in `chat_template.jinja` (variants in `additional_chat_templates/`) or, where there are no such files,
-        in tokenizer_config.json, as text or as a list of named ones. `override` replaces it: the text of a template, or
-        the path of a file.
-        A checkpoint without any loads too (`exists` is False); `request` then says what to do.
-
-        Raises:
-            ChatTemplateError: A template cannot be read or is too long.
-            CheckpointError: A configuration file is broken.
+        It stands in `chat_template.jinja` (variants in `additional_chat_templates/`), else in tokenizer_config.json, as
+        text or a list of named ones. `override` (text, or the path of a file) replaces it. A checkpoint without any
+        loads too: `request` then says what to do. Raises ChatTemplateError or CheckpointError where a file is broken or
+        too long.
         """
         from kvarn.text.config_files import read_tokenizer_config  # brings pydantic
 
@@ -79,16 +73,11 @@ class ChatTemplate:
         return bool(self._names)
 
     async def start(self) -> None:
-        """Compile it, if there is one.
-
-        Raises:
-            ChatTemplateError: It is not valid, or passes a limit while it is compiled.
-        """
+        """Compile it, if there is one. Raises ChatTemplateError where it is not valid, or passes a limit."""
         if self.exists and (reply := await _done(self.processes.start(), "be compiled")):
             _read_reply(reply)
 
     async def close(self) -> None:
-        """End its processes; nothing is rendered from here on."""
         await self.processes.close()
 
     def request(
@@ -104,12 +93,10 @@ class ChatTemplate:
     ) -> RenderRequest:
         """The input from which `render` makes the prompt of a conversation (messages and tools in OpenAI's form).
 
-        `add_generation_prompt` ends it where the model's answer begins; `continue_final_message` instead leaves the
-        last message open, for the model to go on with. `variables` are more variables of the template. The prompt may
-        have `max_characters`, or four times what is in the messages. Safe to use from several threads.
-
-        Raises:
-            ChatTemplateError: No template, or it cannot be given these messages.
+        `continue_final_message` leaves the last message open, for the model to go on with. `variables` are more
+        variables of the template. The prompt may have `max_characters`, or four times what is in the messages. Safe to
+        use from several threads. Raises ChatTemplateError where there is no template, or it cannot be given these
+        messages.
         """
         reserved = _RESERVED & (variables or {}).keys()
         if reserved:
@@ -137,12 +124,9 @@ class ChatTemplate:
         return RenderRequest(payload.encode(), continue_final_message)
 
     async def render(self, request: RenderRequest, tenant: str = "") -> str:
-        """The prompt of a conversation. Tenants take turns, and none takes all processes.
-
-        Raises:
-            ChatTemplateError: The template refuses the messages, cannot render them, or passes a limit.
-            PromptTooLongError: The prompt is longer than the request allows.
-        """
+        """The prompt of a conversation. Tenants take turns, and none takes all processes. Raises ChatTemplateError
+        where the template refuses the messages or passes a limit, PromptTooLongError where the prompt is too
+        long."""
         reply = await _done(self.processes.call(tenant, request.payload), "render these messages")
         text = _read_reply(reply)
         return _cut_at_mark(text) if request.continues else text
@@ -192,12 +176,8 @@ def _find_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_template(override: str) -> str:
-    """The text of a template that is named by a file's path or is that text (it has a `{`).
-
-    Raises:
-        ChatTemplateError: The file cannot be read, or is too long.
-        CheckpointError: No file can have that name.
-    """
+    """The text of a template that is named by a file's path or is that text (it has a `{`). Raises ChatTemplateError
+    where the file cannot be read or is too long, CheckpointError where no file can have that name."""
     return override if "{" in override else _read(local_path(override))
 
 

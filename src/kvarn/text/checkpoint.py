@@ -36,13 +36,8 @@ _DIGITS = 16
 
 def resolve_checkpoint(path: str, *, progress: Progress | None = None) -> Path:
     """The local directory of a checkpoint, downloaded first where `path` is a hub id (`owner/name[@revision]`): its
-    config.json, and where Kvarn knows the architecture the rest.
-
-    An existing directory wins over a packaged model of the same name.
-
-    Raises:
-        CheckpointError: There is no such checkpoint, it cannot be downloaded, or it is of another architecture.
-    """
+    config.json, and where Kvarn knows the architecture the rest. An existing directory wins over a packaged
+    model. Raises CheckpointError where there is none, it cannot be downloaded, or it is of another architecture."""
     directory = _local(path)
     if directory is None:
         _check_architecture(path, _download(path, None, ["config.json"]))
@@ -53,11 +48,8 @@ def resolve_checkpoint(path: str, *, progress: Progress | None = None) -> Path:
 
 
 def resolve_adapter(path: str, *, progress: Progress | None = None) -> Path:
-    """The local directory of a LoRA adapter, found as `resolve_checkpoint` finds a checkpoint.
-
-    Raises:
-        CheckpointError: There is none, or it cannot be downloaded.
-    """
+    """The local directory of a LoRA adapter, found as `resolve_checkpoint` finds a checkpoint. Raises
+    CheckpointError."""
     directory = local_path(path)
     if not directory.is_dir() and path in PACKAGED_ADAPTERS:
         directory = packaged_adapter(path)
@@ -69,7 +61,6 @@ def resolve_adapter(path: str, *, progress: Progress | None = None) -> Path:
 
 
 def packaged_adapter(name: str) -> Path:
-    """The directory of an adapter that comes with Kvarn."""
     return Path(kvarn.__file__).parent / "assets" / "adapters" / name
 
 
@@ -140,11 +131,7 @@ def _download(path: str, progress: Progress | None, files: list[str]) -> Path:
 
 
 def resolve_tokenizer(path: str, *, progress: Progress | None = None) -> Path:
-    """The local directory of a tokenizer, found as `resolve_checkpoint` finds a checkpoint; weights are not downloaded.
-
-    Raises:
-        CheckpointError: There is none, or it cannot be downloaded.
-    """
+    """The local directory of a tokenizer, found as `resolve_checkpoint` finds a checkpoint. Raises CheckpointError."""
     directory = _find(path, progress, _TEXT_FILES)
     if not (directory / "tokenizer.json").is_file():
         raise CheckpointError(f"{directory} has no tokenizer.json: it is not a tokenizer of the Hugging Face library.")
@@ -152,14 +139,11 @@ def resolve_tokenizer(path: str, *, progress: Progress | None = None) -> Path:
 
 
 def checkpoint_fingerprint(directory: Path) -> str:
-    """The digest of a checkpoint, 16 hexadecimal digits.
+    """The digest of a checkpoint, 16 hexadecimal digits. Raises OSError.
 
-    Small files are read whole. Of larger ones, such as files of weights, the size, the beginning (where safetensors
-    name their tensors) and samples of 64 KiB spread evenly over them are: training changes all of them, and reading
-    gigabytes at each start would take longer than the start.
-
-    Raises:
-        OSError: A file cannot be read.
+    Small files are read whole; of larger ones, such as weights, the size, the beginning (where safetensors name their
+    tensors) and samples of 64 KiB spread evenly: training changes all of them, and reading gigabytes takes longer than
+    a start.
     """
     digest = hashlib.sha256()
     for path in sorted(directory.iterdir()):

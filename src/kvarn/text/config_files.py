@@ -48,11 +48,8 @@ class GenerationConfig(CheckpointFile):
 
     @property
     def defaults(self) -> SamplingDefaults:
-        """Default sampling parameters of requests.
-
-        `do_sample: false` is greedy. An absent `do_sample` is not, although transformers takes it for false: most files
-        hold only end tokens, and say nothing about sampling.
-        """
+        """Default sampling parameters of requests. `do_sample: false` is greedy; an absent one is not, although
+        transformers takes it for false: most files hold only end tokens, and say nothing about sampling."""
         plain = SamplingDefaults()
         temperature = 0.0 if self.do_sample is False else self.temperature
         return SamplingDefaults(
@@ -75,14 +72,9 @@ _WITHOUT_EFFECT: Mapping[str, object] = {
 
 
 def read_generation_config(directory: Path, setting: str = "auto") -> GenerationConfig:
-    """The generation configuration of a checkpoint; empty where the checkpoint has none.
-
-    `setting` is `generation_config` of the model's configuration: `auto`, `none` (only the end tokens are used), or the
-    folder of another generation_config.json.
-
-    Raises:
-        CheckpointError: The file is broken, or the named folder has none.
-    """
+    """The generation configuration of a checkpoint; empty where it has none. `setting`, the model's
+    `generation_config`: `auto`, `none` (only end tokens are used), or the folder of another file. Raises
+    CheckpointError."""
     own = setting in ("auto", "none")
     path = _generation_file(directory, setting)
     if not own and not path.is_file():
@@ -110,10 +102,7 @@ class _EndTokensOfModel(CheckpointFile):
 
 
 def read_end_tokens(directory: Path, setting: str = "auto") -> list[int]:
-    """The end tokens that the generation configuration names; where it names none, those of config.json.
-
-    Raises as `read_generation_config`.
-    """
+    """End tokens of the generation configuration, else of config.json. Raises as `read_generation_config`."""
     path = directory / "config.json"
     found = read_generation_config(directory, setting).eos_token_id
     return found or validate(_EndTokensOfModel, read_json(path), path).eos_token_id
@@ -154,12 +143,9 @@ class _TokenizerConfig(_SpecialTokens):
 
 
 def read_tokenizer_config(directory: Path) -> dict[str, Any]:
-    """The content of a checkpoint's tokenizer_config.json, and what special_tokens_map.json says in its place, where it
-    does not list added tokens itself, as transformers reads them; empty where there is neither.
-
-    Raises:
-        CheckpointError: A file is broken; the message names the wrong field.
-    """
+    """The content of a checkpoint's tokenizer_config.json, and in the absence of a list of added tokens what
+    special_tokens_map.json says, as transformers reads them; empty where there is neither. Raises
+    CheckpointError."""
     path = directory / "tokenizer_config.json"
     content = read_json(path)
     validate(_TokenizerConfig, content, path)

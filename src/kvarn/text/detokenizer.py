@@ -54,7 +54,6 @@ class IncrementalDetokenizer:
         return self._text_of(settled)
 
     def push_one(self, token_id: int) -> str:
-        """Add one token; see `push`."""
         if self._utf8 is None or token_id in self._hidden:
             return self.push((token_id,))
         known = self._known.get(token_id)

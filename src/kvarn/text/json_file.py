@@ -20,11 +20,8 @@ MAX_JSON_BYTES = 64 * 1024 * 1024
 
 
 def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is no such file and none is `required`.
-
-    Raises:
-        CheckpointError: The file is not a JSON object in UTF-8.
-    """
+    """The object in a JSON file; empty where there is none and none is `required`. Raises CheckpointError for other
+    content."""
     if not required and not path.exists():
         return {}
     data = read_json_value(path)
@@ -34,7 +31,6 @@ def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
 
 
 def read_json_value(path: Path) -> Any:
-    """The value in a JSON file. Raises as `read_json`."""
     try:
         check_size(path, MAX_JSON_BYTES)
         return json.loads(path.read_text(encoding="utf-8"))
@@ -45,11 +41,8 @@ def read_json_value(path: Path) -> Any:
 
 
 def validate(model: type[M], data: dict[str, Any], path: Path) -> M:
-    """The fields of a JSON file as `model` declares them. null stands for an absent field, as transformers reads it.
-
-    Raises:
-        CheckpointError: One line: the file, the first wrong field, its value and what is expected there.
-    """
+    """The fields of a JSON file as `model` declares them; null stands for an absent field, as transformers reads it.
+    Raises CheckpointError: one line with the file, the first wrong field, its value and what is expected there."""
     from pydantic import ValidationError  # only a process with a model pays for it
 
     try:

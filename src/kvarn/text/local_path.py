@@ -9,11 +9,7 @@ from kvarn.text.errors import CheckpointError
 
 
 def local_path(text: str) -> Path:
-    """The path that a text names, `~` and `~user` put in full.
-
-    Raises:
-        CheckpointError: No file can have that name, or there is no such user.
-    """
+    """The path that a text names, `~` and `~user` put in full. Raises CheckpointError where it can name no file."""
     try:
         path = Path(text).expanduser()
         if b"\0" in os.fsencode(path):

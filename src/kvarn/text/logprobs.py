@@ -59,7 +59,6 @@ class LogprobsEncoder:
         return Raw(chosen[:-1] + b',"top_logprobs":[' + b",".join(others) + b"]}")
 
     def _around_logprob(self, token_id: int) -> tuple[bytes, bytes]:
-        """The JSON before and after a token's log-probability."""
         data = list(self._tokenizer.token_bytes(token_id))
         return b'{"token":' + self._json_text(token_id) + b',"logprob":', b',"bytes":' + encode_json(data) + b"}"
 
@@ -119,12 +118,10 @@ def encoded_bytes(positions: Iterable[object]) -> int:
 
 
 def _numbers(logprobs: tuple[float, ...]) -> list[bytes]:
-    """Each as JSON."""
     return encode_json(logprobs)[1:-1].split(b",")
 
 
 def join_logprobs(parts: list[CompletionLogprobs]) -> CompletionLogprobs:
-    """Those of consecutive parts of a text as one."""
     tops = [part.top_logprobs for part in parts]
     return CompletionLogprobs(
         tokens=[token for part in parts for token in part.tokens],

@@ -10,13 +10,9 @@ from kvarn.text.errors import ChatTemplateError
 
 
 def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies of the messages, in the older and plainer form that templates know.
-
-    Text parts are joined by newlines, no content is "", `developer` is `system`, arguments of tool calls are objects.
-
-    Raises:
-        ChatTemplateError: A content part is not text.
-    """
+    """Copies of the messages, in the older and plainer form that templates know: text parts are joined by newlines,
+    no content is "", `developer` is `system`, arguments of tool calls are objects. Raises ChatTemplateError for a
+    part that is not text."""
     return [_normalize(message) for message in messages]
 
 

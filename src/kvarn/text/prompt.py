@@ -76,11 +76,7 @@ class PromptBuilder:
         )
 
     def token_ids(self, text: str) -> list[int]:
-        """The prompt, from what the template wrote.
-
-        Raises:
-            TokenizerError: The text cannot be encoded.
-        """
+        """The prompt, from what the template wrote. Raises TokenizerError where it cannot be encoded."""
         encode = self._tokenizer.encode
         opening = self._opening
         if opening and self._reasoning is not None and self._reasoning.phase_after(text) is ReasoningPhase.INSIDE:

@@ -55,16 +55,9 @@ def check_sampling(
     limits: GatewayConfig,
     defaults: SamplingDefaults = SamplingDefaults(),
 ) -> SamplingParams:
-    """Check all parameters that do not depend on a prompt: once a request, before any prompt is tokenized.
-
-    `bad_words` are tokenized and lists of token ids may be long: run it off the event loop where the body is large.
-
-    Returns:
-        What `chat_sampling` and `completion_sampling` fit to a prompt; its `max_tokens` is not yet that of an answer.
-
-    Raises:
-        ApiError: 400 that names the field.
-    """
+    """Check all parameters that do not depend on a prompt: once a request, off the event loop where the body is
+    large. Returns what `chat_sampling` and `completion_sampling` fit to a prompt; raises ApiError, 400 that names
+    the field."""
     stop_strings(request, limits)
     model_ends = () if request.ignore_eos else tokenizer.eos_token_ids
     request_ends = _token_ids("stop_token_ids", request.stop_token_ids or [], tokenizer)
@@ -98,11 +91,8 @@ def chat_sampling(
 ) -> SamplingParams:
     """Sampling of a chat request whose prompt has `prompt_tokens`, on a model that holds `context_length` tokens.
 
-    `checked` is the result of `check_sampling`. Without `max_tokens` the answer may have as many tokens as the model's
-    defaults say, else fill the context; without `seed` it takes one from `draw_seed`.
-
-    Raises:
-        ApiError: 400 that names the field.
+    Without `max_tokens` the answer may have as many as the model's defaults say, else fill the context; without `seed`
+    it takes one from `draw_seed`. Raises ApiError: 400 that names the field.
     """
     name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     requested: int | None = getattr(request, name)
@@ -121,11 +111,8 @@ def completion_sampling(
     context_length: int,
     draw_seed: Callable[[], int] = lambda: secrets.randbits(63),
 ) -> SamplingParams:
-    """Sampling of one prompt of a completion request; see `chat_sampling`.
-
-    An engine always draws a token: for `max_tokens` 0 (allowed with `echo`) one is drawn, to be dropped by the caller.
-    With `echo`, `logprobs` requests those of the prompt as well.
-    """
+    """Sampling of one prompt of a completion request; see `chat_sampling`. With `echo`, `logprobs` requests those of
+    the prompt as well, and `max_tokens` may be 0: an engine always draws a token, which the caller drops."""
     default, requested = DEFAULT_COMPLETION_TOKENS, request.max_tokens
     max_tokens = _max_tokens("max_tokens", requested, default, prompt_tokens, context_length, "prompt")
     logprobs = at_most("logprobs", request.logprobs, limits.max_logprobs)
@@ -136,11 +123,7 @@ def completion_sampling(
 
 
 def stop_strings(request: SamplingFields, limits: GatewayConfig) -> list[str]:
-    """The stop strings of a request.
-
-    Raises:
-        ApiError: 400: too many, too long, or an empty one.
-    """
+    """The stop strings of a request. Raises ApiError: 400 for too many, too long, or an empty one."""
     stops = [request.stop] if isinstance(request.stop, str) else list(request.stop or [])
     longest = max(map(len, stops), default=0)
     problem = None
@@ -194,7 +177,6 @@ def at_most(name: str, value: IntT, highest: int, why: str = "") -> IntT:
 
 
 def _token_ids(name: str, ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """The ids, each once, in order."""
     unique = sorted(set(ids))
     wrong = next((token_id for token_id in unique[:1] + unique[-1:] if not tokenizer.has_token(token_id)), None)
     if wrong is not None:

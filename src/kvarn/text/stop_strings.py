@@ -18,7 +18,6 @@ class StopStrings:
     """Stop strings prepared once for all choices of a request."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Raises ValueError where one of `stops` is empty."""
         if any(not stop for stop in stops):
             raise ValueError("a stop string is empty")
         self.stops = sorted(set(stops), key=len, reverse=True)
@@ -61,7 +60,6 @@ class StopMatcher:
         return StopResult(pending[: end if self._include_stop else end - len(stop)], stop)
 
     def flush(self) -> str:
-        """The text held back, when no more will come."""
         held, self._held = self._held, ""
         return held
 

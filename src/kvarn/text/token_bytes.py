@@ -7,21 +7,16 @@ from typing import Any
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """The characters that stand for bytes in byte-level BPE.
-
-    Bytes that print in Latin-1 stand for themselves; the others, in order, take the characters from U+0100 on (GPT-2,
-    Radford et al. 2019).
-    """
+    """The characters that stand for bytes in byte-level BPE (GPT-2, Radford et al. 2019): bytes that print in
+    Latin-1 stand for themselves; the others, in order, take the characters from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
 def token_bytes_reader(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
-    """A function from a token as the vocabulary writes it to its bytes.
-
-    `decoder` is the `decoder` part of tokenizer.json: byte-level, byte fallback with metaspace, WordPiece, or plain.
-    """
+    """A function from a token as the vocabulary writes it to its bytes, by the `decoder` part of tokenizer.json:
+    byte-level, byte fallback with metaspace, WordPiece, or plain."""
     kinds = {part.get("type") for part in _parts(decoder)}
     if "ByteLevel" in kinds:
         alphabet = byte_level_alphabet()

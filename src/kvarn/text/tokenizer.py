@@ -53,21 +53,14 @@ class Tokenizer:
         """Tokens that each stand for one byte of a character which has no token of its own."""
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(eos_token_ids))
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
-        """One more than the highest token id."""
         self.longest_token: int = max(map(len, vocabulary), default=1)
         """Characters of text that a token stands for at most."""
 
     @classmethod
     def load(cls, directory: Path, checkpoint: Path | None = None, generation_config: str = "auto") -> Tokenizer:
-        """Read tokenizer.json and the configuration files beside it. `checkpoint` is the directory that names the
-        model's end tokens, where it is another.
-
-        `generation_config` says where end tokens are read: see `read_generation_config`.
-
-        Raises:
-            TokenizerError: tokenizer.json is missing or broken.
-            CheckpointError: A configuration file is broken.
-        """
+        """Read tokenizer.json and the configuration files beside it. `checkpoint`: directory that names the model's
+        end tokens, where it is another; `generation_config`: see `read_generation_config`. Raises TokenizerError,
+        CheckpointError."""
         # 50 ms and more that only a process with a model pays
         from tokenizers import Tokenizer as Library
 
@@ -83,11 +76,7 @@ class Tokenizer:
         return cls(library, read_eos_ids(directory, checkpoint or directory, generation_config, library.token_to_id))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text; with `add_special_tokens` those that the tokenizer puts around it.
-
-        Raises:
-            TokenizerError: The text holds lone surrogates, which no encoding can carry.
-        """
+        """Token ids of a text; with `add_special_tokens` those around it. Raises TokenizerError for lone surrogates."""
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
@@ -99,9 +88,8 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def encode_pair(self, first: str, second: str, max_second: int | None = None) -> list[int]:
-        """Token ids of two texts with the special tokens that the tokenizer puts around and between them, as a
-        cross-encoder reads them. Special tokens that a text spells out are words. The second text is cut to
-        `max_second` tokens. Raises as `encode` does."""
+        """Token ids of two texts as a cross-encoder reads them, special tokens around and between; those that a text
+        spells out are words. The second text is cut to `max_second` tokens. Raises as `encode` does."""
         for text in (first, second):
             _check_text(text)
         left, right = (self._word_library.encode(text, add_special_tokens=False) for text in (first, second))
@@ -136,11 +124,8 @@ class Tokenizer:
         _ = self._word_library
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids. Ids above the vocabulary (padding of the embedding matrix) have no text.
-
-        Raises:
-            TokenizerError: An id is not a token id at all (negative or above 32 bits).
-        """
+        """The text of token ids; those above the vocabulary (padding of the embedding matrix) have none. Raises
+        TokenizerError for what is no token id at all."""
         try:
             return self._library.decode(list(ids), skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
@@ -196,17 +181,8 @@ def is_marker(name: str, special: bool) -> bool:
 def read_eos_ids(
     directory: Path, checkpoint: Path, generation_config: str, id_of: Callable[[str], int | None]
 ) -> list[int]:
-    """The tokens that end an answer: those of the model, and the tokenizer's own.
-
-    Args:
-        directory: Of the tokenizer.
-        checkpoint: Directory that names the model's end tokens.
-        generation_config: Where those are read; see `read_generation_config`.
-        id_of: The id of a token.
-
-    Raises:
-        CheckpointError: A configuration file is broken.
-    """
+    """The tokens that end an answer: the model's (see `read_end_tokens`), and the tokenizer's own. Raises
+    CheckpointError."""
     from kvarn.text.config_files import read_end_tokens, read_tokenizer_config
 
     ends = read_end_tokens(checkpoint, generation_config)

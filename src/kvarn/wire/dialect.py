@@ -17,27 +17,17 @@ class Dialect:
     """
 
     name: str
-    paths: tuple[str, ...]
-    """Its own operations: each path, and what lies below it."""
-    header: bytes = b""
-    """A request with this header is one of its clients', where the path is not another API's own."""
-    base_path: str = ""
-    """Ends the base URL that its clients are given."""
-    request_id_headers: tuple[str, ...] = ("x-request-id",)
-    """Headers of every answer that carry the request's id."""
-    error_body: Callable[[ApiError, str], dict[str, Any]]
-    """The JSON body of an error, given the request's id."""
-    error_schema: Mapping[str, Any]
-    """JSON schema of that body; its `title` names it in the OpenAPI document."""
-    stream_type: str = "text/event-stream; charset=utf-8"
-    """Content type of a stream."""
-    stream_error: Callable[[dict[str, Any]], bytes]
-    """The item of a stream that carries the body of an error."""
+    paths: tuple[str, ...]  # its own operations: each path, and what lies below it
+    header: bytes = b""  # a request with this header is one of its clients', where the path is not another API's own
+    base_path: str = ""  # ends the base URL that its clients are given
+    request_id_headers: tuple[str, ...] = ("x-request-id",)  # headers of every answer that carry the request's id
+    error_body: Callable[[ApiError, str], dict[str, Any]]  # the JSON body of an error, given the request's id
+    error_schema: Mapping[str, Any]  # JSON schema of that body; its `title` names it in the OpenAPI document
+    stream_type: str = "text/event-stream; charset=utf-8"  # content type of a stream
+    stream_error: Callable[[dict[str, Any]], bytes]  # the item of a stream that carries the body of an error
     any_body_type: bool = False
     """Bodies are read as JSON whatever their content type says, where no page in a browser sends them."""
-    stream_end: bytes = b""
-    """Follows the last item of a stream that is whole."""
+    stream_end: bytes = b""  # follows the last item of a stream that is whole
 
     def owns(self, path: str) -> bool:
-        """Whether this path is one of its own operations."""
         return any(path == own or path.startswith(own + "/") for own in self.paths)

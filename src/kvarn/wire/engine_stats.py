@@ -6,8 +6,6 @@ import msgspec
 
 
 class AdapterStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Adapters that sequences use."""
-
     running: list[str] = []  # names of adapters with which sequences run
     waiting: list[str] = []  # names of adapters for which all requests wait
     blocks: int = 0  # KV blocks that hold adapters
@@ -16,8 +14,6 @@ class AdapterStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Proposals and what became of them."""
-
     drafts_total: int = 0  # rows that verified proposals
     draft_tokens_total: int = 0  # proposals
     accepted_tokens_total: int = 0  # proposals that were drawn
@@ -34,15 +30,11 @@ class LookupStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ExpertStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Use of a mixture's experts."""
-
     tokens_total: dict[str, int] = {}  # tokens given to the experts of each rank, summed over layers
     imbalance: float = 0.0  # tokens of a layer's busiest expert over the mean of its experts; 0: none
 
 
 class WorkStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Work of all steps."""
-
     kv_tokens_read_total: int = 0
     """Cached tokens read by decode rows, those that several sequences share counted for each."""
     attended_pairs_total: int = 0  # (query, key) pairs attended

@@ -20,8 +20,6 @@ from kvarn.wire.supervision import FromSupervisor, ToSupervisor
 
 
 class FinishReason(StrEnum):
-    """Why a choice ended."""
-
     STOP = "stop"
     LENGTH = "length"
 
@@ -38,8 +36,7 @@ class RefusalReason(StrEnum):
     INVALID = "invalid"
 
 
-OWN_PROCESS = -1
-"""Number by which an engine's own process asks it, instead of a gateway process's."""
+OWN_PROCESS = -1  # number by which an engine's own process asks it, instead of a gateway process's
 
 # To the engine ---------------------------------------------------------------------------------------------------
 
@@ -58,8 +55,6 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Submit(Message, frozen=True, kw_only=True):
-    """Generate from a prompt."""
-
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
@@ -201,13 +196,11 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @classmethod
     def of(cls, chosen: TokenLogprob, top: Sequence[TokenLogprob]) -> PositionLogprobs:
-        """Pack them."""
         pack = _PACKED_LOGPROB.pack
         return cls(b"".join([pack(each.token_id, each.rank, each.logprob) for each in (chosen, *top)]))
 
     @property
     def chosen(self) -> TokenLogprob:
-        """Log-probability of the token that stands there."""
         return self.entries()[0]
 
     @property
@@ -254,8 +247,7 @@ class KVTierStats(msgspec.Struct, frozen=True, kw_only=True):
     loaded_bytes_total: int = 0
     load_s_total: float = 0.0  # seconds spent reading
     evictions_total: int = 0  # blocks that made room for others
-    dropped_total: dict[str, int] = {}
-    """Blocks that were not stored, or not used, by the reason."""
+    dropped_total: dict[str, int] = {}  # blocks that were not stored, or not used, by the reason
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -322,14 +314,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """The model is loaded and the loop runs."""
-
     card: ModelCard
 
 
 class Progress(Message, frozen=True, kw_only=True):
-    """Loading goes on."""
-
     stage: str
     fraction: float
 

@@ -9,30 +9,20 @@ from pydantic import BaseModel, ConfigDict
 
 
 class RolloutCommand(BaseModel):
-    """A command for a rollout under way."""
-
     model_config = ConfigDict(extra="forbid")
 
     action: Literal["pause", "resume", "promote", "rollback"]
 
 
 class RolloutDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision of a rollout, with its time and reason."""
-
-    at: float
-    """Unix seconds."""
-    action: str
-    """`start`, `step`, `promote`, `rollback`, `pause` or `resume`."""
-    share: float
-    """Share of the requests that the new version answers from then on."""
+    at: float  # Unix seconds
+    action: str  # `start`, `step`, `promote`, `rollback`, `pause` or `resume`
+    share: float  # share of the requests that the new version answers from then on
     reason: str
-    by: str = ""
-    """Id of the administrator who decided; empty: the rollout itself."""
+    by: str = ""  # id of the administrator who decided; empty: the rollout itself
 
 
 class RolloutObject(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout as it is now."""
-
     object: str = "rollout"
     model: str
     stable: str
@@ -40,13 +30,8 @@ class RolloutObject(msgspec.Struct, frozen=True, kw_only=True):
     phase: Literal["shadow", "canary", "promoted", "rolled_back"]
     paused: bool
     share: float
-    """Share of the requests that the new version answers."""
-    answered: int
-    """Requests that it has answered in this step."""
-    waits_for: str
-    """The condition that the next step waits for; empty: none, or the rollout has ended."""
-    failure: str
-    """The gate that failed, with its evidence."""
-    gates: dict[str, str]
-    """Summary of the evidence of each gate."""
+    answered: int  # requests that it has answered in this step
+    waits_for: str  # the condition that the next step waits for; empty: none, or the rollout has ended
+    failure: str  # the gate that failed, with its evidence
+    gates: dict[str, str]  # summary of the evidence of each gate
     log: list[RolloutDecision]

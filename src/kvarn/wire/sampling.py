@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-MAX_INT = 2**31 - 1
-"""Counts are no larger."""
+MAX_INT = 2**31 - 1  # counts are no larger
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

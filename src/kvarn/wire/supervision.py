@@ -51,7 +51,5 @@ class Failed(Message, frozen=True, kw_only=True):
     message: str
 
 
-FromSupervisor = Supervise | Activate | Sleep | Drain
-"""To an engine."""
-ToSupervisor = Heartbeat | Warm | Asleep | Failed
-"""From an engine."""
+FromSupervisor = Supervise | Activate | Sleep | Drain  # to an engine
+ToSupervisor = Heartbeat | Warm | Asleep | Failed  # from an engine

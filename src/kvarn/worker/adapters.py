@@ -14,10 +14,7 @@ from kvarn.worker.errors import PlanError
 
 class AdapterPool:
     """Implements the engine's `AdapterStore`; used by the engine's thread, while another copies into blocks.
-
-    Args:
-        make_memory: Makes the memory of adapters in blocks, when the first adapter comes.
-    """
+    `make_memory` is called when the first adapter comes."""
 
     def __init__(self, make_memory: Callable[[], AdapterMemory]) -> None:
         self._make_memory = make_memory
@@ -32,33 +29,26 @@ class AdapterPool:
 
     @cached_property
     def memory(self) -> AdapterMemory:
-        """The adapters that can be computed with now, by index."""
         return self._make_memory()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of host memory that are held."""
         return sum(adapter.nbytes for adapter in self._held.values())
 
     def add(self, adapter: str, packed: PackedAdapter) -> None:
-        """Hold an adapter in host memory, from which plans load it."""
         self._held[adapter] = packed
         self.on_change(adapter, True)
 
     def has(self, adapter: str) -> bool:
-        """Whether the host holds an adapter."""
         return adapter in self._held
 
     def blocks_for(self, packed: PackedAdapter) -> int:
-        """Blocks that an adapter would take."""
         return self.memory.num_blocks(packed)
 
     def num_blocks(self, adapter: str) -> int:
-        """Blocks that an adapter takes."""
         return self.memory.num_blocks(self._held[adapter])
 
     def begin(self, load: AdapterLoad) -> None:
-        """Start to copy an adapter into its blocks."""
         if load.adapter not in self._held:
             raise PlanError(f"the plan loads adapter {load.adapter!r}, which is not held: add it first")
         future = self._thread.submit(self.memory.write, self._held[load.adapter], load.blocks)
@@ -87,14 +77,11 @@ class AdapterPool:
         self.drain_loaded()
 
     def drop(self, adapter: str) -> None:
-        """Stop computing with an adapter whose blocks were given away."""
         self._indices.pop(adapter, None)
 
     def forget(self, adapter: str) -> None:
-        """Free the host's copy."""
         del self._held[adapter]
         self.on_change(adapter, False)
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
         self._thread.shutdown(wait=True, cancel_futures=True)

@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 import torch
 
-from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
 from kvarn.kernels.batch import PagedBatch
@@ -28,6 +27,7 @@ from kvarn.worker.constraints import needs_constraints
 from kvarn.worker.errors import InvalidLogitsError
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.graph_runner import IN_FLIGHT, GraphRunner
+from kvarn.worker.model_runner import RunnerOptions
 from kvarn.worker.slots import NO_LOGPROBS
 from kvarn.worker.step_batch import Ints, filled
 
@@ -43,10 +43,8 @@ class _Running:
     plan: StepPlan
     submitted: float
     first_uses: int
-    """Count when it was submitted."""
     transfer_s: float = 0.0
     slots: Ints = field(default_factory=_no_slots)
-    """Slots of the rows that draw."""
     admissions: Ints = field(default_factory=_no_slots)
     """Number of sequences that each of them had had."""
     fetched: Fetched | None = None
@@ -54,20 +52,13 @@ class _Running:
 
 
 class AsyncExecutor(InProcessExecutor):
-    """See `kvarn.engine.plan.Executor`.
-
-    Args:
-        model: The loaded decoder.
-        max_num_seqs: See `ModelRunner`.
-        fill_up: See `GraphRunner`.
-        options: Other arguments of `ModelRunner`.
-    """
+    """See `kvarn.engine.plan.Executor`. `fill_up`: see `GraphRunner`."""
 
     runner: GraphRunner
 
-    def __init__(self, model: Decoder, *, max_num_seqs: int, fill_up: bool | None = None, **options: Any) -> None:
-        runner_type = partial(GraphRunner, max_num_seqs=max_num_seqs, fill_up=fill_up)
-        super().__init__(model, runner_type=runner_type, **options)
+    def __init__(self, model: Decoder, *, fill_up: bool | None = None, **options: Unpack[RunnerOptions]) -> None:
+        super().__init__(model, runner_type=partial(GraphRunner, fill_up=fill_up), **options)
+        max_num_seqs = options["max_num_seqs"]
         self._running: deque[_Running] = deque()
         self._ended = 0.0
         self._admissions = np.zeros(max_num_seqs, dtype=np.int64)
@@ -76,7 +67,6 @@ class AsyncExecutor(InProcessExecutor):
 
     @property
     def max_in_flight(self) -> int:
-        """One step runs while the next is planned."""
         return IN_FLIGHT
 
     @torch.inference_mode()
@@ -85,7 +75,7 @@ class AsyncExecutor(InProcessExecutor):
         if self.runs_ahead(plan):
             self.submit_ahead(plan)
             return
-        started, first_uses = SYSTEM_CLOCK.now(), self.runner.first_uses
+        started, first_uses = self.runner.clock.now(), self.runner.first_uses
         self.wait_for_steps(plan)
         result = self.execute(plan)
         self.send_last_tokens()
@@ -99,7 +89,6 @@ class AsyncExecutor(InProcessExecutor):
 
     @property
     def num_in_flight(self) -> int:
-        """Steps submitted and not collected."""
         return len(self._running)
 
     def runs_ahead(self, plan: StepPlan) -> bool:
@@ -116,8 +105,7 @@ class AsyncExecutor(InProcessExecutor):
 
     @torch.inference_mode()
     def submit_ahead(self, plan: StepPlan) -> None:
-        """Give a plan to the device whose tokens it draws."""
-        started, first_uses = SYSTEM_CLOCK.now(), self.runner.first_uses
+        started, first_uses = self.runner.clock.now(), self.runner.first_uses
         self._count_admissions(plan)
         running = _Running(plan, started, first_uses, self.transfer_blocks(plan))
         self.runner.apply(plan)
@@ -126,7 +114,6 @@ class AsyncExecutor(InProcessExecutor):
         self._running.append(running)
 
     def transfer_blocks(self, plan: StepPlan) -> float:
-        """Store and load a plan's blocks between two steps; returns the seconds that took."""
         if not plan.kv_stores and not plan.kv_loads:
             return 0.0
         self._end_all()
@@ -148,7 +135,6 @@ class AsyncExecutor(InProcessExecutor):
 
     @torch.inference_mode()
     def send_last_tokens(self) -> None:
-        """Copy the tokens that slots drew last to the device."""
         self._drawn[:-1].copy_(torch.from_numpy(self.runner.slots.last_token))
 
     def _count_admissions(self, plan: StepPlan) -> None:
@@ -156,7 +142,6 @@ class AsyncExecutor(InProcessExecutor):
             self._admissions[sequence.slot] += 1
 
     def _start(self, running: _Running) -> None:
-        """Send a step to the device, which draws its tokens."""
         runner, sampler, drawn = self.runner, self.sampler, self._drawn
         batch = runner.prepare(running.plan.rows, knows_tokens=False)
         slots, spare = batch.sampled_slots, len(drawn) - 1
@@ -197,7 +182,7 @@ class AsyncExecutor(InProcessExecutor):
             self.runner.slots.last_token[running.slots[same]] = tokens[same]
             drawn = iter(tokens.tolist())
             rows = [RowResult(row.slot, [next(drawn)] if row.sample else []) for row in running.plan.rows]
-            now = SYSTEM_CLOCK.now()
+            now = self.runner.clock.now()
             # A step that ran while the next was compiled ended later, too.
             warming = self.runner.first_uses != running.first_uses
             elapsed_s = now - max(running.submitted, self._ended)

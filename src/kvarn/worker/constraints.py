@@ -43,10 +43,7 @@ def _uses_penalties(sampling: SamplingParams) -> bool:
 
 
 class TokenCounts:
-    """The distinct tokens of a sequence and how often each is in its output, kept token by token.
-
-    Sparse on purpose: a sequence holds far fewer distinct tokens than the vocabulary.
-    """
+    """Distinct tokens of a sequence, far fewer than the vocabulary, and how often each is in its output."""
 
     def __init__(self, prompt: Iterable[int], output: Iterable[int]) -> None:
         self._places = {token: place for place, token in enumerate(dict.fromkeys(prompt))}
@@ -59,7 +56,6 @@ class TokenCounts:
 
     @property
     def ids(self) -> Ids:
-        """[n] distinct tokens."""
         return self._ids[: len(self._places)]
 
     @property
@@ -68,7 +64,6 @@ class TokenCounts:
         return self._counts[: len(self._places)]
 
     def add(self, token: int) -> None:
-        """Count one more token of the output."""
         place = self._place(token)  # first: it may put a larger array in the place of this one
         self._counts[place] += 1
 
@@ -99,12 +94,10 @@ class BadWords:
         self._trim()
 
     def add(self, token: int) -> None:
-        """Append a token of the output."""
         self._tail.append(token)
         self._trim()
 
     def banned(self) -> list[int]:
-        """Tokens that would complete a bad word now."""
         if not self._tail:
             return self._always
         matches = self._after.get(self._tail[-1], [])
@@ -139,7 +132,6 @@ class TokenConstraints:
             self.counts = TokenCounts(prompt if sampling.repetition_penalty != 1.0 else (), output)
 
     def add(self, token: int) -> None:
-        """Append a drawn token."""
         self.num_output += 1
         if self._bad_words is not None:
             self._bad_words.add(token)
@@ -155,11 +147,8 @@ class TokenConstraints:
         return both if len(both) else np.flatnonzero(mask)
 
     def banned(self, choices: Ids | None) -> Ids:
-        """Tokens that may not come next: ends of bad words, and stop tokens before `min_tokens`.
-
-        Where these would leave none of `choices` they are lifted, since a token must be drawn: masks and
-        `allowed_token_ids` are the stronger demand.
-        """
+        """Tokens that may not come next: ends of bad words, and stop tokens before `min_tokens`. They are lifted
+        where they would leave none of `choices`: masks and `allowed_token_ids` are the stronger demand."""
         tokens = set(self._bad_words.banned()) if self._bad_words is not None else set()
         if self.num_output < self.sampling.min_tokens:
             tokens.update(self._stop_ids)
@@ -186,7 +175,6 @@ class ConstrainedRow:
     row: int
     constraints: TokenConstraints
     choices: Ids | None
-    """The only tokens that may be drawn, None for all."""
 
 
 def apply_constraints(logits: torch.Tensor, rows: Sequence[ConstrainedRow]) -> None:

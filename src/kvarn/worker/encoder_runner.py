@@ -20,16 +20,13 @@ class EncoderRunner:
         self._token_budget = token_budget
 
     def compile_ahead(self, threads: int) -> None:
-        """Begin to compile the kernels of passes of all sizes, in threads, the smallest first."""
         self._model.kernels.device.compile_ahead(self.launch_all_sizes, threads)
 
     def shutdown(self) -> None:
-        """End the threads that compile."""
         self._model.kernels.device.stop_compiling()
 
     @torch.inference_mode()
     def launch_all_sizes(self) -> None:
-        """Passes of all sizes for which kernels differ."""
         longest = self._model.spec.max_context_length
         for power in range(self._token_budget.bit_length()):
             length = min(1 << power, longest)
@@ -37,11 +34,7 @@ class EncoderRunner:
 
     @torch.inference_mode()
     def embed(self, inputs: list[list[int]]) -> list[bytes]:
-        """One vector for each input, in the inputs' order: float32, little-endian.
-
-        Raises:
-            ValueError: An input is empty.
-        """
+        """One vector for each input, in order: float32, little-endian. Raises ValueError where an input is empty."""
         empty = [index for index, tokens in enumerate(inputs) if not tokens]
         if empty:
             raise ValueError(f"inputs {empty} are empty: an embedding needs at least one token")

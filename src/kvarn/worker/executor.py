@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Unpack
 
 import torch
 
-from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.plan import Row, RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.models import Decoder
 from kvarn.wire.messages import PositionLogprobs
-from kvarn.worker.model_runner import ModelRunner
+from kvarn.worker.model_runner import ModelRunner, RunnerOptions
 from kvarn.worker.sampler import Sampler, StepTokens
 from kvarn.worker.step_batch import StepBatch
 
 
 class InProcessExecutor(SynchronousExecutor):
-    """Executes plans one at a time (`kvarn.engine.plan.Executor`). Not thread-safe.
-
-    Args:
-        model: The loaded decoder.
-        runner_type: Makes the runner.
-        options: Arguments of `ModelRunner`. Raises as it.
-    """
+    """Executes plans one at a time (`kvarn.engine.plan.Executor`). Not thread-safe. Raises as the runner it makes."""
 
     def __init__(
-        self, model: Decoder, *, runner_type: Callable[..., ModelRunner] = ModelRunner, **options: Any
+        self,
+        model: Decoder,
+        *,
+        runner_type: Callable[..., ModelRunner] = ModelRunner,
+        **options: Unpack[RunnerOptions],
     ) -> None:
         self.runner = runner_type(model, **options)
         self.sampler = Sampler(self.runner.slots, model.kernels.operations)
@@ -43,10 +40,10 @@ class InProcessExecutor(SynchronousExecutor):
             InvalidSamplingError: An admitted request asks for what this model cannot do.
             InvalidLogitsError: The model's logits are not finite.
         """
-        started, first_uses = SYSTEM_CLOCK.now(), self.runner.first_uses
+        started, first_uses = self.runner.clock.now(), self.runner.first_uses
         transfer_s = self.runner.transfer_blocks(plan)
         rows = self._run(plan)
-        elapsed_s, warming = SYSTEM_CLOCK.now() - started, self.runner.first_uses != first_uses
+        elapsed_s, warming = self.runner.clock.now() - started, self.runner.first_uses != first_uses
         return StepResult(plan.step, rows, elapsed_s, transfer_s, warming)
 
     @torch.inference_mode()
@@ -69,7 +66,6 @@ class InProcessExecutor(SynchronousExecutor):
         self.runner.compile_ahead(token_budget, threads)
 
     def shutdown(self) -> None:
-        """End the thread that loads adapters, and those that compile."""
         self.runner.shutdown()
 
 
@@ -90,7 +86,6 @@ def _results(
 
 
 def _with_forced(row: Row, drawn: list[int]) -> list[int]:
-    """Tokens that a row drew, after those that it was forced to."""
     if not row.num_forced:
         return drawn
     first = len(row.token_ids) - row.num_proposals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Unpack
 
 import numpy.typing as npt
 import torch
@@ -18,7 +18,7 @@ from kvarn.models.decoder import HiddenStates
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.worker.errors import ReplayAllocationError
 from kvarn.worker.memory import captured_bytes
-from kvarn.worker.model_runner import Compute, ModelRunner
+from kvarn.worker.model_runner import Compute, ModelRunner, RunnerOptions
 from kvarn.worker.step_batch import StepBatch
 from kvarn.worker.step_sizes import BUCKETS, captured_width
 
@@ -31,16 +31,13 @@ MIN_REPEATED = 64
 class GraphRunner(ModelRunner):
     """Repeats steps of a shape that it has computed before: whole ones, or up to the last layer.
 
-    Args:
-        model: The loaded decoder.
-        max_num_seqs: See `ModelRunner`.
-        fill_up: Fill steps that may be repeated up to one of `BUCKETS`; by default where the device repeats captured
-            ones. The kernels must leave tokens without a slot alone.
-        options: Other arguments of `ModelRunner`.
+    `fill_up`: fill steps that may be repeated up to one of `BUCKETS`; by default where the device repeats captured
+    ones. The kernels must leave tokens without a slot alone.
     """
 
-    def __init__(self, model: Decoder, *, max_num_seqs: int, fill_up: bool | None = None, **options: Any) -> None:
-        super().__init__(model, max_num_seqs=max_num_seqs, **options)
+    def __init__(self, model: Decoder, *, fill_up: bool | None = None, **options: Unpack[RunnerOptions]) -> None:
+        super().__init__(model, **options)
+        max_num_seqs = options["max_num_seqs"]
         self.checks_allocations = False
         """Raise ReplayAllocationError where a repeated step allocates memory of the device. Asking takes a tenth of a
         millisecond, so only tests and benchmarks do."""
@@ -56,13 +53,11 @@ class GraphRunner(ModelRunner):
 
     @property
     def first_uses(self) -> int:
-        """Count of first uses, with the captures."""
         return super().first_uses + self.graphs.num_captures
 
     def launch(
         self, kind: str, batch: StepBatch, others: Sequence[npt.NDArray[Any]], compute: Compute
     ) -> tuple[torch.Tensor, ...]:
-        """Send a step's arrays, and others, and have it computed or repeated: see `ModelRunner.launch`."""
         key = (batch.key, kind)
         is_checked = self.checks_allocations and key in self.graphs
         allocations = device_allocations(self.device) if is_checked else 0
@@ -80,7 +75,6 @@ class GraphRunner(ModelRunner):
         return results
 
     def last_hidden(self, batch: StepBatch, hidden_states: HiddenStates | None) -> torch.Tensor:
-        """See `ModelRunner.last_hidden`."""
         if batch.bucket is None:
             return super().last_hidden(batch, hidden_states)
         kept = self._kept_hidden

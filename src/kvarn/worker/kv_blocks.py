@@ -9,7 +9,7 @@ import torch
 
 from kvarn.engine.plan import BlockContents, BlockCopy, BlockTransfer
 from kvarn.kernels.batch import KVCache
-from kvarn.kernels.device.memory import is_host_memory
+from kvarn.kernels.device.memory import is_host
 
 
 def copy_blocks(cache: KVCache, copies: Sequence[BlockCopy]) -> None:
@@ -29,11 +29,9 @@ class BlockMemory(Protocol):
 
     def store(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
         """See `KVConnector`."""
-        ...
 
     def load(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
         """See `KVConnector`."""
-        ...
 
 
 class BlockTransfers:
@@ -43,12 +41,11 @@ class BlockTransfers:
         tensors = (*cache.keys, *cache.values)
         self._parts = [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in tensors]
         """Each layer's part of the cache: [blocks, bytes]."""
-        self._here = [part.numpy() for part in self._parts] if is_host_memory(cache.keys[0]) else None
+        self._here = [part.numpy() for part in self._parts] if is_host(cache.keys[0].device) else None
         """The same memory, where the connector can reach it."""
         self._connector = connector
 
     def store(self, transfers: Sequence[BlockTransfer]) -> None:
-        """Hand over the contents of blocks."""
         if not transfers:
             return
         parts = self._here or [part.numpy(force=True) for part in self._rows(transfers)]
@@ -56,7 +53,6 @@ class BlockTransfers:
         self._connector.store(transfers, [[part[place].data for part in parts] for place in places])
 
     def load(self, transfers: Sequence[BlockTransfer]) -> None:
-        """Write stored contents into blocks."""
         if not transfers:
             return
         if self._here is not None:

@@ -22,7 +22,7 @@ def position_logprobs(logits: torch.Tensor, chosen: torch.Tensor, num_top: Seque
     Args:
         logits: [R, vocab] float32, as the model gave them.
         chosen: [R] int64, the token that stands at each position.
-        num_top: R numbers of most likely tokens to report; 0 for none.
+        num_top: Numbers of most likely tokens to report.
     """
     entries: list[PositionLogprobs] = []
     for first in range(0, len(num_top), _POSITIONS_AT_ONCE):
@@ -67,10 +67,8 @@ def _ranks(logits: torch.Tensor, chosen: torch.Tensor, chosen_logits: torch.Tens
 
 
 def _most_likely(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """[R, count] ids in the order (logit descending, id ascending).
-
-    `topk` leaves the order of ties open, and which of them it takes: rows with a tie at the end are sorted in full.
-    """
+    """[R, count] ids in the order (logit descending, id ascending). `topk` leaves ties open: rows with a tie at the
+    end are sorted in full."""
     if count == 0:
         return torch.empty(len(logits), 0, dtype=torch.int64, device=logits.device)
     ids = logits.topk(count, dim=1).indices.sort(dim=1).values

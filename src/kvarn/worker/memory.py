@@ -40,11 +40,9 @@ class CachePlan(NamedTuple):
 
     num_blocks: int
     max_num_seqs: int
-    """Sequences that may run at once: as configured, or fewer where that is allowed."""
     num_snapshots: int
     """Copies of recurrent states, beside one state for each sequence that may run; 0 where the model has no states."""
     max_context_length: int
-    """Tokens of the longest sequence: as configured, or fewer where that is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,6 @@ class GpuBudget:
     """Share of a GPU's whole memory that a rank takes."""
     ranks: int
     step_bytes: int
-    """Bytes of a step beside weights and KV cache."""
 
     @property
     def cache_bytes(self) -> int:
@@ -65,7 +62,6 @@ class GpuBudget:
         return max(0, self.memory.usable(self.share) - self.step_bytes) * self.ranks
 
     def __str__(self) -> str:
-        """Use of the memory, for messages."""
         memory = self.memory
         return (
             f"of {self.share:g} of a GPU's {memory.total / GIB:.1f} GiB (gpu_memory_utilization) the weights take "
@@ -131,14 +127,16 @@ def plan_cache(
     block_bytes = spec.kv_bytes_per_token(dtype) * BLOCK_SIZE * copies
     blocks_of_context = -(-max_context_length // BLOCK_SIZE)
     context, state = blocks_of_context * block_bytes, spec.state_bytes
+    memory = usable_memory() if memory_bytes is None else memory_bytes
+    left = memory - weight_bytes if gpu is None else gpu.memory.free * gpu.ranks
     if kv_cache_gib is not None:
         budget = int(kv_cache_gib * GIB)
-        _check_fits(kv_cache_gib, budget, weight_bytes, memory_bytes, gpu)
+        _check_fits(kv_cache_gib, budget, left, weight_bytes, gpu)
     elif gpu is not None:
         budget = gpu.cache_bytes
     else:
         least = context + (1 if may_lower_seqs else max_num_seqs) * state
-        budget = _default_budget(least, context + _STATE_SHARE * max_num_seqs * state, weight_bytes, memory_bytes)
+        budget = _default_budget(least, context + _STATE_SHARE * max_num_seqs * state, weight_bytes, memory)
     if state and may_lower_seqs:
         max_num_seqs = max(1, min(max_num_seqs, (budget - context) // (_STATE_SHARE * state)))
     states = max_num_seqs * state
@@ -152,7 +150,7 @@ def plan_cache(
             f"{num_blocks * BLOCK_SIZE} tokens, but one context has up to {max_context_length}, {context / GIB:.3g} "
             f"GiB{'' if gpu is None or kv_cache_gib is not None else f': {gpu}'}. "
             + _advice(
-                _more_memory(states + context, weight_bytes, memory_bytes, gpu, by_share=kv_cache_gib is None),
+                _more_memory(states + context, left, gpu if kv_cache_gib is None else None),
                 has_states=states > 0,
                 max_num_seqs=0 if not state or may_lower_seqs else (budget - context) // state,
                 max_context_length=num_blocks * BLOCK_SIZE,
@@ -173,14 +171,12 @@ def _what_states_take(states: int, max_num_seqs: int) -> str:
     return f", of which the recurrent states of {max_num_seqs} sequences take {states / GIB:.3g}," if states else ""
 
 
-def _more_memory(
-    needed: int, weight_bytes: int, memory_bytes: int | None, gpu: GpuBudget | None, *, by_share: bool
-) -> str:
-    """Advice that gives the cache `needed` bytes; empty if the memory does not suffice. `by_share`: on GPUs."""
-    if gpu is not None and by_share:
+def _more_memory(needed: int, left: int, gpu: GpuBudget | None) -> str:
+    """Advice that gives the cache `needed` bytes; empty if the memory does not suffice. `gpu`: advise its share."""
+    if gpu is not None:
         return "Raise gpu_memory_utilization" if replace(gpu, share=1.0).cache_bytes >= needed else ""
     gib = _round_up(needed / GIB)
-    return f"Set kv_cache_gib to at least {gib}" if float(gib) * GIB <= _left(weight_bytes, memory_bytes, gpu) else ""
+    return f"Set kv_cache_gib to at least {gib}" if float(gib) * GIB <= left else ""
 
 
 def _advice(memory: str, *, has_states: bool, max_num_seqs: int, max_context_length: int) -> str:
@@ -197,10 +193,9 @@ def _advice(memory: str, *, has_states: bool, max_num_seqs: int, max_context_len
     return advice[0].upper() + advice[1:]
 
 
-def _default_budget(least: int, wanted: int, weight_bytes: int, memory_bytes: int | None) -> int:
+def _default_budget(least: int, wanted: int, weight_bytes: int, memory: int) -> int:
     """Bytes of the machine's memory: enough for `wanted`, if that is not too much of it. `least`: bytes of one sequence
     of the longest length."""
-    memory = usable_memory() if memory_bytes is None else memory_bytes
     limit = memory - memory // _SPARE_SHARE - weight_bytes
     if least <= memory // _LARGEST_DEFAULT_SHARE:
         limit = min(memory // _LARGEST_DEFAULT_SHARE, limit)
@@ -208,28 +203,17 @@ def _default_budget(least: int, wanted: int, weight_bytes: int, memory_bytes: in
     return max(default, min(wanted, limit))
 
 
-def _left(weight_bytes: int, memory_bytes: int | None, gpu: GpuBudget | None) -> int:
-    """Bytes that an explicit `kv_cache_gib` may take."""
-    if gpu is not None:
-        return gpu.memory.free * gpu.ranks
-    return (usable_memory() if memory_bytes is None else memory_bytes) - weight_bytes
-
-
-def _check_fits(
-    kv_cache_gib: float, budget: int, weight_bytes: int, memory_bytes: int | None, gpu: GpuBudget | None
-) -> None:
-    left = _left(weight_bytes, memory_bytes, gpu)
+def _check_fits(kv_cache_gib: float, budget: int, left: int, weight_bytes: int, gpu: GpuBudget | None) -> None:
     if budget <= left:
         return
+    problem = f"A KV cache of {kv_cache_gib:g} GiB does not fit"
     if gpu is not None:
         raise CacheTooLargeError(
-            f"A KV cache of {kv_cache_gib:g} GiB does not fit: {left / GIB:.1f} GiB are free, {gpu}. Lower "
-            "kv_cache_gib, or leave it out."
+            f"{problem}: {left / GIB:.1f} GiB are free, {gpu}. Lower kv_cache_gib, or leave it out."
         )
     raise CacheTooLargeError(
-        f"A KV cache of {kv_cache_gib:g} GiB does not fit into this machine's memory: it has "
-        f"{(left + weight_bytes) / GIB:.1f} GiB, of which the weights take {weight_bytes / GIB:.1f}. Lower "
-        "kv_cache_gib."
+        f"{problem} into this machine's memory: it has {(left + weight_bytes) / GIB:.1f} GiB, of which the weights "
+        f"take {weight_bytes / GIB:.1f}. Lower kv_cache_gib."
     )
 
 

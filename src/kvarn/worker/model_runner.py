@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Required, TypedDict, Unpack
 
 import numpy.typing as npt
 import torch
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.engine.plan import Row, StepPlan
 from kvarn.kernels.batch import PagedBatch
 from kvarn.models import Decoder
@@ -19,8 +19,7 @@ from kvarn.worker.errors import ContextTooLongError, PlanError
 from kvarn.worker.kv_blocks import BlockMemory, BlockTransfers, copy_blocks
 from kvarn.worker.proposers.eagle import EagleProposer
 from kvarn.worker.ranks.context_parallel import ContextParallel
-from kvarn.worker.slots import BASE_MODEL, SlotTable
-from kvarn.worker.states import SlotStates
+from kvarn.worker.slots import BASE_MODEL, SlotStates, SlotTable
 from kvarn.worker.step_batch import PromptSpan, StepBatch
 from kvarn.worker.step_sizes import MAX_LOGITS, StepSizes, launch_steps
 
@@ -37,41 +36,41 @@ class StepLogits(NamedTuple):
     prompt_hidden: torch.Tensor
     """[rows of the prompt spans, hidden], behind the last layer."""
     hidden_states: HiddenStates | None
-    """Kept for the EAGLE head."""
+
+
+class RunnerOptions(TypedDict, total=False):
+    """Sizes and parts of a `ModelRunner`."""
+
+    num_blocks: Required[int]
+    """Blocks of the KV cache; see `plan_cache`."""
+    max_num_seqs: Required[int]
+    """Slots: plans name them 0 to `max_num_seqs - 1`."""
+    max_context_length: int | None
+    """Tokens of the longest sequence; default: the model's own limit."""
+    num_snapshots: int
+    """Copies of recurrent states that plans may ask for, where the model has such states."""
+    connector: BlockMemory | None
+    """Memory of KV blocks beyond the cache; the engine must have the same."""
+    eagle: EagleProposer | None
+    """Proposer that processes each step; the engine must have the same."""
+    context: ContextParallel | None
+    """This rank's place among those that share long prompts."""
+    clock: Clock
+    """Times steps."""
 
 
 class ModelRunner:
     """Runs the forward passes of plans, one after the other. Not thread-safe.
 
-    Args:
-        model: The loaded decoder.
-        num_blocks: Blocks of the KV cache; see `plan_cache`.
-        max_num_seqs: Slots: plans name them 0 to `max_num_seqs - 1`.
-        max_context_length: Tokens of the longest sequence; default: the model's own limit.
-        num_snapshots: Copies of recurrent states that plans may ask for, where the model has such states.
-        connector: Memory of KV blocks beyond the cache; the engine must have the same.
-        eagle: Proposer that processes each step; the engine must have the same.
-        context: This rank's place among those that share long prompts.
-
-    Raises:
-        ContextTooLongError: `max_context_length` is more than the model was trained for.
+    Raises ContextTooLongError where `max_context_length` is more than the model was trained for.
     """
 
     max_repeated = 0
     """Tokens of the largest step that is filled up to be repeated."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        *,
-        num_blocks: int,
-        max_num_seqs: int,
-        max_context_length: int | None = None,
-        num_snapshots: int = 0,
-        connector: BlockMemory | None = None,
-        eagle: EagleProposer | None = None,
-        context: ContextParallel | None = None,
-    ) -> None:
+    def __init__(self, model: Decoder, **options: Unpack[RunnerOptions]) -> None:
+        num_blocks, max_num_seqs = options["num_blocks"], options["max_num_seqs"]
+        max_context_length, connector = options.get("max_context_length"), options.get("connector")
         limit = model.spec.max_context_length
         if max_context_length is not None and max_context_length > limit:
             raise ContextTooLongError(
@@ -81,13 +80,14 @@ class ModelRunner:
         self.device = model.kernels.device.torch_device
         self.num_blocks = num_blocks
         self.max_context_length = limit if max_context_length is None else max_context_length
-        self.cache = model.new_kv_cache(num_blocks, max_num_seqs + num_snapshots)
+        self.cache = model.new_kv_cache(num_blocks, max_num_seqs + options.get("num_snapshots", 0))
         self.adapters = AdapterPool(partial(model.new_adapter_memory, self.cache))
         self.slots = SlotTable(max_num_seqs, self.max_context_length, model.spec.vocab_size, self.adapters.indices)
-        self.eagle = eagle
+        self.eagle = options.get("eagle")
+        self.clock = options.get("clock", SYSTEM_CLOCK)
         recurrent = self.cache.recurrent_states
         self._states = None if recurrent is None else SlotStates(recurrent, max_num_seqs)
-        self._context = context
+        self._context = options.get("context")
         self._transfers = None if connector is None else BlockTransfers(self.cache, connector)
         self._reads_shared_prefixes = model.reads_shared_prefixes
 
@@ -102,7 +102,6 @@ class ModelRunner:
         self.model.kernels.device.compile_ahead(partial(launch_steps, self.model, self.cache, sizes), threads)
 
     def shutdown(self) -> None:
-        """End the thread that loads adapters, and those that compile."""
         self.adapters.close()
         self.model.kernels.device.stop_compiling()
 
@@ -113,10 +112,10 @@ class ModelRunner:
             return 0.0
         if self._transfers is None:
             raise PlanError("the plan stores or loads KV blocks, but this executor has no KV connector: give it one")
-        started = SYSTEM_CLOCK.now()
+        started = self.clock.now()
         self._transfers.store(plan.kv_stores)
         self._transfers.load(plan.kv_loads)
-        return SYSTEM_CLOCK.now() - started
+        return self.clock.now() - started
 
     def apply(self, plan: StepPlan) -> None:
         """Do what a plan changes before its rows are computed; its blocks were stored and loaded already."""
@@ -160,7 +159,6 @@ class ModelRunner:
         return batch
 
     def run(self, rows: Sequence[Row]) -> StepLogits:
-        """Compute rows up to the logits from which tokens are drawn."""
         batch = self.prepare(rows)
         hidden_states = None if self.eagle is None else self.eagle.hidden_states()
         hidden = self.last_hidden(batch, hidden_states)[: batch.num_logits]
@@ -168,8 +166,8 @@ class ModelRunner:
         return StepLogits(batch, self.model.logits(hidden[:drawn]), hidden[drawn:], hidden_states)
 
     def prompt_logits(self, step: StepLogits) -> Iterator[tuple[PromptSpan, list[int], torch.Tensor]]:
-        """Some positions of the prompt spans after the other: the span, the tokens that follow them, and their logits.
-        The logits of a whole chunk would take gigabytes."""
+        """Positions of the prompt spans, some at a time (a whole chunk's logits take gigabytes): span, following
+        tokens, logits."""
         for span in step.batch.prompt_spans:
             for first in range(0, len(span.next_token_ids), MAX_LOGITS):
                 following = span.next_token_ids[first : first + MAX_LOGITS]

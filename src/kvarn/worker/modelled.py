@@ -29,7 +29,6 @@ def successor(token: int, _sequence: NewSequence | None = None) -> int:
 
 
 def shape_of(plan: StepPlan) -> StepShape:
-    """The shape of a plan's step."""
     shape = StepShape()
     for row in plan.rows:
         known = len(row.token_ids) - row.num_proposals
@@ -40,16 +39,8 @@ def shape_of(plan: StepPlan) -> StepShape:
 
 
 class ModelledExecutor:
-    """Runs plans one after the other.
-
-    Args:
-        seconds: Duration of a step; `StepTimes.seconds`, for one.
-        clock: Sleeps until a step has ended; None: nobody waits.
-        next_token: What is drawn; where a mask forbids it, the next token that it allows.
-        num_blocks: Blocks of the KV cache.
-        max_context_length: Longest sequence in tokens.
-        max_in_flight: Plans that may wait for their results: with 2, a step is planned while one runs.
-    """
+    """Runs plans one after the other. `seconds` gives a step's duration (`StepTimes.seconds`, for one); `clock`
+    sleeps until it has ended; where a mask forbids `next_token`'s, the next token that it allows is drawn."""
 
     def __init__(
         self,
@@ -68,22 +59,18 @@ class ModelledExecutor:
         self._clock = clock
         self._next_token = next_token
         self._submitted: deque[tuple[StepPlan, float, float]] = deque()
-        """Plans, how long each takes, and when it ends."""
         self._free_at = 0.0
         self._last_tokens: dict[int, int] = {}
         """By slot: a plan made before the token was known refers to it."""
         self._sequences: dict[int, NewSequence] = {}
-        """By slot."""
 
     def submit(self, plan: StepPlan) -> None:
-        """See `Executor.submit`."""
         elapsed_s = self._seconds(shape_of(plan))
         if self._clock is not None:
             self._free_at = max(self._clock.now(), self._free_at) + elapsed_s
         self._submitted.append((plan, elapsed_s, self._free_at))
 
     def collect(self) -> StepResult:
-        """See `Executor.collect`."""
         if not self._submitted:
             raise ProtocolError("no plan was submitted: there is no result to collect")
         plan, elapsed_s, ends = self._submitted.popleft()
@@ -97,7 +84,6 @@ class ModelledExecutor:
         return StepResult(plan.step, rows, elapsed_s)
 
     def shutdown(self) -> None:
-        """See `Executor.shutdown`."""
         self._submitted.clear()
         self._sequences.clear()
 

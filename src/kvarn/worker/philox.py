@@ -36,12 +36,7 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Wor
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1), with 53 random bits, for each (seed, position).
-
-    Args:
-        seeds: [R], the 64-bit key of each row's choice.
-        positions: [R], index of the token to draw in the choice's output, from 0.
-    """
+    """One number in [0, 1), with 53 random bits, for each (seed [R], index of the token in the choice's output [R])."""
     place = positions.astype(np.uint64)
     none = np.zeros_like(place)
     words = philox4x32((place & _LOW, place >> _HALF, none, none), (seeds & _LOW, seeds >> _HALF))

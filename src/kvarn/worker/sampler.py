@@ -27,44 +27,29 @@ _NEUTRAL = {name: column.neutral for name, column in SAMPLING_COLUMNS.items()} |
 
 
 class Sampled(NamedTuple):
-    """One token for each of R rows."""
+    """One token for each of R rows, and reports by row, where requested."""
 
     token_ids: Ints
-    """[R]"""
     logprobs: dict[int, PositionLogprobs]
-    """Reports by row, where requested."""
 
 
 class StepTokens(NamedTuple):
-    """Tokens of a step, by place among the sampled rows."""
+    """Tokens of a step, by place among the sampled rows, and reports, where requested."""
 
     tokens: list[list[int]]
     logprobs: dict[int, list[PositionLogprobs]]
-    """Reports by place, where requested."""
 
 
 class Sampler:
-    """Draws the tokens of slots, and keeps them there.
-
-    Args:
-        slots: Sampling parameters and history of each sequence.
-        operations: Find and draw tokens.
-    """
+    """Draws the tokens of slots, and keeps them there."""
 
     def __init__(self, slots: SlotTable, operations: Operations) -> None:
         self._slots = slots
         self._operations = operations
 
     def draw(self, batch: StepBatch, logits: torch.Tensor, masks: Mapping[int, RowMasks]) -> StepTokens:
-        """Draw one token for each sampled row, and one more as long as the drawn tokens are those proposed.
-
-        Each position is drawn as if there were no proposals, so they change no token.
-
-        Args:
-            batch: The step.
-            logits: [drawn rows, vocab], changed in place.
-            masks: By slot, where only some tokens may be drawn.
-        """
+        """Draw one token for each sampled row, and one more as long as the drawn tokens are those proposed. Each
+        position is drawn as if there were no proposals. `logits` [drawn rows, vocab] are changed in place."""
         slots = batch.sampled_slots
         if batch.drawn_together is None:
             rows = self.sample(logits, slots, _masks_of(masks, slots))
@@ -162,10 +147,7 @@ class Sampler:
     def prompt_logprobs(
         self, spans: Sequence[PromptSpan], pieces: Iterable[tuple[PromptSpan, list[int], torch.Tensor]]
     ) -> dict[int, list[PositionLogprobs]]:
-        """Log-probabilities of prompt tokens, by the row of the plan.
-
-        `pieces`: some positions of a span, the tokens that follow them, and their logits [positions, vocab].
-        """
+        """Log-probabilities of prompt tokens, by the row of the plan. `pieces`: see `ModelRunner.prompt_logits`."""
         found: dict[int, list[PositionLogprobs]] = {span.row: [] for span in spans}
         for span, following, logits in pieces:
             check_finite(self._operations.most_likely(logits)[1], np.full(len(following), span.slot))
@@ -218,10 +200,8 @@ def check_finite(row_max: torch.Tensor, row_slots: Ints) -> None:
 
 
 def _masks_of(masks: Mapping[int, RowMasks], row_slots: Ints, ahead: Ints | None = None) -> dict[int, Mask]:
-    """Masks by row: of its slot, behind `ahead` proposals (none by default).
-
-    A mask behind a proposal that is not allowed may be empty: the token drawn there is dropped.
-    """
+    """Masks by row: of its slot, behind `ahead` proposals. One behind a proposal that is not allowed may be empty:
+    the token drawn there is dropped."""
     found: dict[int, Mask] = {}
     if masks:
         positions = [0] * len(row_slots) if ahead is None else ahead.tolist()

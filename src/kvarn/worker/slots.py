@@ -1,4 +1,4 @@
-"""State of each slot of the executor: block tables and sampling parameters in preallocated columns."""
+"""State of each slot of the executor: block tables and sampling parameters in columns, recurrent states in a cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.engine.plan import NewSequence, Row
+from kvarn.engine.plan import NO_SNAPSHOT, NewSequence, Row
+from kvarn.kernels.batch import StateCache
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.constraints import TokenConstraints, needs_constraints
@@ -30,7 +31,6 @@ class SamplingColumn(NamedTuple):
     neutral: float
     """Value of a row that takes the most likely token."""
     value: Callable[[SamplingParams, int], float]
-    """Value for a sequence and the size of the vocabulary."""
 
 
 SAMPLING_COLUMNS = {
@@ -39,7 +39,6 @@ SAMPLING_COLUMNS = {
     "top_p": SamplingColumn(np.float64, 1, lambda sampling, _: max(sampling.top_p, _SMALLEST_TOP_P)),
     "min_p": SamplingColumn(np.float32, 0, lambda sampling, _: sampling.min_p),
 }
-"""Fields of `SamplingTensors`, by name."""
 
 
 class SlotTable:
@@ -65,7 +64,6 @@ class SlotTable:
         self.sampling: dict[str, npt.NDArray[Any]] = {
             name: np.zeros(max_num_seqs, dtype=column.dtype) for name, column in SAMPLING_COLUMNS.items()
         }
-        """One array for each of `SAMPLING_COLUMNS`, by name."""
         self.temperature = self.sampling["temperature"]
         self.seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self.num_output = np.zeros(max_num_seqs, dtype=np.int64)
@@ -81,7 +79,6 @@ class SlotTable:
         """Prompt and number of most likely tokens to report, of slots that report on their prompt."""
 
     def release(self, slot: int) -> None:
-        """Forget a sequence."""
         self._check(slot, occupied=True)
         self.occupied[slot] = False
         self.constraints.pop(slot, None)
@@ -107,7 +104,6 @@ class SlotTable:
         self.num_logprobs[slot] = NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
 
     def update_blocks(self, rows: Sequence[Row]) -> None:
-        """Enter the new blocks of a step's rows."""
         updates = [
             (row.slot, update.index, update.block) for row in rows if row.block_updates for update in row.block_updates
         ]
@@ -116,7 +112,6 @@ class SlotTable:
             self.block_tables[slots, indices] = blocks
 
     def check_rows(self, slots: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
-        """Refuse rows of unknown slots and tokens past the longest context."""
         if not self.occupied[slots].all():
             raise PlanError(f"slots {slots[~self.occupied[slots]].tolist()} have a row but no admitted sequence")
         if ends.max(initial=0) > self._max_context_length:
@@ -133,7 +128,6 @@ class SlotTable:
                     constraints.add(token)
 
     def record_drawn(self, slot: int, tokens: list[int]) -> None:
-        """Add the tokens drawn for a slot, at least one."""
         self.num_output[slot] += len(tokens)
         self.last_token[slot] = tokens[-1]
         constraints = self.constraints.get(slot)
@@ -142,7 +136,6 @@ class SlotTable:
                 constraints.add(token)
 
     def record_forced(self, rows: Sequence[Row]) -> None:
-        """Add the tokens that rows are forced to draw first."""
         for row in rows:
             if row.num_forced:
                 first = len(row.token_ids) - row.num_proposals
@@ -153,3 +146,33 @@ class SlotTable:
             raise PlanError(f"slot {slot} is not one of the {len(self.occupied)} slots")
         if bool(self.occupied[slot]) != occupied:
             raise PlanError(f"slot {slot} is {'free' if occupied else 'taken already'}")
+
+
+class SlotStates:
+    """Applies plans to a cache of states: places for `num_slots` slots, then for snapshots."""
+
+    def __init__(self, cache: StateCache, num_slots: int) -> None:
+        self._cache = cache
+        self._num_slots = num_slots
+
+    def admit(self, new: NewSequence) -> None:
+        """Set the state of the slot that a sequence enters. Raises PlanError for an unknown snapshot."""
+        if new.snapshot == NO_SNAPSHOT:
+            self._cache.clear(new.slot)
+        else:
+            self._cache.copy(self._place(new.snapshot), new.slot)
+
+    def saves(self, rows: Sequence[Row]) -> npt.NDArray[np.int64]:
+        """`StateBatch.saves` of these rows. Raises PlanError as `admit`."""
+        saves, end = np.full(sum(len(row.token_ids) for row in rows), -1, dtype=np.int64), 0
+        for row in rows:
+            for save in row.state_saves:
+                saves[end + save.num_tokens - 1] = self._place(save.snapshot)
+            end += len(row.token_ids)
+        return saves
+
+    def _place(self, snapshot: int) -> int:
+        place = self._num_slots + snapshot
+        if not self._num_slots <= place < self._cache.num_places:
+            raise PlanError(f"snapshot {snapshot} of states is not one of {self._cache.num_places - self._num_slots}")
+        return place

@@ -47,7 +47,6 @@ class ProposalSpan(NamedTuple):
     first: int
     """Row, among the logits, of the position of the first proposal."""
     token_ids: list[int]
-    """The proposals."""
 
 
 @dataclass(slots=True)
@@ -83,7 +82,6 @@ class StepBatch:
     """[R] tokens whose logits are computed: one for each of `sampled_rows` (before the proposals), then the proposal
     spans, those of slots with constraints last, then the prompt spans."""
     num_logits: int = 0
-    """R, without those that fill the step up."""
     num_drawn: int = 0
     """Number of logits before the prompt spans."""
     proposal_spans: list[ProposalSpan] = field(default_factory=list)
@@ -108,11 +106,8 @@ class StepBatch:
 
     @staticmethod
     def of(rows: Sequence[Row], slots: SlotTable) -> StepBatch:
-        """Flatten the rows of a plan, whose blocks are already entered in the slot table.
-
-        Raises:
-            PlanError: A row is of an unknown slot or runs past the longest context.
-        """
+        """Flatten the rows of a plan, whose blocks are in the slot table. Raises PlanError where they contradict the
+        slots."""
         row_slots = np.array([row.slot for row in rows], dtype=np.int64)
         row_starts = np.array([row.start for row in rows], dtype=np.int64)
         token_lists = [row.token_ids for row in rows]
@@ -147,7 +142,6 @@ class StepBatch:
 
     @property
     def sampled_slots(self) -> Ints:
-        """[len(sampled_rows)] the slots for which a token is drawn."""
         return self.row_slots[self.sampled_rows]
 
     @property
@@ -177,10 +171,8 @@ class StepBatch:
         self.num_logits = len(self.logits_rows)
 
     def _add_proposal_spans(self, rows: Sequence[Row], before_proposals: Ints, slots: SlotTable) -> list[Ints]:
-        """Add the spans of rows with proposals; returns the tokens of the batch that they cover.
-
-        `before_proposals`, [len(sampled_rows)]: last token of each row; becomes the one before its proposals.
-        """
+        """Add the spans of rows with proposals; returns the tokens of the batch that they cover. `before_proposals`,
+        [len(sampled_rows)]: last token of each row; becomes the one before its proposals."""
         counts = {
             place: rows[index].num_proposals - rows[index].num_forced
             for place, index in enumerate(self.sampled_rows)
@@ -207,10 +199,8 @@ class StepBatch:
         return tokens
 
     def _add_prompt_spans(self, rows: Sequence[Row], slots: SlotTable) -> list[Ints]:
-        """Add the spans of rows that report on their prompt; returns the tokens of the batch that they cover.
-
-        The token after a chunk's last position is not in the chunk: it is taken from the admission's prompt.
-        """
+        """Add the spans of rows that report on their prompt; returns the tokens of the batch that they cover. The
+        token after a chunk's last position comes from the admission's prompt."""
         tokens: list[Ints] = []
         first = 0
         for index, row in enumerate(rows):
@@ -294,5 +284,4 @@ class StepBatch:
 
 
 def filled(array: npt.NDArray[Any], more: int, value: Any) -> npt.NDArray[Any]:
-    """The array with `more` such values behind it."""
     return np.concatenate([array, np.full(more, value, dtype=array.dtype)]) if more else array

@@ -20,8 +20,9 @@ from attention_layers import (
     check_mixed_step,
     poison,
 )
+from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.batch import HeadShape, PagedBatch
-from kvarn.kernels.cpu._native import AttentionPlan, usable_instruction_sets
+from kvarn.kernels.cpu._native import AttentionMetadata, usable_instruction_sets
 from kvarn.kernels.cpu.attention import CpuAttentionMetadata
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
 from kvarn.kernels.errors import KernelInputError
@@ -146,7 +147,7 @@ def test_a_token_alone_or_in_a_batch_gives_the_same_bits(isa: str, dtype: KvDtyp
         assert torch.equal(out, want[-count:])
 
 
-def native_plan(layer: Layer, batch: PagedBatch) -> AttentionPlan:
+def native_plan(layer: Layer, batch: PagedBatch) -> AttentionMetadata:
     plan = layer.plan(batch)
     assert isinstance(plan, CpuAttentionMetadata)
     return plan.native
@@ -225,7 +226,7 @@ def test_a_step_without_tokens_gives_nothing() -> None:
         slot_mapping=torch.zeros(0, dtype=torch.int64),
     )
     rotation = layer.rotation(empty.positions)
-    out = layer.plan(empty).run(torch.zeros(0, 32), rotation, layer.norm, layer.keys, layer.values, 1.0)
+    out = layer.plan(empty).run(torch.zeros(0, 32), rotation, AttentionLayer(1.0, layer.norm), layer.keys, layer.values)
     assert out.shape == (0, 16)
 
 
@@ -236,7 +237,7 @@ def test_what_does_not_fit_is_refused() -> None:
     rotation = layer.rotation(batch.positions)
 
     def attend(qkv: torch.Tensor, keys: torch.Tensor = layer.keys) -> None:
-        layer.plan(batch).run(qkv, rotation, None, keys, layer.values, 1.0)
+        layer.plan(batch).run(qkv, rotation, AttentionLayer(1.0), keys, layer.values)
 
     with pytest.raises(KernelInputError, match="tokens"):
         attend(qkv[:4])

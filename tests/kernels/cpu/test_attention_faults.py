@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.attention import plan_attention
@@ -41,7 +42,7 @@ def attend(
     """Results [T, H D], without a rotation."""
     cache, none = new_kv_cache(1, BLOCKS, HEADS, dtype), torch.empty(len(qkv), 0)
     plan = plan_attention(_native.Backend(isa), batch, HEADS)
-    return plan.run(qkv, Rotation(none, none), None, cache.keys[0], cache.values[0], 0.2, softcap)
+    return plan.run(qkv, Rotation(none, none), AttentionLayer(0.2, softcap=softcap), cache.keys[0], cache.values[0])
 
 
 @pytest.mark.parametrize("softcap", [None, 20.0])
@@ -121,4 +122,4 @@ def test_a_cache_with_gaps_is_refused() -> None:
     keys, values = keys[:, : whole.shape[1]], values[:, : whole.shape[1]]
     with pytest.raises(KernelInputError, match="one after another"):
         plan = plan_attention(_native.Backend("generic"), batch, HEADS)
-        plan.run(torch.randn(3, WIDTH), Rotation(none, none), None, keys, values, 1.0)
+        plan.run(torch.randn(3, WIDTH), Rotation(none, none), AttentionLayer(1.0), keys, values)

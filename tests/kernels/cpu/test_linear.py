@@ -16,6 +16,7 @@ from kvarn.kernels.linear import Norm
 _native = pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
 
 from kvarn.kernels.cpu.linear import CpuLinear  # noqa: E402
+from kvarn.kernels.cpu.packing import WeightForm  # noqa: E402
 from kvarn.kernels.errors import KernelInputError  # noqa: E402
 from packing import in_rows_of_nan, pack_linear, poison_freed_memory, random_weight  # noqa: E402
 
@@ -162,7 +163,7 @@ def test_packed_bytes_are_taken_over_from_elsewhere_and_padded_with_zeros() -> N
     backend, weight = _native.Backend("generic"), torch.full((17, 65), 2.0)
     packed = pack_linear(backend, weight)
     kept = packed.packed
-    assert (kept.format, kept.out, kept.in_features, kept.activation) == ("f32", 17, 65, None)
+    assert kept.form == WeightForm(format="f32", out=17, in_features=65)
     assert packed.nbytes == kept.blob.nbytes == 32 * 128 * 4
     assert int((kept.blob.view(torch.float32) != 0).sum()) == 17 * 65
     moved = CpuLinear(backend, replace(kept, blob=kept.blob.clone()))
@@ -173,7 +174,7 @@ def test_packed_bytes_are_taken_over_from_elsewhere_and_padded_with_zeros() -> N
 def test_half_precision_weights_become_float32() -> None:
     weight = torch.randn(5, 9).half()
     packed = pack_linear(_native.Backend("generic"), weight)
-    assert packed.packed.format == "f32"
+    assert packed.packed.form.format == "f32"
     assert torch.equal(packed.rows(torch.arange(5)), weight.float())
 
 

@@ -56,7 +56,7 @@ def test_bytes_are_those_of_a_weight_that_was_joined_and_quantized_first(
     want = pack(weight, bias, activation)
     for backend in BACKENDS:
         found = pack_plain(backend, parts, to, bias, activation)
-        assert found.form() == want.form()
+        assert found.form == want.form
         assert torch.equal(found.blob, want.blob)
         assert found.bias is not None and torch.equal(found.bias, bias)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.errors import UnsupportedByBackendError
@@ -73,7 +74,8 @@ class Case:
         angles = positions[:, None] * 100.0 ** (-torch.arange(half) / max(half, 1))
         rotation = Rotation(angles.cos().float(), angles.sin().float())
         plan = kernels.operations.plan_attention(batch, self.heads, self.window)
-        out = plan.run(qkv, rotation, self.norm, self.keys, self.values, 0.3, self.softcap, self.sinks)
+        layer = AttentionLayer(0.3, self.norm, self.softcap, self.sinks)
+        out = plan.run(qkv, rotation, layer, self.keys, self.values)
         return list(out.split([end - begin for _, begin, end in spans]))
 
 
@@ -148,7 +150,7 @@ def test_a_cache_of_fp8_holds_what_is_written_rounded(kernels: Kernels, referenc
     for each, dtype in ((reference, "float32"), (kernels, "fp8")):
         cache = each.operations.new_kv_cache(1, 3, heads, dtype)
         plan = each.operations.plan_attention(batch, heads)
-        found.append(plan.run(qkv, rotation, None, cache.keys[0], cache.values[0], 0.3))
+        found.append(plan.run(qkv, rotation, AttentionLayer(0.3), cache.keys[0], cache.values[0]))
     torch.testing.assert_close(found[1], found[0], atol=0.02, rtol=0.02)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.triton import attention
@@ -44,7 +45,7 @@ def run(kernels: Kernels, rows: list[int], *, shared: bool, window: int | None =
     plan = kernels.operations.plan_attention(make_batch(rows, shared=shared), HEADS, window)
     empty = torch.empty(len(rows), 0)
     sinks = torch.randn(HEADS.query, generator=generator)
-    return plan.run(qkv, Rotation(empty, empty), None, keys, values, 0.3, 4.0, sinks)
+    return plan.run(qkv, Rotation(empty, empty), AttentionLayer(0.3, None, 4.0, sinks), keys, values)
 
 
 def test_sequences_that_share_a_prefix_have_the_bits_they_have_alone(kernels: Kernels) -> None:

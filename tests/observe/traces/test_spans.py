@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -46,7 +47,7 @@ def traced(
     gateway: list[tuple[str, float]], engine: Sequence[int] = (), turns: tuple[TracedTurn, ...] = (), status: int = 200
 ) -> TracedRequest:
     timeline = Timeline()
-    timeline.add_engine_events(engine_events(engine), 0.1)
+    timeline.add_engine_events(engine_events(engine), 0.1, 1)
     events = [Event(name, at_s) for name, at_s in gateway] + timeline.events
     return TracedRequest(
         trace=begin("a", None),
@@ -113,6 +114,17 @@ def test_children_of_the_request_follow_one_another_without_a_gap() -> None:
     assert children[0].begin_s == spans[0].begin_s
     assert children[-1].end_s == spans[0].end_s
     assert all(one.end_s == other.begin_s for one, other in pairwise(children))
+
+
+def test_each_prompt_of_a_turn_has_its_own_phases() -> None:
+    request = traced(GATEWAY, FIRST)
+    timeline = Timeline()
+    timeline.add_engine_events(engine_events([*FIRST, *LAST]), 0.1, 2)
+    both = [*request.events, *timeline.events, *traced([], LAST).events]
+    spans = request_spans(replace(request, events=both))
+    phases = [span for span in spans if span.name in ("queue", "prefill", "decode")]
+    assert [span.name for span in phases] == ["queue", "prefill", "decode"] * 2
+    assert [span.end_s for span in phases[:3]] == [span.end_s for span in phases[3:]]
 
 
 def test_a_turn_that_failed_ends_where_the_next_model_begins() -> None:

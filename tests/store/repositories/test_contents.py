@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -41,9 +45,9 @@ async def owner(store: Store) -> Owner:
 
 
 async def keep(store: Store, owner: Owner, content: bytes = CONTENT) -> File:
-    writer = FileWriter(store, owner)
-    await writer.write(content)
-    file_id = await writer.finish()
+    async with FileWriter(store, owner) as writer:
+        await writer.write(content)
+        file_id = await writer.finish()
     async with store.transaction() as session:
         return await publish_file(session, file_id, filename="a", purpose="batch", now=1, expires_at=None)
 
@@ -59,7 +63,7 @@ async def rows(store: Store) -> int:
 
 def names(blobs: Blobs) -> list[str]:
     files, root = blobs.open()
-    return sorted(path.rpartition("/")[2] for path in files.ls(root, detail=False)) if files.exists(root) else []
+    return sorted(path.rpartition("/")[2] for path in files.find(root))
 
 
 @pytest.mark.parametrize("content", [b"", b"x", CONTENT])
@@ -115,6 +119,7 @@ async def test_a_move_that_was_interrupted_is_done_again(
 ) -> None:
     file = await keep(store, owner)
     store.blobs = blobs
+    await (await blobs.create("moving/of-a-process-that-died")).close()
 
     async def fail(*_: object) -> None:
         raise StoreAwayError("killed")
@@ -149,6 +154,29 @@ async def test_a_move_that_comes_late_leaves_the_content_of_the_one_before(
     assert names(blobs) == ([] if is_deleted else [file.id])
     if not is_deleted:
         assert await content_of(store, await find_file(store, owner, file.id)) == CONTENT
+
+
+async def test_a_writer_that_is_cancelled_while_its_blob_is_created_leaves_none(
+    store: Store, owner: Owner, blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.blobs = blobs
+    files, _ = blobs.open()
+    create, creating, cancelled = files.open, threading.Event(), threading.Event()
+
+    def wait_and_create(*arguments: Any) -> Any:
+        creating.set()
+        assert cancelled.wait(60)
+        return create(*arguments)
+
+    monkeypatch.setattr(files, "open", wait_and_create)
+    keeping = asyncio.create_task(keep(store, owner))
+    assert await asyncio.to_thread(creating.wait, 60)
+    keeping.cancel()
+    cancelled.set()
+    with pytest.raises(asyncio.CancelledError):
+        await keeping
+    gc.collect()
+    assert names(blobs) == []
 
 
 async def test_a_reader_goes_on_when_the_content_moves_beneath_it(store: Store, owner: Owner, blobs: Blobs) -> None:

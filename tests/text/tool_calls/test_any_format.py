@@ -139,16 +139,48 @@ def test_of_a_call_that_is_cut_off_nothing_is_text_and_it_is_open_until_its_argu
     )
 
 
+A1 = '{"a": 1}'
+FORCED = [
+    (HERMES, f" {A1}}}\n</tool_call>", f' "f", "arguments": {A1}}}'),
+    (LLAMA3, f" {A1}}}", f' "f", "parameters": {A1}}}'),
+    (MISTRAL, f" {A1}}}]", f' "f", "arguments": {A1}}}]'),
+    (MISTRAL_TAGGED, A1, f"f[ARGS]{A1}"),
+    (GPT_OSS, f"{A1}<|call|>", f"f <|constrain|>json<|message|>{A1}"),
+    (DEEPSEEK, f"{A1}\n```<｜tool▁call▁end｜>", f"f\n```json\n{A1}\n```"),
+    (DEEPSEEK_BARE, f"{A1}<｜tool▁call▁end｜>", f"f<｜tool▁sep｜>{A1}"),
+    (GRANITE, f" {A1}}}]", f' "f", "arguments": {A1}}}]'),
+    (PHI, f" {A1}}}]<|/tool_call|>", f' "f", "arguments": {A1}}}]'),
+    (GLM, "<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", "f<arg_key>a</arg_key><arg_value>1</arg_value>"),
+]
+
+
+@pytest.mark.parametrize(("kind", "named", "unnamed"), FORCED, ids=lambda value: getattr(value, "name", None))
+def test_a_call_begun_in_the_prompt_goes_on_in_the_answer_and_is_the_only_one(
+    kind: ToolFormat, named: str, unnamed: str
+) -> None:
+    for name, answer in (("f", named), (None, unnamed)):
+        again = kind.opening(name) + answer
+        more = f"{answer} and {again}"
+        for text in (answer, more):
+            assert at_every_split(kind, text, NAMES, opening=kind.opening(name), max_calls=1) == [("call", "f", A1)]
+
+
+@pytest.mark.parametrize("kind", [HERMES, LLAMA3, PYTHONIC, MISTRAL], ids=lambda kind: kind.name)
+def test_the_opening_is_never_given_out_as_text(kind: ToolFormat) -> None:
+    for answer in ("I will not.", "null", " 5}", ""):
+        seen = at_every_split(kind, answer, {"multiply"}, opening=kind.opening("multiply"))
+        assert "".join(part[-1] for part in seen) == answer
+
+
+def test_python_calls_begun_in_the_prompt_go_on_in_the_answer() -> None:
+    for opening, answer in (("[f(", "a=1)]"), ("[", "f(a=1)]"), ("[", "f(a=1), f(a=2)]")):
+        assert at_every_split(PYTHONIC, answer, NAMES, opening=opening, max_calls=1) == [("call", "f", A1)]
+
+
 def test_the_end_of_a_cut_off_text_that_begins_no_call_stays(kind: ToolFormat = LLAMA3) -> None:
     for text in ('{"name": "An', "[1, 2", "Hello \n", "a [f"):
         parser = kind.make_parser(NAMES)
         assert joined(parser.push(text) + parser.flush(cut_off=True)) == [("text", text)]
-
-
-@settings(max_examples=examples(25))
-@given(kind=st.sampled_from(FORMATS), pieces=st.lists(PIECES, max_size=6))
-def test_every_single_cut_gives_the_same(kind: ToolFormat, pieces: list[str]) -> None:
-    at_every_split(kind, "".join(pieces), NAMES)
 
 
 @pytest.mark.parametrize(

@@ -106,29 +106,6 @@ def test_text_is_given_out_as_soon_as_no_call_can_begin_in_it() -> None:
     assert parser.push("box>") == [TextDelta(" <toolbox>")]
 
 
-def test_nothing_comes_after_the_calls_that_were_asked_for() -> None:
-    text = f"One: {CALL} Two: {CALL} more"
-    assert at_every_split(HERMES, text, max_calls=1) == [("text", "One:"), ADDED]
-    parser = HERMES.make_parser(max_calls=1)
-    parser.push(CALL.removesuffix("}\n</tool_call>"))
-    assert not parser.satisfied
-    parser.push("}")
-    assert parser.satisfied
-
-
-def test_a_call_begun_in_the_prompt_goes_on_in_the_answer() -> None:
-    opening = HERMES.opening("add")
-    assert at_every_split(HERMES, ' {"a": 1, "b": "x"}}\n</tool_call>', {"add"}, opening=opening) == [ADDED]
-    opening = HERMES.opening(None)
-    assert at_every_split(HERMES, ' "add", "arguments": {"a": 1, "b": "x"}}', {"add"}, opening=opening) == [ADDED]
-
-
-def test_the_opening_is_never_given_out_as_text() -> None:
-    for answer in ("I will not.", " 5}", ' "add"', "", f"No. {CALL}"):
-        seen = at_every_split(HERMES, answer, {"multiply"}, opening=HERMES.opening("multiply"))
-        assert seen == ([("text", answer)] if answer else [])
-
-
 def test_call_ids_are_unlike_each_other() -> None:
     starts = [event for _ in range(50) for event in HERMES.make_parser().push(CALL) if isinstance(event, ToolCallStart)]
     assert len({start.id for start in starts}) == 50

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kvarn.text.tool_calls.events import ToolCallArguments, ToolCallStart
-from kvarn.text.tool_calls.formats import LLAMA3, PYTHONIC
+from kvarn.text.tool_calls.formats import LLAMA3
 from tool_events import at_every_split
 
 NAMES = {"add", "now", "get_weather"}
@@ -133,21 +133,3 @@ def test_what_only_looks_like_a_call_stays_text(text: str) -> None:
 def test_an_argument_cut_short_is_left_out() -> None:
     assert at_every_split(LLAMA3, '[add(a=1, b="one tw', NAMES) == [("call", "add", '{"a": 1')]
     assert at_every_split(LLAMA3, '{"name": "add", "parameters": {"a": "one', NAMES) == [("call", "add", '{"a": "one')]
-
-
-def test_nothing_comes_after_the_calls_that_were_asked_for() -> None:
-    assert at_every_split(LLAMA3, f"{CALL}; {CALL}", NAMES, max_calls=1) == [ADDED]
-    assert at_every_split(LLAMA3, "[now(), now()] and", NAMES, max_calls=1) == [NOW]
-
-
-def test_a_call_begun_in_the_prompt_goes_on_in_the_answer() -> None:
-    answer = ' {"a": 1, "b": "x"}}'
-    assert at_every_split(LLAMA3, answer, NAMES, opening=LLAMA3.opening("add")) == [ADDED]
-    assert at_every_split(LLAMA3, f' "add", "parameters":{answer}', NAMES, opening=LLAMA3.opening(None)) == [ADDED]
-    assert at_every_split(PYTHONIC, 'a=1, b="x")]', NAMES, opening="[add(") == [ADDED]
-    assert at_every_split(PYTHONIC, 'add(a=1, b="x")]', NAMES, opening="[") == [ADDED]
-    for answer in ("I will not.", "null", ""):
-        for kind in (LLAMA3, PYTHONIC):
-            assert (
-                "".join(part[-1] for part in at_every_split(kind, answer, NAMES, opening=kind.opening(None))) == answer
-            )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvarn.text.tool_calls.events import ToolCallArguments, ToolCallStart
-from kvarn.text.tool_calls.formats import MISTRAL, MISTRAL_TAGGED
+from kvarn.text.tool_calls.events import ToolCallStart
+from kvarn.text.tool_calls.formats import MISTRAL
 from tool_events import at_every_split
 
 NAMES = {"add", "now"}
@@ -40,14 +40,6 @@ def test_calls_follow_each_other_and_texts() -> None:
     assert at_every_split(MISTRAL, text, NAMES) == [ADDED, NOW, ("text", "So.")]
 
 
-def test_arguments_are_given_out_while_they_are_written() -> None:
-    parser = MISTRAL.make_parser(NAMES)
-    assert parser.push("[TOOL_CALLS]add[ARGS]") == []
-    begun = parser.push('{"a')
-    assert [type(event) for event in begun] == [ToolCallStart, ToolCallArguments]
-    assert parser.push('": 1') == [ToolCallArguments(0, '": 1')]
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -66,19 +58,6 @@ def test_what_only_looks_like_a_call_stays_text(text: str) -> None:
 
 def test_a_broken_call_later_in_a_list_is_text() -> None:
     assert at_every_split(MISTRAL, f"[TOOL_CALLS] [{OBJECT}, 3]", NAMES) == [ADDED, ("text", ", 3]")]
-
-
-def test_nothing_comes_after_the_calls_that_were_asked_for() -> None:
-    assert at_every_split(MISTRAL, f"[TOOL_CALLS] [{OBJECT}, {OBJECT}]", NAMES, max_calls=1) == [ADDED]
-
-
-def test_a_call_begun_in_the_prompt_goes_on_in_the_answer() -> None:
-    answer = ' {"a": 1, "b": "x"}}]'
-    assert at_every_split(MISTRAL, answer, NAMES, opening=MISTRAL.opening("add")) == [ADDED]
-    assert at_every_split(MISTRAL, f' "add", "arguments":{answer}', NAMES, opening=MISTRAL.opening(None)) == [ADDED]
-    tagged = '{"a": 1, "b": "x"}'
-    assert at_every_split(MISTRAL, tagged, NAMES, opening=MISTRAL_TAGGED.opening("add")) == [ADDED]
-    assert at_every_split(MISTRAL, f"add[ARGS]{tagged}", NAMES, opening=MISTRAL_TAGGED.opening(None)) == [ADDED]
 
 
 def test_ids_are_what_the_templates_take() -> None:

@@ -163,18 +163,3 @@ def test_any_string_of_glm_is_read(arguments: dict[str, str], cuts: list[int]) -
     events = [event for part in cut_at(f"<tool_call>f\n{pairs}</tool_call>", cuts) for event in parser.push(part)]
     ((_, name, text),) = joined(events + parser.flush())
     assert name == "f" and json.loads(text) == arguments
-
-
-@pytest.mark.parametrize(
-    ("kind", "answer"),
-    [
-        (GPT_OSS, '{"a": 1}<|call|>'),
-        (DEEPSEEK, '{"a": 1}\n```<｜tool▁call▁end｜>'),
-        (DEEPSEEK_BARE, '{"a": 1}<｜tool▁call▁end｜>'),
-        (GRANITE, ' {"a": 1}}]'),
-        (PHI, ' {"a": 1}}]<|/tool_call|>'),
-        (GLM, "<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"),
-    ],
-)
-def test_a_forced_call_goes_on_from_its_opening(kind: ToolFormat, answer: str) -> None:
-    assert at_every_split(kind, answer, NAMES, opening=kind.opening("f"), max_calls=1) == [F]

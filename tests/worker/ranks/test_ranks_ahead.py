@@ -23,9 +23,9 @@ from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.async_executor import AsyncExecutor
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.proposers.ngram import NgramProposer
+from kvarn.worker.ranks.collectives import read_frame
 from kvarn.worker.ranks.executor import RanksExecutor
 from kvarn.worker.ranks.follower import Follower
-from kvarn.worker.ranks.pipes import read_frame
 from meeting import Meeting, ThreadCollectives
 from profiles import thorough
 

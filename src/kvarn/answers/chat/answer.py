@@ -10,7 +10,6 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.answers.encoded_stream import EncodedStream
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.tiers import tier_of
 from kvarn.answers.turn import Deltas, Turn
@@ -33,10 +32,9 @@ from kvarn.wire.openai.chat.answer import (
 )
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.usage import Usage
-from kvarn.wire.sse import TextEvents, event
+from kvarn.wire.sse import EncodedStream, TextEvents, event
 
 StoreAnswer = Callable[[ChatCompletion], Awaitable[list[str]]]
-"""Stores a finished answer; returns warnings for the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +51,20 @@ class ChatRun:
     deltas: Deltas
     choices: int
     turn: Turn
-    held: HeldBytes
-    """Counts what of the answer is gathered before it is sent."""
+    held: HeldBytes  # counts what of the answer is gathered before it is sent
     store: StoreAnswer | None = None
-    """Stores the answer; None: the client did not ask for that."""
 
     @property
     def service_tier(self) -> str | UnsetType:
-        """The tier it is served in, where the client named one."""
         return UNSET if self.request.service_tier is None else tier_of(self.turn.priority)
 
     @property
     def opening(self) -> str:
-        """Text that each choice begins with."""
         final = self.request.plain_messages[-1]["content"] if self.request.echo else ""
         return final if isinstance(final, str) else "\n".join(part["text"] for part in final or [])
 
     @property
     def legacy(self) -> bool:
-        """Whether the client speaks of functions, not of tools."""
         return self.request.tool_use is not None and self.request.tool_use.legacy
 
     def stream(self) -> EncodedStream[ChoiceDelta]:
@@ -99,7 +92,6 @@ class ChatRun:
         return event(self.chunk([], self.turn.usage.as_openai()))
 
     async def collect(self) -> ChatCompletion:
-        """The answer as one object."""
         collectors = self._collectors()
         prompt_positions: list[PositionLogprobs | None] | None = None
         async with aclosing(self.deltas) as deltas:
@@ -117,7 +109,6 @@ class ChatRun:
     def chunk(
         self, choices: list[ChunkChoice], usage: Usage | None = None, warnings: list[str] | None = None
     ) -> ChatCompletionChunk:
-        """One chunk of the stream."""
         return ChatCompletionChunk(
             id=self.id,
             created=self.created,
@@ -148,15 +139,12 @@ class ChatRun:
 
 
 class _ChunkEncoder:
-    """Encodes the deltas of one choice as server-sent events."""
-
     def __init__(self, run: ChatRun, index: int) -> None:
         self._run = run
         self._index = index
         self._legacy = run.legacy
         self._with_token_ids = run.request.return_token_ids
-        self._opening = self._event(Delta(role="assistant", content=run.opening))
-        """Sent before the first delta."""
+        self._opening = self._event(Delta(role="assistant", content=run.opening))  # sent before the first delta
         self._texts = TextEvents(lambda text: run.chunk([ChunkChoice(index=index, delta=Delta(content=text))]))
 
     def encode(self, delta: ChoiceDelta) -> bytes:
@@ -212,20 +200,15 @@ class _Collector:
     reasoning: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs | Raw] | None = None
     token_ids: list[int] = field(default_factory=list)
-    calls: list[tuple[str, str, list[str]]] = field(default_factory=list)
-    """Id, name and arguments of each."""
+    calls: list[tuple[str, str, list[str]]] = field(default_factory=list)  # id, name and arguments of each
     warnings: list[str] = field(default_factory=list)
     finish_reason: FinishReason = "stop"
     stop_reason: int | str | None = None
     refusal: str = ""
 
     def add(self, delta: ChoiceDelta) -> None:
-        """Take the choice's next delta. The memory of its log-probabilities is counted; text and token ids are small
-        beside them.
-
-        Raises:
-            BodyRefusedError: There is no memory left for it.
-        """
+        """Take the choice's next delta. The memory of its log-probabilities is counted (raises `BodyRefusedError`);
+        text and token ids are small beside them."""
         self.text.append(delta.text)
         self.reasoning.append(delta.reasoning)
         if delta.logprobs is not None:
@@ -247,7 +230,6 @@ class _Collector:
         self.warnings += delta.warnings
 
     def choice(self) -> ChatChoice:
-        """The finished choice."""
         text, legacy = "".join(self.text), self.run.legacy
         reasoning = "".join(self.reasoning) or UNSET
         calls = [

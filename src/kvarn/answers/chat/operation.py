@@ -19,21 +19,19 @@ from kvarn.answers.record import RequestRecord
 from kvarn.answers.structured.answer_check import only_valid_answers
 from kvarn.answers.structured.grammars import grammar_of_chat
 from kvarn.answers.turn import Deltas, Moderated, Turn
-from kvarn.catalog.models import ModelText, ReadyModel
+from kvarn.catalog.models import ReadyModel
 from kvarn.text.reasoning.splitter import ReasoningSplitter
 from kvarn.text.sampling import chat_sampling, check_sampling
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.tokenize import RenderedChat
+from kvarn.wire.sampling import SamplingParams
 
 
 async def start_chat(
     serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, context: Sequence[int] = ()
 ) -> ChatRun:
-    """Begin the answer to a chat. `context`: tokens that stand before the prompt.
-
-    Raises:
-        ApiError: It cannot be answered as asked, or not now; or it cannot be stored as asked.
-        ChatTemplateError: The model's template refuses the messages.
-    """
+    """Begin the answer to a chat. `context`: tokens that stand before the prompt. Raises `ApiError`, or
+    `ChatTemplateError`: the model's template refuses the messages."""
     if request.store:
         await serving.storage_quota.check(record, "store", "send 'store': false")
     record.choice.session = record.choice.session or request.prompt_cache_key or ""
@@ -44,32 +42,27 @@ async def engine_chat(
     serving: ServingContext, record: RequestRecord, question: ChatQuestion, model: ReadyModel
 ) -> ChatPrompt:
     """The prompt of a chat for an engine of this server. Raises as `start_chat` does."""
-    request, context, text, limits = question.request, question.context, model.text, serving.limits
-    checked = await serving.run(record, lambda: check_sampling(request, text.tokenizer, limits, text.sampling_defaults))
-    if context:
-        check_token_ids(list(context), model, "context")
-    prompt = [*context, *await render_chat(serving, record, request, model)]
+    request, context, text = question.request, question.context, model.text
+    prompt, fitted = await _checked_prompt(serving, record, request, model, context)
     kept, grammar = await grammar_of_chat(serving, record, request, model, prompt) or (None, None)
-    sampling = chat_sampling(
-        request,
-        checked,
-        limits,
-        prompt_tokens=len(prompt),
-        context_length=model.card.max_context_length,
-        draw_seed=model.served.draw_seed,
-    )
+    sampling = fitted(model.served.draw_seed)
+    markers = () if request.tool_use is None else text.tool_format.markers
+    reasoning = text.reasoning_format
 
     def start(turn: Turn) -> Deltas:
         opening = opening_of(request, model)
+        splitter: Callable[[], ReasoningSplitter | None] = lambda: None  # noqa: E731
+        if reasoning is not None:
+            splitter = partial(reasoning.splitter, phase_after_prompt(request, model, prompt))
         choices = make_choices(
             request,
             sampling,
             model,
-            limits,
+            serving.limits,
             moderation=partial(serving.moderation.output_moderation, turn),
             continued=prompt if request.continue_final_message or opening else (),
-            shown=text.tokenizer.ids_of(_markers(request, text)),
-            splitter=_splitters(request, model, prompt),
+            shown=text.tokenizer.ids_of([*markers, *(() if reasoning is None else reasoning.markers)]),
+            splitter=splitter,
         )
         for choice in choices:
             choice.transform = _transform(request, model, opening)
@@ -81,7 +74,7 @@ async def engine_chat(
 
     moderated: list[Moderated] = [("messages", partial(chat_texts, request.plain_messages, request.active_tools))]
     if context:
-        moderated.insert(0, ("context", partial(_decoded, text, context)))
+        moderated.insert(0, ("context", lambda: [text.tokenizer.decode(context)]))
     return ChatPrompt(
         model=model,
         tokens=len(prompt),
@@ -99,24 +92,38 @@ async def engine_chat(
     )
 
 
-def _decoded(text: ModelText, context: Sequence[int]) -> list[str]:
-    return [text.tokenizer.decode(context)]
+async def render_only(serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest) -> RenderedChat:
+    """Check a chat as if it were answered, and show what its engine would get. Raises as `start_chat` does."""
+    model = serving.catalog.ready(record, request.model, "generate")
+    token_ids, fitted = await _checked_prompt(serving, record, request, model)
+    return RenderedChat(
+        request_id=f"chatcmpl-{record.id}",
+        model=model.public_name,
+        token_ids=token_ids,
+        sampling_params=fitted(lambda: 0),
+        stream=bool(request.stream),
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )
 
 
-def _markers(request: ChatCompletionRequest, text: ModelText) -> list[str]:
-    """Special tokens that the answer's parsers must see."""
-    calls = () if request.tool_use is None else text.tool_format.markers
-    return [*calls, *(() if text.reasoning_format is None else text.reasoning_format.markers)]
-
-
-def _splitters(
-    request: ChatCompletionRequest, model: ReadyModel, prompt: list[int]
-) -> Callable[[], ReasoningSplitter | None]:
-    """Makes who tells reasoning from content, for each choice."""
-    kind = model.text.reasoning_format
-    if kind is None:
-        return lambda: None
-    return partial(kind.splitter, phase_after_prompt(request, model, prompt))
+async def _checked_prompt(
+    serving: ServingContext,
+    record: RequestRecord,
+    request: ChatCompletionRequest,
+    model: ReadyModel,
+    context: Sequence[int] = (),
+) -> tuple[list[int], Callable[[Callable[[], int]], SamplingParams]]:
+    """The prompt, and a function that fits the sampling parameters to it, given one that draws a seed."""
+    text, limits = model.text, serving.limits
+    checked = await serving.run(record, lambda: check_sampling(request, text.tokenizer, limits, text.sampling_defaults))
+    if context:
+        check_token_ids(list(context), model, "context")
+    prompt = [*context, *await render_chat(serving, record, request, model)]
+    longest = model.card.max_context_length
+    return prompt, lambda draw_seed: chat_sampling(
+        request, checked, limits, prompt_tokens=len(prompt), context_length=longest, draw_seed=draw_seed
+    )
 
 
 def _transform(request: ChatCompletionRequest, model: ReadyModel, opening: str) -> Callable[[ChoiceDelta], None] | None:

@@ -24,7 +24,6 @@ def opening_of(request: ChatCompletionRequest, model: ReadyModel) -> str:
 async def render_chat(
     serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, model: ReadyModel
 ) -> list[int]:
-    """The token ids of a chat. Raises as `ReadyModel.render` does."""
     variables = request.chat_template_kwargs or {}
     if request.reasoning_effort is not None:
         variables = _reasoning_variables(request, record, model.text) | variables

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt(GeneratedPrompt):
-    """The prompt of a chat."""
-
-    shown: list[int]
-    """Its tokens; empty where another server tokenizes it."""
+    shown: list[int]  # its tokens; empty where another server tokenizes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,6 @@ class ChatQuestion(Question[ChatCompletionRequest, ChatRun]):
     NOT_COPIED = {"store": None, "service_tier": None, "priority": 0}  # noqa: RUF012
 
     def features(self, record: RequestRecord) -> RequestFeatures:
-        """See `Question`."""
         request = self.request
         written = sum(len(text.encode()) for text in chat_texts(request.plain_messages, request.active_tools))
         return RequestFeatures(
@@ -51,11 +47,9 @@ class ChatQuestion(Question[ChatCompletionRequest, ChatRun]):
         )
 
     async def prompt(self, serving: ServingContext, record: RequestRecord, model: ReadyModel) -> ChatPrompt:
-        """See `Question`."""
         return await serving.steps.generator_of(model).prompt_chat(serving, record, self, model)
 
     def run(self, serving: ServingContext, turn: Turn, prompt: GeneratedPrompt, deltas: Deltas) -> ChatRun:
-        """See `Question`."""
         record, request, model = turn.record, self.request, prompt.model
         assert isinstance(prompt, ChatPrompt) and isinstance(model, ReadyModel)
         gathered = HeldBytes(serving.held, record)

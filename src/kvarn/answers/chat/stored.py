@@ -22,7 +22,6 @@ _REQUEST_FIELDS = (
     *("seed", "temperature", "top_p", "presence_penalty", "frequency_penalty", "max_completion_tokens", "tool_choice"),
     *("parallel_tool_calls", "response_format"),
 )
-"""Fields of the request that a stored completion shows."""
 
 
 async def keep_completion(
@@ -32,12 +31,8 @@ async def keep_completion(
     answer: ChatCompletion,
     logprobs_bytes: int,
 ) -> list[str]:
-    """Store a finished answer. Where the database is away, or the answer has more log-probabilities than a body may
-    have bytes, the client gets its answer all the same.
-
-    Returns:
-        Warnings for the client.
-    """
+    """Store a finished answer; returns warnings. Where the database is away, or the answer has more log-probabilities
+    than a body may have bytes, the client gets its answer all the same."""
     max_bytes = serving.limits.max_body_bytes
     if logprobs_bytes > max_bytes:
         return [
@@ -64,7 +59,6 @@ async def keep_completion(
 
 
 def describe_completion(stored: StoredCompletion) -> dict[str, Any]:
-    """A stored completion as clients see it."""
     return {**stored.body, "metadata": stored.extra}
 
 

@@ -25,11 +25,8 @@ class ToolCallReader:
     beginning has been given out, the last delta says so (`cut_call`)."""
 
     use: ToolUse
-    """Which tools the request has, and how they may be called."""
     parser: ToolCallParser
-    """Its own, fresh."""
-    calls: list[tuple[str, list[str]]] = field(default_factory=list)
-    """Name and arguments of each call so far."""
+    calls: list[tuple[str, list[str]]] = field(default_factory=list)  # name and arguments of each call so far
 
     def read(self, delta: ChoiceDelta) -> None:
         """Set the parts, text and finish reason of a delta. The choice ends when all calls that were asked for are

@@ -44,11 +44,9 @@ class CompletionRun:
     deltas: Deltas
     readers: Sequence[ChunkReader]
     usage: TokenUsage
-    held: HeldBytes
-    """Counts what of the answer is gathered before it is sent."""
+    held: HeldBytes  # counts what of the answer is gathered before it is sent
 
     async def collect(self) -> Completion:
-        """The answer as one object."""
         chunks: list[list[CompletionChoice]] = [[] for _ in self.readers]
         async with aclosing(self.deltas) as deltas:
             async for delta in deltas:
@@ -63,7 +61,6 @@ class CompletionRun:
         return self._completion(choices, self.usage.as_openai(), whole=True)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events."""
         texts = [TextEvents(partial(self._text_chunk, index)) for index in range(len(self.readers))]
         async with aclosing(self.deltas) as deltas:
             async for delta in deltas:
@@ -78,7 +75,6 @@ class CompletionRun:
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | None = None, whole: bool = False
     ) -> Completion:
-        """The answer's object, whole or one chunk of its stream."""
         return Completion(
             id=self.id,
             created=self.created,

@@ -38,8 +38,7 @@ class ShownPrompt:
     """A prompt as its choices show it."""
 
     token_ids: list[int]
-    text: str
-    """Put before the answer by `echo`; empty without it."""
+    text: str  # put before the answer by `echo`; empty without it
     positions: list[PositionLogprobs | None] | None = None
     """Log-probabilities of its tokens, once the engine has sent them."""
 
@@ -56,7 +55,6 @@ class CompletionReader:
         self._offset = len(prompt.text)
 
     async def read(self, delta: ChoiceDelta) -> CompletionChoice:
-        """The delta as a chunk of a stream; the first carries what is said of the prompt."""
         first, self._started = not self._started, True
         if delta.prompt_positions is not None:
             self._prompt.positions = delta.prompt_positions
@@ -75,7 +73,6 @@ class CompletionReader:
         )
 
     async def joined(self, chunks: list[CompletionChoice]) -> CompletionChoice:
-        """The whole choice from all its chunks."""
         last, positions = chunks[-1], self._prompt.positions
         logprobs = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
         wants_ids, wants_prompt = self._request.return_token_ids, self._request.prompt_logprobs is not None
@@ -107,18 +104,12 @@ class CompletionReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionPrompt(GeneratedPrompt):
-    """The prompts of a text completion."""
-
-    readers: Sequence[ChunkReader]
-    """One for each choice of each prompt."""
+    readers: Sequence[ChunkReader]  # one for each choice of each prompt
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionQuestion(Question[CompletionRequest, CompletionRun]):
-    """A text completion."""
-
     def features(self, record: RequestRecord) -> RequestFeatures:
-        """See `Question`."""
         given = self.request.max_tokens
         return RequestFeatures(
             prompt_tokens=record.body_bytes // BYTES_PER_TOKEN,
@@ -126,7 +117,6 @@ class CompletionQuestion(Question[CompletionRequest, CompletionRun]):
         )
 
     async def prompt(self, serving: ServingContext, record: RequestRecord, model: ReadyModel) -> CompletionPrompt:
-        """See `Question`."""
         given, most = as_list(self.request.prompt), serving.limits.max_prompts
         if len(given) > most:
             message = f"'prompt' has {len(given)} prompts; this server takes at most {most}."
@@ -134,7 +124,6 @@ class CompletionQuestion(Question[CompletionRequest, CompletionRun]):
         return await serving.steps.generator_of(model).prompt_completion(serving, record, self.request, model)
 
     def run(self, serving: ServingContext, turn: Turn, prompt: GeneratedPrompt, deltas: Deltas) -> CompletionRun:
-        """See `Question`."""
         record, model = turn.record, prompt.model
         assert isinstance(prompt, CompletionPrompt) and isinstance(model, ReadyModel)
         return CompletionRun(
@@ -151,18 +140,12 @@ class CompletionQuestion(Question[CompletionRequest, CompletionRun]):
 
 
 async def start_completion(serving: ServingContext, record: RequestRecord, request: CompletionRequest) -> CompletionRun:
-    """Begin the answer to a text completion.
-
-    Raises:
-        ApiError: It cannot be answered as asked, or not now.
-    """
     return await answer(serving, record, CompletionQuestion(request))
 
 
 async def engine_completion(
     serving: ServingContext, record: RequestRecord, request: CompletionRequest, model: ReadyModel
 ) -> CompletionPrompt:
-    """The prompts of a text completion for an engine of this server. Raises as `start_completion` does."""
     text, limits, given = model.text, serving.limits, as_list(request.prompt)
     checked = await serving.run(record, lambda: check_sampling(request, text.tokenizer, limits, text.sampling_defaults))
     kept, grammar = await grammar_of_completion(serving, record, request, model) or (None, None)

@@ -38,22 +38,16 @@ from kvarn.wire.openai.encoders import (
 )
 from kvarn.wire.openai.errors import invalid_request
 
-_BYTES = 64
-"""Memory of a number of an answer: as float32, as Python's object, and as JSON."""
-_SIZE_UNKNOWN = 4096
-"""Numbers in a vector of a model of which that is not known yet, at most as a rule."""
-_BYTES_IN_BASE64 = 16
-"""Memory of a number where vectors are sent in base64."""
+_BYTES = 64  # memory of a number of an answer: as float32, as Python's object, and as JSON
+_SIZE_UNKNOWN = 4096  # numbers in a vector of a model of which that is not known yet, at most as a rule
+_BYTES_IN_BASE64 = 16  # memory of a number where vectors are sent in base64
 
 
 async def start_embedding(
     serving: ServingContext, record: RequestRecord, request: EmbeddingRequest
 ) -> tuple[Coroutine[None, None, EmbeddingList], HeldBytes]:
     """Check a request, tokenize its inputs, and take it in; what comes back does the work, and counts its memory.
-
-    Raises:
-        ApiError: It cannot be answered as asked, or not now.
-    """
+    Raises `ApiError`."""
     model = await serving.catalog.wait_for(record, request.model, "embed")
     inputs, size = as_list(request.input), model.card.embedding_size
     _check_count(serving, len(inputs), "input")
@@ -116,7 +110,6 @@ async def start_rerank(
 async def start_score(
     serving: ServingContext, record: RequestRecord, request: ScoreRequest
 ) -> Coroutine[None, None, ScoreAnswer]:
-    """Begin to score pairs of texts. Raises as `start_embedding` does."""
     model = await serving.catalog.wait_for(record, request.model, "score")
     left, right = request.text_1, request.text_2
     _check_count(serving, len(left), "text_1")

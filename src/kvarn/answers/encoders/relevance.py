@@ -13,8 +13,7 @@ from kvarn.text.rerank_template import QWEN3, RerankTemplate
 from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 
 Vector = tuple[float, ...]
-NamedText = tuple[str, str]
-"""A text after the name of its field."""
+NamedText = tuple[str, str]  # a text after the name of its field
 
 
 def is_cross_encoder(model: ReadyModel) -> bool:

@@ -17,8 +17,7 @@ class Cleared:
     """A conversation behind an edit."""
 
     messages: list[Message]
-    count: int
-    """Turns whose thinking, or calls whose results, were left out; 0: nothing was."""
+    count: int  # turns whose thinking, or calls whose results, were left out; 0: nothing was
 
 
 def needs_tokens(edit: Edit) -> bool:

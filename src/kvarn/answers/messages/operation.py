@@ -14,7 +14,6 @@ from kvarn.answers.chat.answer import ChatRun
 from kvarn.answers.chat.operation import start_chat
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.context import ServingContext
-from kvarn.answers.encoded_stream import EncodedStream
 from kvarn.answers.messages.context_edits import apply_edit, needs_tokens
 from kvarn.answers.messages.request import chat_request, has_late_instructions, in_anthropic_terms
 from kvarn.answers.messages.writer import MessageWriter
@@ -25,7 +24,7 @@ from kvarn.wire.anthropic.context_management import ClearToolUses
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesPrompt, MessagesRequest
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ApiError, ContextLengthError
-from kvarn.wire.sse import named_event
+from kvarn.wire.sse import EncodedStream, named_event
 
 ResultT = TypeVar("ResultT")
 PromptT = TypeVar("PromptT", bound=MessagesPrompt)
@@ -39,7 +38,6 @@ class MessageRun:
     writer: MessageWriter
 
     def stream(self) -> EncodedStream[ChoiceDelta]:
-        """The message as server-sent events."""
         started = False
 
         def encode(delta: ChoiceDelta) -> bytes:
@@ -51,7 +49,6 @@ class MessageRun:
         return EncodedStream(self.chat.deltas, encode)
 
     async def collect(self) -> Message:
-        """The message as one object."""
         async with aclosing(self.chat.deltas) as deltas:
             async for delta in deltas:
                 self.writer.take(delta)
@@ -60,12 +57,7 @@ class MessageRun:
 
 async def start_message(serving: ServingContext, record: RequestRecord, request: MessagesRequest) -> MessageRun:
     """Check a request and take it in. `max_tokens`, which clients must give without knowing the model, is lowered to
-    what the context has left.
-
-    Raises:
-        ApiError: It cannot be answered as request, or not now.
-        ChatTemplateError: The model's template refuses the messages.
-    """
+    what the context has left. Raises as `start_chat` does."""
     edited, applied = await _edit_context(serving, record, request)
     try:
         run = await _with_chat(record, edited, partial(_start_within_context, serving, record))
@@ -80,7 +72,6 @@ async def start_message(serving: ServingContext, record: RequestRecord, request:
 
 
 async def count_tokens(serving: ServingContext, record: RequestRecord, request: CountTokensRequest) -> TokenCount:
-    """Count the tokens of a request's prompt. Raises as `start_message` does."""
     model = serving.catalog.ready(record, request.model, "generate")
     edited, applied = await _edit_context(serving, record, request)
     counted = await _with_chat(

@@ -21,7 +21,6 @@ _ANTHROPIC_NAMES = {
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
 }
-"""Names of a chat request's fields in `/v1/messages`."""
 _SHOWN_CHARS = 40
 _CLIENTS_LINE = "x-anthropic-billing-header:"
 """Begins a block that Claude Code puts before its instructions, with a hash of the conversation's first words: no two
@@ -34,16 +33,8 @@ def has_late_instructions(request: MessagesPrompt) -> bool:
 
 
 def chat_request(request: MessagesPrompt, *, late_instructions_from: str = "system") -> ChatCompletionRequest:
-    """The chat that answers a request.
-
-    Args:
-        request: The request.
-        late_instructions_from: Whose words instructions are that stand behind what somebody has said: some models'
-            templates know instructions at the beginning only.
-
-    Raises:
-        ApiError: 400, in the words of `/v1/messages`: what chat refuses is refused here.
-    """
+    """The chat that answers a request. Raises `ApiError` in the words of `/v1/messages`. `late_instructions_from`: the
+    role of instructions behind the first message, since some models' templates know them at the beginning only."""
     data: dict[str, Any] = {"model": request.model, "messages": _messages(request, late_instructions_from)}
     if isinstance(request.messages[-1], AssistantMessage):
         data |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -146,11 +137,7 @@ def _tool(tool: ToolDefinition | ClientTool) -> Tool:
 
 
 def _check_choice(choice: ToolChoice, tools: Sequence[AnyTool]) -> None:
-    """Make sure that a choice asks for more than tools of a server, which the model is not offered.
-
-    Raises:
-        ApiError: 400 that names one of them.
-    """
+    """Refuse a choice of nothing but tools of a server, which the model is not offered. Raises `ApiError`: 400."""
     if choice.type not in ("any", "tool"):
         return
     wanted = [tool for tool in tools if choice.type == "tool" and tool.name == choice.name] or tools

@@ -59,19 +59,14 @@ class _Block:
 
 @dataclass(slots=True)
 class MessageWriter:
-    """Writes one message."""
-
     id: str
     model: str
-    """Name of the model that answers."""
     tokens: TokenUsage
     applied_edits: list[AppliedEdit] | None = None
     """Edits that left something out of the prompt; None: none was asked for."""
     blocks: list[_Block] = field(default_factory=list)
-    open: bool = False
-    """Whether the last block goes on."""
-    cut_call: bool = False
-    """Whether the last call was not finished: the whole message is without it."""
+    open: bool = False  # whether the last block goes on
+    cut_call: bool = False  # whether the last call was not finished: the whole message is without it
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     warnings: list[str] = field(default_factory=list)
@@ -81,7 +76,6 @@ class MessageWriter:
         return [Event(type="message_start", message=self.message()), Event(type="ping")]
 
     def take(self, delta: ChoiceDelta) -> list[Event]:
-        """Write the next delta; the last one ends the message."""
         events: list[Event] = []
         for each in [delta.text] if delta.parts is None else delta.parts:
             if isinstance(each, ToolCallDelta):
@@ -93,7 +87,6 @@ class MessageWriter:
         return events
 
     def message(self) -> Message:
-        """The message as far as it is written."""
         blocks = self.blocks[:-1] if self.cut_call else self.blocks
         return Message(
             id=self.id,
@@ -148,7 +141,6 @@ class MessageWriter:
         return [*signed, self._block_event("stop")]
 
     def _block_event(self, kind: str, **fields: Any) -> Event:
-        """An event of the last block."""
         return Event(type=f"content_block_{kind}", index=len(self.blocks) - 1, **fields)
 
     def _end(self, delta: ChoiceDelta) -> list[Event]:

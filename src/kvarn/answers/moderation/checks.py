@@ -28,17 +28,8 @@ ALIASES = frozenset(
 
 
 class Moderation:
-    """The moderation of prompts and answers.
-
-    Args:
-        config: What is switched on.
-        models: Where a served moderator is found.
-        text: Threads for long texts.
-        prompts: Keeps a share of the prompts of projects that want that.
-
-    Raises:
-        SafetyError: A rule is not a regular expression, or the moderating model is not served.
-    """
+    """The moderation of prompts and answers. Raises `SafetyError`: a rule is not a regular expression, or the
+    moderating model is not served."""
 
     def __init__(self, config: SafetyConfig, models: ModelTable, text: TextPool, prompts: PromptLog) -> None:
         self._config = config
@@ -52,11 +43,8 @@ class Moderation:
         self.moderator = WithRules(base, rules, text) if rules else base
 
     async def judge(self, text: str, turn: Turn, *, tier: int | None = None) -> Verdict:
-        """The verdict on a text of a request, made in the request's tier where no other is given.
-
-        Raises:
-            ApiError: 503, the moderating model is away.
-        """
+        """The verdict on a text, in the request's tier where no other is given. Raises `ApiError`: 503, the moderating
+        model is away."""
         principal = turn.record.principal
         claim = Claim(principal.organization_id, principal.weight, turn.priority if tier is None else tier)
         try:
@@ -65,11 +53,8 @@ class Moderation:
             raise unavailable(f"The text could not be moderated: {error}.", "moderation_unavailable") from error
 
     async def check_prompt(self, turn: Turn, prompt: GeneratedPrompt) -> None:
-        """Offer a prompt to the log, and refuse one that is flagged, where prompts are moderated.
-
-        Raises:
-            ApiError: 400 `content_filter`; 503 where it cannot be looked at.
-        """
+        """Offer a prompt to the log, and refuse one that is flagged, where prompts are moderated. Raises `ApiError`:
+        400 `content_filter`; 503 where it cannot be looked at."""
         record = turn.record
         self.prompts.offer(record.principal, record.request_id, turn.model, prompt.logged)
         if not self._config.moderate_input:
@@ -84,11 +69,8 @@ class Moderation:
             raise
 
     def refuse_token_ids(self, param: str) -> None:
-        """Refuse a prompt of token ids that nobody here can read, where prompts are moderated.
-
-        Raises:
-            ApiError: 400 that names the field.
-        """
+        """Refuse a prompt of token ids, which cannot be read here, where prompts are moderated. Raises `ApiError`:
+        400."""
         if self._config.moderate_input:
             raise invalid_request(
                 f"{param!r} must be text: this server moderates prompts, and cannot read these ids.", param
@@ -107,6 +89,5 @@ class Moderation:
 
 
 def _refusal(verdict: Verdict, param: str) -> ApiError:
-    """The 400 for a flagged prompt."""
     why = ", ".join(verdict.flagged)
     return invalid_request(f"The prompt was flagged by this server's moderation ({why}).", param, "content_filter")

@@ -33,7 +33,6 @@ class GuardModel:
     look_every: int = 400
 
     async def judge(self, text: str, claim: Claim) -> Verdict:
-        """The worst verdict on any part of the text."""
         worst = unflagged(self.config.threshold)
         try:
             async with asyncio.timeout(self.config.model_timeout_s):
@@ -95,7 +94,6 @@ class GuardModel:
 
 
 def _parts(text: str, max_tokens: int, model: ReadyModel) -> list[str]:
-    """The text in parts of at most so many tokens."""
     tokens = model.text.tokenizer.encode_words(text)
     if len(tokens) <= max_tokens:
         return [text]

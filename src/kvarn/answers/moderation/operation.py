@@ -17,18 +17,12 @@ from kvarn.safety.verdict import Verdict
 from kvarn.wire.openai.encoders import EmbeddingUsage, ModerationList, ModerationRequest, ModerationResult
 from kvarn.wire.openai.errors import ApiError, invalid_request, model_not_found
 
-_BYTES_PER_TOKEN = 4
-"""The classifier knows no tokens: a text's bytes are counted as so many."""
+_BYTES_PER_TOKEN = 4  # the classifier knows no tokens: a text's bytes are counted as so many
 
 
 async def start_moderation(
     serving: ServingContext, record: RequestRecord, request: ModerationRequest
 ) -> Coroutine[None, None, ModerationList]:
-    """Check a request and take it in; what comes back does the turn.
-
-    Raises:
-        ApiError: It cannot be answered as asked, or not now.
-    """
     name = serving.moderation.moderator.name
     if request.model is not None and request.model not in ALIASES and request.model != name:
         raise model_not_found(request.model[:200], [name, *sorted(ALIASES)])

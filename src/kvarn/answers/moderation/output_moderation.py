@@ -10,8 +10,7 @@ from kvarn.answers.choice import ChoiceDelta
 from kvarn.safety.verdict import Verdict
 from kvarn.text.logprobs import join_logprobs
 
-_CONTEXT_CHARS = 1000
-"""Characters that were shown and are looked at again with those that follow."""
+_CONTEXT_CHARS = 1000  # characters that were shown and are looked at again with those that follow
 
 
 class OutputModeration:
@@ -32,17 +31,12 @@ class OutputModeration:
         self._hold_back = hold_back
         self._held: deque[ChoiceDelta] = deque()
         self._text = ""
-        self._unseen = 0
-        """Characters at the end of the text that no verdict was on."""
-        self._grown_by = 0
-        """Characters since the last look."""
+        self._unseen = 0  # characters at the end of the text that no verdict was on
+        self._grown_by = 0  # characters since the last look
 
     async def look(self, delta: ChoiceDelta) -> ChoiceDelta | None:
-        """Take the choice's next delta; returns what may be shown now, joined. A flagged choice ends with it.
-
-        Raises:
-            ApiError: The answer cannot be looked at now.
-        """
+        """Take the choice's next delta; returns what may be shown now, joined. A flagged choice ends with it. Raises
+        `ApiError`: the answer cannot be looked at now."""
         self._held.append(delta)
         written = delta.written
         self._text += written

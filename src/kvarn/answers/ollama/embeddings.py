@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from kvarn.answers.context import ServingContext
 from kvarn.answers.encoders.operation import start_embedding
 from kvarn.answers.held_bytes import HeldBytes
-from kvarn.answers.ollama.names import served_name
+from kvarn.answers.ollama.models import served_name
 from kvarn.answers.ollama.request import in_ollama_terms
 from kvarn.answers.ollama.writer import nanoseconds
 from kvarn.answers.record import RequestRecord
@@ -23,12 +23,8 @@ from kvarn.wire.openai.parse import validate
 async def start_embed(
     serving: ServingContext, record: RequestRecord, request: EmbedRequest
 ) -> tuple[Coroutine[None, None, EmbedAnswer], HeldBytes]:
-    """Check a request and take it in; what comes back does the work, and counts its memory. Inputs that are longer than
-    the model's context are cut, unless the client will not have it; without any the model is made ready.
-
-    Raises:
-        ApiError: It cannot be answered as asked, or not now.
-    """
+    """Check a request and take it in; what comes back does the work, and counts its memory. Inputs longer than the
+    model's context are cut, unless `truncate` is false; without any the model is made ready. Raises `ApiError`."""
     name = served_name(serving, request.model)
     if not request.texts:
         await serving.catalog.wait_for(record, name, "embed")

@@ -1,4 +1,4 @@
-"""Served models, as Ollama describes them."""
+"""Served models, as Ollama names and describes them: names have a tag."""
 
 from __future__ import annotations
 
@@ -8,23 +8,33 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
-from kvarn.answers.ollama.names import shown_name
+from kvarn.answers.context import ServingContext
 from kvarn.catalog.models import ServedModel
 from kvarn.wire.messages import ModelCard
 from kvarn.wire.ollama.answers import Details, ListedModel, ShowAnswer
 from kvarn.wire.openai.models import Model
 
 NEVER = datetime(9999, 12, 31, tzinfo=UTC)
-"""Date at which a model that stays is to be unloaded."""
 
 _BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
+_LATEST = ":latest"
 _LEVELS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _OPTIONS = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
-"""Ollama's names of sampling parameters."""
+
+
+def served_name(serving: ServingContext, name: str) -> str:
+    """The name of what is served, for a name that may end in the tag Ollama adds where there is none."""
+    plain = name.removesuffix(_LATEST) or name
+    is_own = serving.catalog.routes.find(name) is not None or serving.models.named(name) is not None
+    return name if is_own or serving.models.find_adapter(name) is not None else plain
+
+
+def shown_name(name: str) -> str:
+    """The name with a tag: clients compare names so."""
+    return name if ":" in name else name + _LATEST
 
 
 def listed(model: Model, served: ServedModel) -> ListedModel:
-    """An entry of `/api/tags`. `model` is what clients see of it, `served` what runs it."""
     name, card = shown_name(model.id), served.card
     return ListedModel(
         name=name,
@@ -38,7 +48,6 @@ def listed(model: Model, served: ServedModel) -> ListedModel:
 
 
 def running(model: Model, served: ServedModel) -> ListedModel:
-    """An entry of `/api/ps`."""
     name, size = shown_name(model.id), _size(served.card)
     return ListedModel(
         name=name,
@@ -53,7 +62,6 @@ def running(model: Model, served: ServedModel) -> ListedModel:
 
 
 def shown(model: Model, served: ServedModel) -> ShowAnswer:
-    """The answer of `/api/show`."""
     card, text = served.card, served.text
     family = _family(card)
     info: dict[str, Any] = {"general.architecture": family, "general.basename": model.id}
@@ -80,7 +88,6 @@ def shown(model: Model, served: ServedModel) -> ShowAnswer:
 
 
 def capabilities(served: ServedModel) -> list[str]:
-    """Capabilities of a model, in Ollama's words."""
     card, text = served.card, served.text
     if card is not None and card.kind != "generate":
         return ["embedding"]

@@ -15,10 +15,8 @@ from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.completion.answer import CompletionRun
 from kvarn.answers.completion.operation import start_completion
 from kvarn.answers.context import ServingContext
-from kvarn.answers.encoded_stream import EncodedStream
 from kvarn.answers.held_bytes import HeldBytes
-from kvarn.answers.ollama.history import without_oldest
-from kvarn.answers.ollama.names import served_name
+from kvarn.answers.ollama.models import served_name
 from kvarn.answers.ollama.request import chat_request, in_ollama_terms, prompt_chat, raw_completion
 from kvarn.answers.ollama.writer import AnswerWriter, Written, loaded
 from kvarn.answers.record import RequestRecord
@@ -27,13 +25,15 @@ from kvarn.text.logprobs import encoded_bytes
 from kvarn.wire.ollama.answers import Answer
 from kvarn.wire.ollama.dialect import line
 from kvarn.wire.ollama.options import AnswerRequest
-from kvarn.wire.ollama.requests import ChatRequest, GenerateRequest
+from kvarn.wire.ollama.requests import ChatRequest, GenerateRequest, Message
 from kvarn.wire.openai.chat.answer import TokenLogprobs, TopLogprob
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionLogprobs
 from kvarn.wire.openai.errors import ApiError, ContextLengthError
 from kvarn.wire.sampling import MAX_INT
+from kvarn.wire.sse import EncodedStream
 
+_ROOM = 0.75  # share of the context that the messages may take: the rest is for the answer
 RunT = TypeVar("RunT", ChatRun, CompletionRun)
 
 
@@ -44,7 +44,6 @@ class OllamaRun:
     deltas: Deltas
     writer: AnswerWriter
     held: HeldBytes
-    """Counts what of the answer is gathered before it is sent."""
 
     def stream(self) -> EncodedStream[ChoiceDelta]:
         """The answer as lines of JSON; the last one carries nothing but counts."""
@@ -58,7 +57,6 @@ class OllamaRun:
         return lines
 
     async def collect(self) -> Answer:
-        """The answer as one object."""
         written, last = Written(), ChoiceDelta(0)
         async with aclosing(self.deltas) as deltas:
             async for last in deltas:
@@ -69,12 +67,8 @@ class OllamaRun:
 
 async def start_ollama_chat(serving: ServingContext, record: RequestRecord, request: ChatRequest) -> OllamaRun | Answer:
     """Check a chat and take it in; without messages its model is made ready, and the answer is there at once. Where the
-    messages are longer than the context, the oldest are left out, unless the client will not have it.
-
-    Raises:
-        ApiError: It cannot be answered as asked, or not now.
-        ChatTemplateError: The model's template refuses the messages.
-    """
+    messages are longer than the context, the oldest are left out, unless `truncate` is false. Raises as `start_chat`
+    does."""
     name = served_name(serving, request.model)
     if not request.messages:
         return await _load(serving, record, request, name, is_chat=True)
@@ -85,7 +79,7 @@ async def start_ollama_chat(serving: ServingContext, record: RequestRecord, requ
                 run = await _start_chat(serving, record, asked, chat_request(asked, name))
                 break
             except ContextLengthError as error:
-                rest = without_oldest(messages, error.prompt_tokens, error.limit)
+                rest = _without_oldest(messages, error.prompt_tokens, error.limit)
                 if rest is None or request.truncate is False:
                     raise
             messages, asked = rest, request.model_copy(update={"messages": rest})
@@ -98,7 +92,6 @@ async def start_ollama_chat(serving: ServingContext, record: RequestRecord, requ
 async def start_ollama_generate(
     serving: ServingContext, record: RequestRecord, request: GenerateRequest
 ) -> OllamaRun | Answer:
-    """Start an answer to one prompt, which is not cut. Raises as `start_ollama_chat` does."""
     name = served_name(serving, request.model)
     if not request.prompt:
         return await _load(serving, record, request, name, is_chat=False)
@@ -205,3 +198,34 @@ def _as_chat(logprobs: CompletionLogprobs) -> list[TokenLogprobs | msgspec.Raw]:
         )
         for token, logprob, top in zip(logprobs.tokens, logprobs.token_logprobs, tops, strict=True)
     ]
+
+
+def _without_oldest(messages: Sequence[Message], prompt_tokens: int, limit: int) -> list[Message] | None:
+    """The messages without so many of the oldest that the rest has about three quarters of `limit` tokens (all have
+    `prompt_tokens`); None where none can be left out. Instructions and the last message stay, and the results of calls
+    go with them."""
+    groups: list[list[Message]] = []
+    for message in messages:
+        if message.role == "tool" and groups:
+            groups[-1].append(message)
+        else:
+            groups.append([message])
+    excess = (1 - limit * _ROOM / prompt_tokens) * sum(map(_length, messages))
+    last_user = max((index for index, group in enumerate(groups) if group[0].role == "user"), default=-1)
+    kept: list[Message] = []
+    begun = False
+    for index, group in enumerate(groups[:-1]):
+        # What is left begins with the user, as templates want it.
+        begun = begun or (excess <= 0 and (group[0].role == "user" or index > last_user))
+        if begun or group[0].role in ("system", "developer"):
+            kept += group
+        else:
+            excess -= sum(map(_length, group))
+    kept += groups[-1]
+    return kept if len(kept) < len(messages) else None
+
+
+def _length(message: Message) -> int:
+    """About as its tokens are."""
+    calls = sum(len(str(call.function.arguments)) for call in message.tool_calls or ())
+    return len(message.content or "") + len(message.thinking or "") + calls + 1

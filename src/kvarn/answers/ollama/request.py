@@ -29,15 +29,10 @@ _NAMES = {
         )
     },
 }
-"""Names of the fields of chat and text completions in Ollama's requests."""
 
 
 def chat_request(request: ChatRequest, model: str) -> ChatCompletionRequest:
-    """The chat that answers `/api/chat`.
-
-    Raises:
-        ApiError: 400: what chat refuses is refused here, in its words (`in_ollama_terms` has Ollama's).
-    """
+    """The chat that answers `/api/chat`. Raises `ApiError` in the words of a chat; `in_ollama_terms` has Ollama's."""
     messages = request.messages or []
     data: dict[str, Any] = {"model": model, "messages": _messages(messages), **_answer_fields(request)}
     if request.tools:
@@ -49,14 +44,12 @@ def chat_request(request: ChatRequest, model: str) -> ChatCompletionRequest:
 
 
 def prompt_chat(request: GenerateRequest, model: str) -> ChatCompletionRequest:
-    """The chat that answers a prompt of `/api/generate`. Raises as `chat_request` does."""
     system = [{"role": "system", "content": request.system}] if request.system else []
     messages = [*system, {"role": "user", "content": request.prompt}]
     return validate(ChatCompletionRequest, {"model": model, "messages": messages, **_answer_fields(request)})
 
 
 def raw_completion(request: GenerateRequest, model: str, max_tokens: int) -> CompletionRequest:
-    """The text completion that answers a raw prompt with up to `max_tokens` tokens. Raises as `chat_request` does."""
     if request.system or request.context:
         raise invalid_request("'raw' goes without 'system' and 'context': write all of the prompt.", "raw")
     data: dict[str, Any] = {"model": model, "prompt": request.prompt, **_sampling(request.sampling)}
@@ -85,7 +78,6 @@ def in_ollama_terms(error: ApiError) -> ApiError:
 
 
 def _answer_fields(request: AnswerRequest) -> dict[str, Any]:
-    """Fields of a chat that both operations have."""
     data = _sampling(request.sampling)
     if request.logprobs:
         data |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}

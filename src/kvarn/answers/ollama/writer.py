@@ -33,7 +33,6 @@ class Written:
         return any((*self.texts, *self.thoughts, self.calls, self.logprobs))
 
     def add(self, other: Written) -> None:
-        """Append what was written later."""
         self.texts += other.texts
         self.thoughts += other.thoughts
         self.calls += other.calls
@@ -46,15 +45,11 @@ class AnswerWriter:
 
     record: RequestRecord
     model: str
-    """Name of the model that answers."""
     usage: TokenUsage
     is_chat: bool
-    context: list[int] | None = None
-    """Tokens of prompt and answer; None: not sent."""
-    started: float = field(default_factory=SYSTEM_CLOCK.now)
-    """Monotonic seconds at which the engine got it."""
-    _open: tuple[str, str, list[str]] | None = None
-    """Id, name and arguments of the call that is being written."""
+    context: list[int] | None = None  # tokens of prompt and answer; None: not sent
+    started: float = field(default_factory=SYSTEM_CLOCK.now)  # monotonic seconds at which the engine got it
+    _open: tuple[str, str, list[str]] | None = None  # id, name and arguments of the call that is being written
     _calls: int = 0
 
     def read(self, delta: ChoiceDelta) -> Written:
@@ -78,7 +73,6 @@ class AnswerWriter:
         return new
 
     def line(self, new: Written) -> Answer:
-        """A line of the stream."""
         return self._answer(new, {"done": False})
 
     def last(self, written: Written, delta: ChoiceDelta) -> Answer:

@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 from kvarn.admission.controller import Reason, Refusal
 from kvarn.admission.demand import Demand
-from kvarn.answers.record import EarlyDemand, RequestRecord
-from kvarn.answers.stages.replica_admission import GENERATING, ReplicaAdmission, early_fields
+from kvarn.answers.model_routes import BYTES_PER_TOKEN
+from kvarn.answers.record import RequestRecord
+from kvarn.answers.stages.replica_admission import ReplicaAdmission
 from kvarn.answers.turn import DegradedError, Turn
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import KvarnConfig
-from kvarn.identity.scopes import may_use_model
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.routing.model_choice import RequestFeatures
 from kvarn.wire.openai.errors import ApiError
 
 CODE_BUSY = "server_busy"
+_INTERACTIVE = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate"})
+"""Paths whose requests a client waits for. A response may be made in the background: only its body says so."""
 
 _MESSAGES = {
     Reason.OVERLOADED: "The model {model!r} is overloaded: the answer would begin too late.",
@@ -33,13 +34,7 @@ _MESSAGES = {
 
 
 class AdmissionStage:
-    """Admits requests to replicas.
-
-    Args:
-        config: The whole configuration.
-        models: What is served, by name.
-        metrics: Where decisions are counted.
-    """
+    """Admits requests to replicas."""
 
     name = "admission"
 
@@ -59,53 +54,44 @@ class AdmissionStage:
             why = f"The server answers as many requests as it may (gateway.max_requests, {limit}). Try again."
             raise ApiError(503, why, type="server_error", code=CODE_BUSY, headers={"retry-after": "1"})
 
-    def check_body(self, record: RequestRecord, body: bytes) -> None:
-        """Refuse a request whose body has come, before it is parsed, where it would be answered too late: a refusal
-        must cost next to nothing under overload.
+    def check_length(self, record: RequestRecord, body_bytes: int) -> None:
+        """Refuse a request whose body is not read yet where no model could answer it in time, by the body's length: a
+        refusal must cost next to nothing under overload. Which model it names, and in which tier, is not known.
 
         Raises:
-            ApiError: As `enter` does.
+            ApiError: 429 or 503, as `enter` does.
         """
-        if record.endpoint not in GENERATING or not any(map(self._sheds, self._table)):
+        if record.endpoint not in _INTERACTIVE:
             return
-        fields = early_fields(body)
-        # What is answered in the background is nobody's first token, and is tried again.
-        if fields is None or fields.background:
-            return
-        model = self._table.named(fields.model)
-        if model is None or not (self._sheds(model) and model.ready and may_use_model(record.principal, model.name)):
-            return
-        name = model.name
-        replica = self._first_to_take(model, lambda each: each.early_demand(record, body, fields))
-        demand = replica.early_demand(record, body, fields)
-        record.early = EarlyDemand(demand, replica.name, partial(replica.controller.prepared, demand))
-        refusal = replica.controller.accept(demand, replica.update())
-        if refusal is None:
-            record.holdings.callback(record.early.forget)
-        elif not any("overload" in step.on for step in model.config.fallbacks):
-            record.choice.name = name
-            raise self._refused(demand, refusal, name, generates=True)
+        late: list[tuple[str, ReplicaAdmission, Demand, Refusal]] = []
+        for model in self._table:
+            if (card := model.card) is not None and card.kind != "generate":
+                continue
+            replicas = [replica for version in model.all_versions for replica in self._ready_replicas(version)]
+            if not (replicas and self._config.sheds_load(model.config)):
+                return  # its requests wait for a replica, or are not refused for being late
+            for replica in replicas:
+                demand = replica.expected_demand(record, body_bytes // BYTES_PER_TOKEN)
+                refusal = replica.controller.lateness(demand, replica.update())
+                if refusal is None:
+                    return
+                late.append((model.name, replica, demand, refusal))
+        if late:
+            _, replica, demand, refusal = min(late, key=lambda each: each[3].retry_after_s)
+            replica.controller.queue.refuse(demand, demand.arrival_s)
+            record.choice.name = late[0][0]  # it may have named any
+            raise self._refused(demand, refusal, record.choice.name, generates=True)
 
     async def enter(self, turn: Turn) -> None:
-        """Wait until the engine can take the work; what the gateway answers by itself does not wait.
-
-        Raises:
-            DegradedError: It would be late, and a smaller model would answer in time.
-            ApiError: 429 where its tenant has more than its share under way, else 503; both with Retry-After.
-            ClientDisconnect: The client left while it waited.
-        """
+        """Wait until the engine can take the work; turns of built-in models do not wait. Raises `DegradedError`: it
+        would be late, and a smaller model would answer in time; `ApiError`: 429 where its tenant has more than its
+        share under way, else 503; `ClientDisconnect`."""
         if turn.model not in self._models:
             return
-        record, early = turn.record, turn.record.early
-        if early is not None and early.demand.accepted and record.choice.degraded_from is None:
-            expecting = self._replicas[early.replica]
-            early.forget()
-            if early.demand.body_bytes:
-                expecting.traffic.learn_body(early.demand.body_bytes, turn.prompt_tokens)
         replica = self._replica_for(turn)
         demand = replica.demand_of(turn)
         turn.slo = replica.slo if demand.is_interactive else None
-        refusal = await replica.enter(demand, record.reply.client_left)
+        refusal = await replica.enter(demand, turn.record.reply.client_left)
         if refusal is None:
             self._metrics.decided(turn.model, turn.priority, "admitted")
             turn.closing.callback(replica.leave, demand, turn)
@@ -117,11 +103,7 @@ class AdmissionStage:
             raise DegradedError(fallback)
         raise self._refused(demand, refusal, turn.model, generates=turn.max_output_tokens > 0)
 
-    def _sheds(self, model: ServedModel) -> bool:
-        return self._config.sheds_load(model.config)
-
     async def close(self) -> None:
-        """The server stops."""
         await asyncio.gather(*[replica.close() for replica in self._replicas.values()])
 
     def _refused(self, demand: Demand, refusal: Refusal, model: str, *, generates: bool) -> ApiError:
@@ -161,26 +143,22 @@ class AdmissionStage:
             refusing.add(choice.replica)
         return chosen
 
-    def _first_to_take(self, model: ServedModel, demand_of: Callable[[ReplicaAdmission], Demand]) -> ReplicaAdmission:
-        """The first replica that would not refuse a request before it is parsed; any where all would."""
-        replicas = [self._replica(model.name, name) for name in model.replicas.ready]
-        if len(replicas) == 1:
-            return replicas[0]
-        return next(
-            (each for each in replicas if not each.controller.would_refuse(demand_of(each), each.update())), replicas[0]
-        )
-
     def _replica(self, model: str, replica: str) -> ReplicaAdmission:
         served, found = self._models[model].version_of(replica), self._replicas.get(replica)
         if found is None or found.client is not served.replicas[replica]:
             found = self._replicas[replica] = ReplicaAdmission(self._config, served, replica, self._metrics)
         return found
 
+    def _ready_replicas(self, model: ServedModel) -> list[ReplicaAdmission]:
+        return [self._replica(model.name, name) for name in model.replicas.ready] if model.ready else []
+
     def predicted_ttft_s(self, name: str, record: RequestRecord, features: RequestFeatures) -> float | None:
         """Seconds to the first token that the quickest replica of a model would take for a request; None: unknown."""
         model = self._table.named(name)
-        found = [] if model is None else [self._replica(model.name, each) for each in model.replicas.ready]
-        predicted = [each.predicted_ttft_s(record, features.prompt_tokens) for each in found]
+        predicted = [
+            each.controller.predicted_ttft_s(each.expected_demand(record, features.prompt_tokens), each.update())
+            for each in ([] if model is None else self._ready_replicas(model))
+        ]
         return min([seconds for seconds in predicted if seconds is not None], default=None)
 
     def _fallback(self, turn: Turn) -> str | None:
@@ -192,11 +170,9 @@ class AdmissionStage:
 
     def _would_take(self, name: str, turn: Turn) -> bool:
         model = self._table.named(name) or self._table.named(name.partition(":")[0])
-        if model is None or not model.ready:
+        if model is None:
             return False
-        name = model.name
-        replicas = [self._replica(name, replica) for replica in model.replicas.ready]
-        return any(not _would_refuse(each, turn) for each in replicas)
+        return any(not _would_refuse(each, turn) for each in self._ready_replicas(model))
 
 
 def _would_refuse(replica: ReplicaAdmission, turn: Turn) -> bool:

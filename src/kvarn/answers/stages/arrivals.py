@@ -17,7 +17,6 @@ class ArrivalsStage:
         self._lengths = AnswerLengths()
 
     async def enter(self, turn: Turn) -> None:
-        """Count a turn."""
         model, metrics = turn.model, self._metrics
         expected = min(self._lengths.mean(model) * turn.sequences, turn.max_output_tokens)
         metrics.requests.labels(model).inc()

@@ -11,11 +11,7 @@ from kvarn.routing.candidate import RouteRequest
 
 
 class ReplicaStage:
-    """Chooses; whatever the gateway or another server answers has no replica here.
-
-    Args:
-        text: Where long prompts are hashed.
-    """
+    """Chooses a replica; built-in and external models have none. Long prompts are hashed in the `text` pool."""
 
     name = "replica"
 

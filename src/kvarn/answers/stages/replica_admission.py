@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal
-
-import msgspec
 
 from kvarn.admission.controller import AdmissionController, Refusal, Rules
 from kvarn.admission.demand import Demand
 from kvarn.admission.engine_load import EngineLoad
 from kvarn.admission.traffic import Traffic
 from kvarn.answers.record import RequestRecord
-from kvarn.answers.tiers import priority_of
 from kvarn.answers.turn import Outcome, Turn
 from kvarn.catalog.client_left import ClientLeft, until_client_leaves
 from kvarn.catalog.models import ServedModel
@@ -22,60 +18,11 @@ from kvarn.observe.admission import AdmissionMetrics
 POLL_S = 0.01
 """Period of looks at waiting requests. An end is noticed at once; this is for the prompts that an engine has
 computed meanwhile, and for those that wait too long."""
-MANY_TOKENS = 1 << 20
-"""More than any answer has."""
-GENERATING = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/api/chat", "/api/generate"}
-)
-"""Paths of the operations whose bodies have these fields."""
-
-_MAX = 2**31
-Count = Annotated[int, msgspec.Meta(ge=1, le=_MAX)]
-
-
-class EarlyFields(msgspec.Struct):
-    """Fields of a request for an answer."""
-
-    model: str
-    n: Count | None = None
-    priority: Annotated[int, msgspec.Meta(ge=-_MAX, le=_MAX)] | None = None
-    service_tier: Literal["auto", "default", "flex", "priority", "fast"] | None = None
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
-    max_output_tokens: Count | None = None
-    background: bool | None = None
-    previous_response_id: Any = None
-    conversation: Any = None
-
-    @property
-    def max_output(self) -> int | None:
-        """Tokens that one choice may have, where the client says so."""
-        return self.max_completion_tokens or self.max_output_tokens or self.max_tokens
-
-    @property
-    def has_context_elsewhere(self) -> bool:
-        """Whether a part of the prompt is stored on the server."""
-        return self.previous_response_id is not None or self.conversation is not None
-
-
-def early_fields(body: bytes) -> EarlyFields | None:
-    """The fields that admission reads before a request is checked whole: to refuse must cost next to nothing. None: the
-    body is not as it should be, and whoever checks it says why."""
-    try:
-        return msgspec.json.decode(body, type=EarlyFields)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+MANY_TOKENS = 1 << 20  # more than any answer has
 
 
 class ReplicaAdmission:
-    """Admission to one replica of a model. Belongs to one event loop.
-
-    Args:
-        config: The whole configuration.
-        model: Of which the replica is one.
-        replica: Its name.
-        metrics: Where decisions are counted.
-    """
+    """Admission to one replica of a model. Belongs to one event loop."""
 
     def __init__(self, config: KvarnConfig, model: ServedModel, replica: str, metrics: AdmissionMetrics) -> None:
         client = model.replicas[replica]
@@ -109,7 +56,7 @@ class ReplicaAdmission:
 
     def demand_of(self, turn: Turn) -> Demand:
         """The capacity of this engine that a turn would need."""
-        tenant, early, choice = turn.record.principal.organization_id, turn.record.early, turn.replica_choice
+        tenant, choice = turn.record.principal.organization_id, turn.replica_choice
         cached = None if choice is None or choice.replica != self.name else choice.cached_tokens
         expected = self.traffic.expected_prompt(turn.prompt_tokens)
         return Demand(
@@ -120,44 +67,22 @@ class ReplicaAdmission:
             output_tokens=self.traffic.expected_output(tenant, turn.max_output_tokens),
             sequences=turn.sequences,
             arrival_s=turn.record.timeline.received_s,
-            accepted=early is not None and early.demand.accepted,
         )
 
-    def early_demand(self, record: RequestRecord, body: bytes, fields: EarlyFields) -> Demand:
-        """The capacity that a request would need which is not parsed yet, as far as it is known."""
+    def expected_demand(self, record: RequestRecord, prompt_tokens: int) -> Demand:
+        """The capacity that a request that came now would need, by the length of its prompt alone."""
         principal = record.principal
-        tenant = principal.organization_id
-        sequences = max(1, fields.n or 1)
         return Demand(
-            tenant=tenant,
-            weight=principal.weight,
-            priority=priority_of(fields.service_tier, fields.priority or 0, principal.priority),
-            prompt_tokens=self.traffic.expected_prompt(self.traffic.tokens_in(len(body))),
-            output_tokens=self.traffic.expected_output(tenant, sequences * (fields.max_output or MANY_TOKENS)),
-            sequences=sequences,
-            arrival_s=record.timeline.received_s,
-            body_bytes=0 if fields.has_context_elsewhere else len(body),
-        )
-
-    def predicted_ttft_s(self, record: RequestRecord, prompt_tokens: int) -> float | None:
-        """Seconds to the first token of a request that came now; None: unknown."""
-        principal, tenant = record.principal, record.principal.organization_id
-        demand = Demand(
-            tenant=tenant,
+            tenant=principal.organization_id,
             weight=principal.weight,
             priority=principal.priority,
             prompt_tokens=self.traffic.expected_prompt(prompt_tokens),
-            output_tokens=self.traffic.expected_output(tenant, MANY_TOKENS),
+            output_tokens=self.traffic.expected_output(principal.organization_id, MANY_TOKENS),
             arrival_s=self._clock.now(),
         )
-        return self.controller.predicted_ttft_s(demand, self.update())
 
     async def enter(self, demand: Demand, client_left: ClientLeft) -> Refusal | None:
-        """Wait for admission; None once the request may go to the engine.
-
-        Raises:
-            ClientDisconnect: The client left meanwhile.
-        """
+        """Wait for admission; None once the request may go to the engine. Raises `ClientDisconnect`."""
         refusal = self.controller.offer(demand, self.update())
         if refusal is not None:
             return refusal
@@ -180,7 +105,6 @@ class ReplicaAdmission:
             raise
 
     def leave(self, demand: Demand, turn: Turn) -> None:
-        """A request that was admitted is over."""
         usage = turn.usage
         ttft_s = None if usage.first_token is None else usage.first_token - turn.record.timeline.received_s
         if demand.predicted_ttft_s is not None and ttft_s is not None:
@@ -197,7 +121,6 @@ class ReplicaAdmission:
             self._poll()
 
     async def close(self) -> None:
-        """Poll no more; those that wait are cancelled by their callers."""
         if self._poller is not None:
             self._poller.cancel()
             await asyncio.gather(self._poller, return_exceptions=True)

@@ -26,11 +26,9 @@ class _Written:
     """Text and calls that a choice has written so far."""
 
     text: list[str] = field(default_factory=list)
-    calls: dict[int, tuple[str, list[str]]] = field(default_factory=dict)
-    """Name and arguments by the call's index."""
+    calls: dict[int, tuple[str, list[str]]] = field(default_factory=dict)  # name and arguments by the call's index
 
     def add(self, delta: ChoiceDelta) -> None:
-        """Add what is new."""
         self.text.append(delta.text)
         for call in delta.tool_calls:
             if isinstance(call.function.name, str):
@@ -46,19 +44,8 @@ async def only_valid_answers(
     turn: Turn,
     metrics: GatewayMetrics,
 ) -> AsyncGenerator[ChoiceDelta, None]:
-    """The deltas of an answer. A choice that ends by itself does so only if its text, or the arguments of its calls,
-    are valid by the schemas that they were kept to.
-
-    Args:
-        deltas: Of one prompt's choices.
-        grammar: What they were kept to.
-        pool: Where it is checked.
-        turn: Whose answer it is.
-        metrics: Count what comes of it.
-
-    Raises:
-        ApiError: 500: an answer is not valid. Raises what `deltas` raises, too.
-    """
+    """The deltas of one prompt's choices. A choice that ends by itself does so only if its text, or the arguments of
+    its calls, are valid by the schemas of `grammar`. Raises `ApiError`: 500, an answer is not valid."""
     written = defaultdict[int, _Written](_Written)
     async with aclosing(deltas):
         async for delta in deltas:

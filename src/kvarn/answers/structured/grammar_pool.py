@@ -15,35 +15,19 @@ from kvarn.sandbox.pool import SandboxPool
 from kvarn.sandbox.process import SandboxLimits
 from kvarn.wire.openai.errors import ApiError, invalid_request
 
-_PROCESSES = 4
-"""At most; each takes 50 MB. A tenant's work takes two of them at most."""
-_KEPT_BYTES = 16 * 1024 * 1024
-"""Size of the grammars kept for requests that ask for the same: those used last."""
+_PROCESSES = 4  # at most; each takes 50 MB. A tenant's work takes two of them at most.
+_KEPT_BYTES = 16 * 1024 * 1024  # size of the grammars kept for requests that ask for the same: those used last
 
 
 class GrammarPool:
-    """Makes the grammars of one gateway process.
-
-    Args:
-        limits: Of making one.
-    """
-
     def __init__(self, limits: SandboxLimits) -> None:
         self._pool = SandboxPool("kvarn.grammar.worker", limits, _PROCESSES)
         self._kept: OrderedDict[bytes, tuple[AnswerGrammar | Refusal, int]] = OrderedDict()
         self._kept_bytes = 0
 
     async def make(self, tenant: str, asked: Asked, payload: bytes) -> AnswerGrammar:
-        """The grammar of what a request asks for.
-
-        Args:
-            tenant: Who takes turns with others.
-            asked: It.
-            payload: The same, encoded.
-
-        Raises:
-            ApiError: 400 that names the field: it is broken, cannot be enforced, or takes more than it may.
-        """
+        """The grammar of what a request asks for; `payload` is the same, encoded. Raises `ApiError`: 400, it is broken,
+        cannot be enforced, or takes more than it may."""
         digest = blake2b(payload, digest_size=16).digest()
         kept = self._kept.pop(digest, None)
         if kept is None:
@@ -60,26 +44,17 @@ class GrammarPool:
         return made
 
     async def check(self, tenant: str, parts: list[tuple[str, str]]) -> str | None:
-        """The fault of a finished answer; None: it has none.
-
-        Args:
-            tenant: Who takes turns with others; not behind grammars of its own.
-            parts: Schema and text of each part that is JSON.
-
-        Raises:
-            SandboxError: It cannot be found out within the bounds.
-        """
+        """The fault of a finished answer, by schema and text of each part that is JSON; None: it has none. Raises
+        `SandboxError`: it cannot be found out within the bounds."""
         payload = json.dumps(msgspec.to_builtins(Answered(parts))).encode()
         reply = await self._pool.call(f"{tenant} answers", payload)
         return msgspec.json.decode(reply, type=Checked).problem
 
     @property
     def pids(self) -> list[int]:
-        """Ids of the processes that run."""
         return self._pool.pids
 
     async def close(self) -> None:
-        """End the processes."""
         await self._pool.close()
 
     async def _call(self, tenant: str, asked: Asked, payload: bytes) -> bytes:
@@ -94,11 +69,7 @@ class GrammarPool:
 
 
 def encode(asked: Asked) -> bytes:
-    """Encode the form that a request asks for, as `make` takes it.
-
-    Raises:
-        ApiError: 400: it nests too deeply.
-    """
+    """Encode the form that a request asks for, as `make` takes it. Raises `ApiError`: 400, it nests too deeply."""
     try:
         return json.dumps(msgspec.to_builtins(asked)).encode()
     except RecursionError:

@@ -19,11 +19,7 @@ from kvarn.wire.openai.completions import CompletionRequest
 async def grammar_of_completion(
     serving: ServingContext, record: RequestRecord, request: CompletionRequest, model: ReadyModel
 ) -> tuple[AnswerGrammar, Grammar] | None:
-    """The grammar of the answers to a text completion, and the same as the engine gets it; None: they may be anything.
-
-    Raises:
-        ApiError: 400 that names the field.
-    """
+    """The grammar of a text completion, and the same as the engine gets it; None: any text. Raises `ApiError`: 400."""
     if not request.is_structured or request.max_tokens == 0:
         return None
     asked = completion_asked(request, model.text.tokenizer.markers)
@@ -38,15 +34,8 @@ async def grammar_of_chat(
     model: ReadyModel,
     prompt: list[int],
 ) -> tuple[AnswerGrammar, Grammar] | None:
-    """The grammar of a chat's answers behind their reasoning, and the same as the engine gets it; None: any.
-
-    Args:
-        serving, record, request, model: Of the request.
-        prompt: Its tokens, which say whether reasoning has begun or ended.
-
-    Raises:
-        ApiError: 400 that names the field.
-    """
+    """The grammar of a chat's answers behind their reasoning, and the same as the engine gets it; None: any. Raises
+    `ApiError`: 400."""
     if not request.is_structured:
         return None
     text = model.text

@@ -24,17 +24,13 @@ from kvarn.engine.plan import AdapterLoad
 class AdapterStore(Protocol):
     """The adapters in host memory, from which executors load them into blocks. The executor must have the same."""
 
-    def num_blocks(self, adapter: str) -> int:
-        """Blocks that an adapter takes."""
-        ...
+    def num_blocks(self, adapter: str) -> int: ...
 
     def drain_loaded(self) -> list[str]:
         """Adapters whose load (`StepPlan.adapter_loads`) has ended since the last call."""
-        ...
 
     def forget(self, adapter: str) -> None:
         """Nobody needs it any more, and no later plan names it."""
-        ...
 
 
 @dataclass(slots=True)
@@ -42,7 +38,6 @@ class _Resident:
     blocks: list[int]
     loading: bool = True
     users: int = 0
-    """Running sequences."""
 
     @property
     def is_held(self) -> bool:
@@ -50,12 +45,7 @@ class _Resident:
 
 
 class AdapterResidency:
-    """Bookkeeping of adapters in blocks. Without a store every adapter is always there and takes no blocks.
-
-    Args:
-        pool: Whose blocks they take.
-        store: What can be loaded.
-    """
+    """Bookkeeping of adapters in blocks. Without a store every adapter is always there and takes no blocks."""
 
     def __init__(self, pool: BlockPool, store: AdapterStore | None) -> None:
         self._pool = pool
@@ -77,29 +67,23 @@ class AdapterResidency:
 
     @property
     def num_resident_blocks(self) -> int:
-        """Blocks that hold adapters, used or not."""
         return len(self._of_block)
 
     def running(self) -> list[str]:
-        """Adapters with which sequences run."""
         return [adapter for adapter, found in self._resident.items() if found.users]
 
     def waiting(self) -> list[str]:
-        """Adapters with requests of which none runs."""
         running = set(self.running())
         return [adapter for adapter in self._requests if adapter not in running]
 
     @property
     def has_loads(self) -> bool:
-        """Whether the next plan must say something of adapters."""
         return bool(self._loads)
 
     def num_blocks(self, adapter: str) -> int:
-        """Blocks that an adapter takes."""
         return self._store.num_blocks(adapter) if adapter and self._store is not None else 0
 
     def is_ready(self, adapter: str) -> bool:
-        """Whether sequences can be computed with it now."""
         if not adapter or self._store is None:
             return True
         found = self._resident.get(adapter)
@@ -138,7 +122,6 @@ class AdapterResidency:
             self._pool.release_all(found.blocks)
 
     def leave(self, adapter: str) -> None:
-        """A request with this adapter is over."""
         if not adapter or self._store is None:
             return
         self._requests[adapter] -= 1
@@ -152,7 +135,6 @@ class AdapterResidency:
         self._forget_retired(adapter)
 
     def keep(self, adapter: str) -> None:
-        """New requests may name it again."""
         self._retired.discard(adapter)
 
     # Loading and use -------------------------------------------------------------------------------------------------
@@ -182,7 +164,6 @@ class AdapterResidency:
         return bool(loaded)
 
     def acquire(self, adapter: str) -> None:
-        """A sequence with this adapter starts to run; the adapter is ready."""
         if not adapter or self._store is None:
             return
         found = self._resident[adapter]
@@ -193,7 +174,6 @@ class AdapterResidency:
         found.users += 1
 
     def release(self, adapter: str) -> None:
-        """A sequence with this adapter stops running."""
         if not adapter or self._store is None:
             return
         found = self._resident[adapter]
@@ -207,7 +187,6 @@ class AdapterResidency:
         self.num_evictions += 1
 
     def drain(self) -> tuple[list[AdapterLoad], list[str]]:
-        """Adapters to load and those to be forgotten before, for the next plan."""
         loads, self._loads = self._loads, []
         drops, self._drops = self._drops, []
         return loads, drops
@@ -234,15 +213,12 @@ class AdapterResidency:
         self._store.forget(adapter)
 
     def check_requests(self, requests: Counter[str]) -> None:
-        """Compare with the adapters of unfinished requests. Raises `IntegrityError`."""
         if self._store is not None and +self._requests != requests:
             raise IntegrityError(f"adapters count the requests {dict(self._requests)}, there are {dict(requests)}")
 
     def check_integrity(self, users: Counter[str], references: dict[int, int]) -> None:
-        """Compare with the adapters of running sequences, and add the blocks they hold to `references`.
-
-        Raises `IntegrityError`.
-        """
+        """Compare with the running sequences' adapters; add the blocks they hold to `references`. Raises
+        `IntegrityError`."""
         for adapter in users:
             if adapter and self._store is not None and not self.is_ready(adapter):
                 raise IntegrityError(f"a sequence runs without its adapter {adapter}")

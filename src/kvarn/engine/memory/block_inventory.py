@@ -10,25 +10,20 @@ from kvarn.wire.block_events import NAME_BYTES
 
 
 def packed(names: Iterable[bytes]) -> bytes:
-    """The first bytes of these names, one behind the other."""
     return b"".join([name[:NAME_BYTES] for name in names])
 
 
 class BlockInventory:
-    """The names of all blocks that are held in one place at least, and what changed since that was last told.
-
-    A block that came and went in between is not mentioned. Thread-safe: tiers have threads of their own.
-    """
+    """Names of all blocks held in one place at least, and what changed since that was last told; a block that came
+    and went in between is not mentioned. Thread-safe: tiers have threads of their own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._places: dict[bytes, int] = {}
-        """In how many places each is."""
         self._stored: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
 
     def add(self, name: bytes) -> None:
-        """A block is in one place more."""
         with self._lock:
             places = self._places[name] = self._places.get(name, 0) + 1
             if places > 1:
@@ -39,7 +34,6 @@ class BlockInventory:
                 self._stored[name] = None
 
     def drop(self, name: bytes) -> None:
-        """A block is in one place less."""
         with self._lock:
             places = self._places[name] = self._places[name] - 1
             if places:
@@ -78,4 +72,3 @@ class BlockPlace(Protocol):
 
     def report_to(self, held: BlockInventory | None) -> None:
         """Add what is held here and, from now on, add and drop what comes and goes; or no more."""
-        ...

@@ -26,7 +26,6 @@ class BlockOwner(Protocol):
 
     def evict(self, block: int) -> None:
         """Forget an idle block's contents, and whatever cannot stay without them, by `uncache`."""
-        ...
 
 
 class BlockPool:
@@ -41,12 +40,10 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that hold nothing."""
         return len(self._free)
 
     @property
     def num_idle(self) -> int:
-        """Blocks that are cached and not referenced."""
         return len(self._idle)
 
     @property
@@ -56,15 +53,12 @@ class BlockPool:
 
     @property
     def num_held(self) -> int:
-        """Blocks that sequences reference, each counted once."""
         return self.num_blocks - len(self._free) - len(self._idle)
 
     def references(self, block: int) -> int:
-        """Block-table entries that point to the block."""
         return self._references[block]
 
     def is_cached(self, block: int) -> bool:
-        """Whether the block has an owner that caches its contents."""
         return self._owners[block] is not None
 
     def is_writable(self, block: int) -> bool:
@@ -80,7 +74,6 @@ class BlockPool:
         return block
 
     def acquire(self, block: int) -> None:
-        """Add a reference to a held or idle block."""
         if self._references[block] == 0:
             del self._idle[block]
         self._references[block] += 1
@@ -98,7 +91,6 @@ class BlockPool:
                 self._idle[block] = None
 
     def release_all(self, blocks: Iterable[int]) -> None:
-        """Release each block, in order."""
         for block in blocks:
             self.release(block)
 
@@ -122,7 +114,6 @@ class BlockPool:
         self._free.append(block)
 
     def check_integrity(self, expected_references: dict[int, int]) -> None:
-        """Compare with a recount of all references. Raises `IntegrityError` at the first contradiction."""
         free = set(self._free)
         if len(free) != len(self._free):
             raise IntegrityError("a block is in the free list twice")

@@ -18,7 +18,6 @@ from kvarn.shapes import BLOCK_SIZE
 
 
 def blocks_for(num_tokens: int) -> int:
-    """Blocks that hold this many tokens."""
     return -(-num_tokens // BLOCK_SIZE)
 
 
@@ -27,15 +26,13 @@ class PrefixMatch:
     """Computed tokens that a waiting sequence would find, and what it would still take."""
 
     num_computed_tokens: int
-    """Tokens it need not compute."""
     blocks: list[int]
-    """Blocks that it would share."""
     nodes: list[PrefixNode]
     loads: list[bytes]
     """Names of the blocks behind those, which are loaded from beyond the device."""
     blocks_needed: int
-    """Available blocks that it uses up once all its known tokens are computed: fresh ones, the copy of a shared
-    one, idle ones that it revives, and those of an adapter that no running sequence has."""
+    """Available blocks that it uses up: fresh ones, the copy of a shared one, revived idle ones, and those of its
+    adapter."""
     shared_tokens: int
     """Its first tokens whose blocks the prefix cache holds: of a model with recurrent states perhaps more than it need
     not compute."""
@@ -58,7 +55,6 @@ class KVCacheManager:
         """Snapshots of recurrent states; None where the model has none."""
         self.cache = PrefixCache(self.pool, namespace, None if self.snapshots is None else self.snapshots.forget)
         self.tiers = tiers
-        """Blocks beyond the device; None where none are kept."""
         self.adapters = AdapterResidency(self.pool, adapters)
         self._reuse = prefix_cache
 
@@ -99,7 +95,6 @@ class KVCacheManager:
         return sequence.num_tokens - 1
 
     def _loadable(self, sequence: Sequence, limit: int, first: int) -> list[bytes]:
-        """Names of blocks from entry `first` on that are loaded when the sequence starts now."""
         if self.tiers is None:
             return []
         if self._reuse:
@@ -125,14 +120,12 @@ class KVCacheManager:
         return self.tiers.must_wait(sequence, now)
 
     def count_lookup(self, sequence: Sequence) -> None:
-        """Count what a new prompt, which was just placed, looked for in the tiers, and what it found there."""
         if self.tiers is not None and self._reuse:
             cached = len(sequence.nodes) * BLOCK_SIZE
             self.tiers.queries += max(0, sequence.num_prompt - cached)
             self.tiers.hits += sequence.num_computed_tokens - cached
 
     def leave_queue(self, sequence: Sequence) -> None:
-        """The sequence waits no more, and for no blocks."""
         if self.tiers is not None:
             self.tiers.end_fetch(sequence)
 
@@ -164,21 +157,15 @@ class KVCacheManager:
         sequence.pending_updates = [BlockUpdate(index, block) for index, block in enumerate(sequence.blocks)]
 
     def is_reserved(self, sequence: Sequence, end: int) -> bool:
-        """Whether positions `num_computed_tokens` to `end - 1` lie in one block that is writable already.
-
-        So it is for fifteen decodes of sixteen, and `reserve` need not be asked.
-        """
+        """Whether positions `num_computed_tokens` to `end - 1` lie in one writable block: then `reserve` need not be
+        asked."""
         index, blocks = sequence.num_computed_tokens // BLOCK_SIZE, sequence.blocks
         return end <= (index + 1) * BLOCK_SIZE and index < len(blocks) and self.pool.is_writable(blocks[index])
 
     def reserve(self, sequence: Sequence, end: int, copies: list[BlockCopy]) -> None:
-        """Make positions `num_computed_tokens` to `end - 1` writable: append blocks, copy shared ones before the write.
-
-        The copies that the plan must make are appended to `copies`.
-
-        Raises:
-            OutOfBlocksError: What could be had is kept; call again with the same arguments once there is room.
-        """
+        """Make positions `num_computed_tokens` to `end - 1` writable: append blocks, copy shared ones before the
+        write. The copies that the plan must make are appended to `copies`. Where it raises `OutOfBlocksError`,
+        what could be had is kept: call again with the same arguments once there is room."""
         blocks = sequence.blocks
         first, last = sequence.num_computed_tokens // BLOCK_SIZE, (end - 1) // BLOCK_SIZE
         for index in range(first, last + 1):
@@ -217,7 +204,6 @@ class KVCacheManager:
             self.snapshots.publish(sequence)
 
     def plan_saves(self, rows: Mapping[Sequence, int]) -> dict[Sequence, list[StateSave]]:
-        """Copies of recurrent states in a step that computes so many tokens of each sequence."""
         return {} if self.snapshots is None else self.snapshots.plan_saves(rows)
 
     def release(self, sequence: Sequence) -> None:
@@ -228,10 +214,14 @@ class KVCacheManager:
             self.snapshots.release(sequence)
         sequence.forget_memory()
 
-    def offload(self, sequence: Sequence) -> None:
-        """Release a preempted sequence's blocks and have their contents stored: `match` will find them again."""
+    def suspend(self, sequence: Sequence) -> None:
+        """Release a preempted sequence's blocks, last to first. Its tokens stay, and are computed again later, but for
+        those that the prefix cache still holds by then, or the tiers: where there are some, the next step stores its
+        blocks before anything is written into them.
+        """
         if self.tiers is None:
-            raise ValueError("blocks can only be stored by an engine that has a KV connector: pass it one")
+            self.release(sequence)
+            return
         # Positions from the last known token on belong to steps in flight, whose results are dropped.
         computed = min(sequence.num_computed_tokens, len(sequence.tokens) - 1)
         names = self.tiers.suspend(sequence, computed)
@@ -240,11 +230,9 @@ class KVCacheManager:
 
     @property
     def has_transfers(self) -> bool:
-        """Whether there are blocks or adapters for the next plan to store or load."""
         return self.adapters.has_loads or (self.tiers is not None and self.tiers.has_transfers)
 
     def drain_transfers(self) -> tuple[list[BlockTransfer], list[BlockTransfer], list[AdapterLoad], list[str]]:
-        """Blocks to store and to load, adapters to load and to drop, for the next plan."""
         stores, loads = self.tiers.drain() if self.tiers is not None else ([], [])
         return stores, loads, *self.adapters.drain()
 
@@ -260,7 +248,6 @@ class KVCacheManager:
         sequence.pending_updates.append(BlockUpdate(index, block))
 
     def check_integrity(self, running: list[Sequence]) -> None:
-        """Recount everything from the block tables. Raises `IntegrityError` at the first contradiction."""
         references: dict[int, int] = {}
         for sequence in running:
             if len(sequence.blocks) < blocks_for(sequence.num_computed_tokens):

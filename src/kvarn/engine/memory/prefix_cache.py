@@ -40,10 +40,7 @@ class PrefixNode:
 
 
 class PrefixCache:
-    """The tree. It owns no memory: the pool counts who holds the blocks, and which are idle.
-
-    `on_removal` is told of each node that leaves the tree.
-    """
+    """The tree. It owns no memory: the pool counts holders. `on_removal` is told of each node that leaves the tree."""
 
     def __init__(
         self, pool: BlockPool, namespace: str = "", on_removal: Callable[[PrefixNode], None] | None = None
@@ -76,10 +73,7 @@ class PrefixCache:
         self, scope: PrefixScope, parent: PrefixNode | None, block_tokens: tuple[int, ...], block: int
     ) -> PrefixNode:
         """Name a held, full, computed block below `parent` (None: the scope's root), whose path the caller holds.
-
-        Returns the node for these tokens. Where there already is one, its block is the one to use and the
-        caller's own is superfluous.
-        """
+        Returns the node for these tokens: one that was there before makes the caller's own block superfluous."""
         if parent is None:
             parent = self._roots.get(scope)
             if parent is None:
@@ -96,7 +90,6 @@ class PrefixCache:
         return node
 
     def evict(self, block: int) -> None:
-        """Free an idle block; see `BlockOwner`."""
         node = self._by_block.pop(block)
         if node.children:
             raise IntegrityError(f"block {block} was to be evicted before the blocks that follow it")
@@ -114,11 +107,9 @@ class PrefixCache:
                 self._pool.uncache(node.block)
 
     def names(self) -> Iterator[bytes]:
-        """Names of all blocks."""
         return (node.hash for node in self._by_block.values())
 
     def report_to(self, held: BlockInventory | None) -> None:
-        """See `BlockPlace`."""
         self._held = held
         if held is not None:
             for name in self.names():
@@ -137,7 +128,6 @@ class PrefixCache:
             del self._roots[parent.scope]
 
     def check_integrity(self) -> None:
-        """Walk the tree and compare it with the pool. Raises `IntegrityError` at the first contradiction."""
         found = 0
         for node in self._walk(self._roots.values()):
             found += 1

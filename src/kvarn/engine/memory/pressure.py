@@ -1,10 +1,9 @@
-"""Which waiting sequence fits into the KV cache, and which running one gives way when it is full."""
+"""Fit of waiting sequences into the KV cache."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
-from typing import Protocol
+from collections.abc import Collection
 
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager, PrefixMatch, blocks_for
 from kvarn.engine.request import Sequence
@@ -34,7 +33,6 @@ class GrowthReserve:
         self.share = self.START
 
     def observe(self, preempted: bool) -> None:
-        """A step was planned, with or without running out of memory."""
         if preempted:
             self.share = min(1.0, self.share + self.RISE)
         else:
@@ -57,11 +55,8 @@ class MemoryReserve:
         self._running = running
 
     def spare_blocks(self) -> float:
-        """Available blocks that nobody is about to need.
-
-        Set aside are those that running sequences still take to their last known token, and some for the growth of
-        their answers.
-        """
+        """Available blocks, less those that running sequences still need to their last known token and some for
+        their answers."""
         return self._memory.pool.num_available - sum(self._promised(sequence) for sequence in self._running)
 
     def wanted_blocks(self, sequence: Sequence, match: PrefixMatch) -> float:
@@ -74,10 +69,8 @@ class MemoryReserve:
         return self.wanted_blocks(sequence, self._memory.match_prefix(sequence)) - self.spare_blocks()
 
     def fits_without(self, sequence: Sequence, others: Collection[Sequence]) -> bool:
-        """Whether a waiting sequence fits once these running ones are gone.
-
-        Blocks that it shares with them are not freed by that: it would hold them itself.
-        """
+        """Whether a waiting sequence fits once these running ones are gone, whose shared blocks it would hold
+        itself."""
         match = self._memory.match_prefix(sequence)
         shared = set(match.blocks)
         leaving = Counter(block for other in others for block in other.blocks if block not in shared)
@@ -101,42 +94,3 @@ class MemoryReserve:
         # Rejected proposals leave blocks behind its last token: it grows into those first.
         known = blocks_for(sequence.num_tokens) - len(sequence.blocks)
         return max(0.0, known + self.growth.blocks(sequence))
-
-
-class Preemption(Protocol):
-    """Chooses who gives way, and how."""
-
-    def victim(self, running: Iterable[Sequence]) -> Sequence:
-        """The running sequence that gives way. `running` is not empty."""
-        ...
-
-    def suspend(self, sequence: Sequence, memory: KVCacheManager) -> None:
-        """Take the sequence's blocks. Its tokens stay; it must be able to go on from them later."""
-        ...
-
-
-class RecomputePreemption:
-    """Drop the blocks and compute the tokens again later.
-
-    The full blocks stay in the prefix cache for as long as nobody needs their memory, so often little is computed
-    twice. Tokens do not change: the drawn ones are kept, and sampling depends on positions alone.
-    """
-
-    def victim(self, running: Iterable[Sequence]) -> Sequence:
-        """The lowest priority, then the latest arrival."""
-        return max(running, key=lambda sequence: sequence.rank)
-
-    def suspend(self, sequence: Sequence, memory: KVCacheManager) -> None:
-        """Release all blocks."""
-        memory.release(sequence)
-
-
-class OffloadPreemption(RecomputePreemption):
-    """Have the blocks stored beyond the device and loaded when the sequence goes on. Needs a KV connector.
-
-    What the connector does not hold any more by then is computed again.
-    """
-
-    def suspend(self, sequence: Sequence, memory: KVCacheManager) -> None:
-        """Release all blocks, to be stored by the next step before anything is written into them."""
-        memory.offload(sequence)

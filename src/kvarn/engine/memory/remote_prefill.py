@@ -40,81 +40,60 @@ class PrefillPeer(Protocol):
 
     def load(self) -> PeerLoad | None:
         """Its load; None where it cannot be reached."""
-        ...
 
     def prefill(self, sequence: Sequence, names: list[bytes], scope: bytes) -> KVFetch | None:
-        """Have a prompt computed up to the last of the blocks named, and these sent; None where that is not possible.
-
-        See `KVConnector.fetch`.
-        """
-        ...
+        """Have a prompt computed up to the last of these blocks, and them sent; None where that is not possible."""
 
 
+@dataclass(slots=True)
 class RemotePrefill:
-    """Asks the peer where that pays.
+    """Asks the peer where that pays."""
 
-    Args:
-        peer: The other engine.
-        config: How this engine schedules.
-        step_time: Of this engine; of the peer too, until that was measured.
-        running: The scheduler's own, current collection.
-        queue: The scheduler's own: what waits here, those included for which the peer was asked.
-        chosen: Which prompts it is asked for.
-    """
-
-    def __init__(
-        self,
-        peer: PrefillPeer,
-        config: EngineConfig,
-        step_time: StepTimeModel,
-        running: Collection[Sequence],
-        queue: WaitingQueue,
-        chosen: DisaggregationConfig,
-    ) -> None:
-        self._peer = peer
-        self._config = config
-        self._step_time = step_time
-        self._running = running
-        self._queue = queue
-        self._chosen = chosen
-        self.asked = 0
-        """Prompts that the peer was asked for."""
+    peer: PrefillPeer
+    config: EngineConfig
+    step_time: StepTimeModel
+    """This engine's; the peer's too, until that was measured."""
+    running: Collection[Sequence]
+    queue: WaitingQueue
+    """The scheduler's own: those included for which the peer was asked."""
+    chosen: DisaggregationConfig
+    asked: int = 0
 
     def ask(self, sequence: Sequence, first: int, scope: bytes) -> bool:
         """Have the peer compute a new prompt's blocks from entry `first` on, where that pays: it is its fetch."""
         names = sequence.fetch.block_names[first:]
         start, count = first * BLOCK_SIZE, len(names) * BLOCK_SIZE
         adapter = sequence.request.scope.adapter  # the peer has none
-        if adapter or count < self._chosen.min_tokens or sequence.num_computed_tokens:
+        if adapter or count < self.chosen.min_tokens or sequence.num_computed_tokens:
             return False
-        load = self._peer.load()
+        load = self.peer.load()
         if load is None:
             return False
-        waiting = sum(self._queue.tokens_by_priority().values()) - sequence.num_tokens - load.waiting_tokens
+        waiting = sum(self.queue.tokens_by_priority().values()) - sequence.num_tokens - load.waiting_tokens
         local_s, is_busy = self._local_s(start, count, max(0, waiting))
-        times = self._step_time.times
+        times = self.step_time.times
         token_s = load.token_s or (times.fixed_s + times.prompt_s(count, pairs(start, count))) / count
         remote_s = (load.waiting_tokens + sequence.num_prompt - start) * token_s
-        if self._chosen.mode == "auto" and not (is_busy and remote_s <= local_s):
+        if self.chosen.mode == "auto" and not (is_busy and remote_s <= local_s):
             return False
         fetch = sequence.fetch
-        fetch.pending = self._peer.prefill(sequence, names, scope)
+        fetch.pending = self.peer.prefill(sequence, names, scope)
         fetch.timeout_s = 2 * max(local_s, remote_s) + _SPARE_S
         self.asked += fetch.pending is not None
         return fetch.pending is not None
 
     def _local_s(self, start: int, count: int, waiting: int) -> tuple[float, bool]:
-        """Seconds until this engine would have computed `count` tokens behind `waiting` ones that have not begun, and
-        whether it has anything else to do."""
+        """Seconds until this engine had computed `count` tokens behind `waiting` others; whether it has anything
+        else to do."""
         contexts = []
-        for sequence in self._running:
+        for sequence in self.running:
             uncomputed = sequence.num_tokens - sequence.num_computed_tokens
             if uncomputed == 1:
                 contexts.append(sequence.num_tokens)
             else:
                 waiting += max(0, uncomputed)
-        times, tokens = self._step_time.times, count + waiting
+        times, tokens = self.step_time.times, count + waiting
         work_s = times.prompt_s(count, pairs(start, count)) * tokens / count
         decode_s = times.decode_s(len(contexts), sum(contexts))
-        speed = PrefillSpeed.beside(decode_s, len(contexts), work_s / tokens, self._config)
+        speed = PrefillSpeed.beside(decode_s, len(contexts), work_s / tokens, self.config)
         return speed.seconds(tokens, work_s), waiting > 0 or bool(contexts)

@@ -87,7 +87,6 @@ class Snapshots:
         return saves
 
     def publish(self, sequence: Sequence) -> None:
-        """Enter the snapshots of a sequence whose blocks are in the prefix cache now."""
         record, waiting = _record(sequence), []
         for position, snapshot in record.pending:
             if position > len(sequence.nodes) * BLOCK_SIZE:
@@ -109,7 +108,6 @@ class Snapshots:
         sequence.snapshots = None
 
     def forget(self, node: PrefixNode) -> None:
-        """A node leaves the prefix cache."""
         if node.snapshot is not None:
             self._free.append(self._detach(node.snapshot))
 
@@ -128,7 +126,6 @@ class Snapshots:
         return snapshot
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
-        """Recount. Raises `IntegrityError` at the first contradiction."""
         pending = [snapshot for sequence in running for _, snapshot in _record(sequence).pending]
         if sorted([*self._free, *self._kept, *pending]) != list(range(self._count)):
             raise IntegrityError("a snapshot of states is nowhere, or in two places")

@@ -36,9 +36,7 @@ class KVTiers:
         self.hits = 0
         """Tokens loaded, of `queries`."""
         self.given_up = 0
-        """Fetches that took too long."""
         self.remote_prefill: RemotePrefill | None = None
-        """Asks another engine to compute prompts, where there is one."""
         self._namespace = namespace
         self._step_time = step_time
         self._transfer_s = 0.0
@@ -94,7 +92,6 @@ class KVTiers:
         return False
 
     def end_fetch(self, sequence: Sequence) -> None:
-        """The sequence does not wait for blocks any more."""
         pending, sequence.fetch.pending = sequence.fetch.pending, None
         if pending is not None:
             pending.release()
@@ -103,7 +100,6 @@ class KVTiers:
 
     @property
     def has_transfers(self) -> bool:
-        """Whether there is anything for the next plan."""
         return bool(self._stores or self._loads)
 
     def store(self, block: int, name: bytes, scope: PrefixScope) -> None:
@@ -112,14 +108,11 @@ class KVTiers:
             self._stores.append(BlockTransfer(block, name, scope.tenant, root_hash(scope, self._namespace)))
 
     def load(self, block: int, name: bytes) -> None:
-        """Have a reserved block loaded."""
         self._loads.append(BlockTransfer(block, name))
 
     def suspend(self, sequence: Sequence, computed: int) -> list[bytes]:
-        """Have the blocks of a preempted sequence stored, the last of which need not be full, if that pays twice over.
-
-        Returns the names of its blocks.
-        """
+        """Have the blocks of a preempted sequence stored, the last perhaps not full, if that pays twice; returns
+        their names."""
         scope = sequence.request.scope
         names = block_hashes(sequence.tokens[:computed], scope, self._namespace)
         if self._gain_s(0, len(names), 0) >= self._transfer_s * len(names):
@@ -128,13 +121,11 @@ class KVTiers:
         return names
 
     def drain(self) -> tuple[list[BlockTransfer], list[BlockTransfer]]:
-        """Blocks to store and blocks to load."""
         stores, self._stores = self._stores, []
         loads, self._loads = self._loads, []
         return stores, loads
 
     def observe(self, num_transfers: int, result: StepResult) -> None:
-        """Learn what transfers cost."""
         if num_transfers:
             seconds = result.transfer_s / num_transfers
             self._transfer_s += (seconds - self._transfer_s) * (_SMOOTHING if self._transfer_s else 1.0)

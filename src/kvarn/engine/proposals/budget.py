@@ -33,21 +33,17 @@ class StepPrices:
     pair_s: float
 
     def proposal_s(self, context: int) -> float:
-        """Seconds of a proposal at position `context`."""
         return max(self.token_s + self.pair_s * context, 1e-12)
 
 
 class ProposalRow:
     """A row that may get proposals."""
 
-    __slots__ = ("end", "limit", "record")
-
     def __init__(self, record: GuessRecord, end: int, limit: int) -> None:
         self.record = record
         self.end = end
         """Position of its first proposal."""
         self.limit = limit
-        """Proposals at most."""
 
 
 class ProposalBudget:

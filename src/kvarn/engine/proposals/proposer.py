@@ -36,16 +36,12 @@ class Proposer(Protocol):
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
         """For each sequence at most so many tokens that may follow its known ones; none where there is no guess."""
-        ...
 
     def seconds(self, num_sequences: int) -> float:
         """Seconds that guessing one token for each of so many sequences takes; where it is free, all their tokens."""
-        ...
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence ended; a preempted one has not. Sequences that were never asked about are told of too."""
-        ...
 
     def forget_tenant(self, tenant: str) -> None:
         """The tenant is deleted: nothing of its ended sequences is kept."""
-        ...

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 class Acceptance:
     """Right proposals by their position in the row; older ones count less."""
 
-    __slots__ = ("_decay", "_fade", "_last", "right", "tried")
-
     def __init__(self, length: int, decay: float, fade: float) -> None:
         """`length`: positions. `decay`: what an observation leaves of those before it; `fade`: what a step does."""
         self.right = [0.0] * length
@@ -29,14 +27,11 @@ class Acceptance:
             tried[place] = keep * tried[place] + 1
 
     def weight(self, now: int) -> float:
-        """Weight of the observations in step `now`."""
         return self._fade ** (now - self._last)
 
 
 class GuessRecord:
     """The guesses of one sequence."""
-
-    __slots__ = ("acceptance", "due", "grade", "saved_s", "unverified", "unverified_at")
 
     DECAY = 0.8
     FADE = 0.99
@@ -48,7 +43,6 @@ class GuessRecord:
         self.saved_s = 0.0
         """Seconds saved by each guess: a decaying average."""
         self.grade = 0
-        """Grade of the proposals in flight."""
         self.unverified: list[int] = []
         """The last guess, where it was not worth its time: the tokens that follow tell whether it was right."""
         self.unverified_at = 0
@@ -72,7 +66,6 @@ class SpeculationTotals:
     """Counts since the start."""
 
     rows: int = 0
-    """Rows that verified proposals."""
     proposed: int = 0
     accepted: int = 0
     accepted_by_position: list[int] = field(default_factory=list)

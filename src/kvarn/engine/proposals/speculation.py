@@ -21,8 +21,6 @@ from kvarn.engine.step_time import StepTimeModel
 class Candidate(ProposalRow):
     """A sequence whose guess is due."""
 
-    __slots__ = ("sequence",)
-
     def __init__(self, sequence: Sequence, record: GuessRecord, end: int, limit: int) -> None:
         super().__init__(record, end, limit)
         self.sequence = sequence
@@ -44,7 +42,6 @@ class Speculation:
         self._throttle = ProposalThrottle(always=not config.adaptive or not proposer.is_free)
         self._backoff = ProposerBackoff(never=not config.adaptive)
         self._now = 0
-        """Number of the step."""
         self._needs_results_until = self.KNOWN_AFTER
 
     @property
@@ -53,10 +50,8 @@ class Speculation:
         return self._now < self._needs_results_until
 
     def extend(self, step: StepBuilder, memory: KVCacheManager, *, ahead: bool) -> None:
-        """Add proposals to the rows of a step, in the budget and the memory that it leaves.
-
-        `ahead`: steps are in flight. Then it is only found out whether guesses would be worth waiting for them.
-        """
+        """Add proposals to the rows of a step, in the budget and memory left. `ahead`: steps are in flight; it is
+        only found out whether guesses would be worth waiting for them."""
         self._now += 1
         if not self._backoff.allows(self._now, self._proposer.overhead_s):
             return
@@ -80,7 +75,6 @@ class Speculation:
                 self._propose(candidate, Guess(guess.tokens[:length], guess.grade), step, memory)
 
     def observe(self, sequence: Sequence, proposed: int, accepted: int) -> None:
-        """A row's proposals were verified."""
         totals, record, prices = self.totals, sequence.guesses, self._budget.prices
         totals.rows += 1
         totals.proposed += proposed
@@ -95,12 +89,10 @@ class Speculation:
         self._throttle.observe(record, self._now, saved_s)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence ended."""
         self._proposer.forget(sequence)
         sequence.guesses = None
 
     def forget_tenant(self, tenant: str) -> None:
-        """The tenant is deleted."""
         self._proposer.forget_tenant(tenant)
 
     def _candidates(self, step: StepBuilder) -> list[Candidate]:

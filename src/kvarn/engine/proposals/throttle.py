@@ -26,16 +26,13 @@ class ProposalThrottle:
     WEIGHT = 0.15
     """Weight of a sequence's latest guess in the average of the seconds saved."""
     COMMON_WEIGHT = 0.02
-    """Weight of the latest guess in the average over all sequences."""
     FIRST_SAVED_S = 1e-3
     """Seconds that a guess is expected to save before some were made."""
     LONGEST_PAUSE = 64
     """Steps after which all are asked for again at the latest."""
 
     def __init__(self, always: bool) -> None:
-        """`always`: ask in each step."""
         self.next_step = 0
-        """Step in which the next guess is due."""
         self._always = always
         self._saved_s = self.FIRST_SAVED_S
         self._cost_s = 0.0
@@ -55,7 +52,6 @@ class ProposalThrottle:
         self.next_step = now + self.LONGEST_PAUSE
 
     def due(self, step: int) -> None:
-        """A guess is due in that step."""
         self.next_step = min(self.next_step, step)
 
     def add(self, record: GuessRecord, now: int) -> None:
@@ -83,12 +79,9 @@ class ProposerBackoff:
     """Pauses a proposer for a while where guesses have saved less than they and its part of each step took."""
 
     LENGTH = 64
-    """Steps after which that is checked."""
     PAUSE = 1024
-    """Steps without the proposer."""
 
     def __init__(self, never: bool) -> None:
-        """`never`: never pause it."""
         self._never = never
         self._balance_s = 0.0
         self._steps = 0

@@ -70,7 +70,6 @@ class Autoscaler:
         """Replicas needed at each look of the last `scale_in_delay_s`, and at the one before."""
 
     def decide(self, sample: LoadSample) -> ScalingDecision:
-        """Decide from a new sample."""
         config, now = self.config, sample.now
         self._count(sample)
         foreseen = self._foreseen()
@@ -93,7 +92,6 @@ class Autoscaler:
         return ScalingDecision(now, self._settled(now, needed, parts), "; ".join(parts))
 
     def _settled(self, now: float, needed: int, parts: list[str]) -> int:
-        """The needed number, or more for a while."""
         config, since = self.config, now - self.config.scale_in_delay_s
         self._replicas = min(max(self._replicas, config.min_replicas), config.max_replicas)
         self._needed.append((now, needed))

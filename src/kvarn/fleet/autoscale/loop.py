@@ -30,27 +30,21 @@ class ScaledModel(Protocol):
     """A served model, or a version of one."""
 
     @property
-    def name(self) -> str:  # noqa: D102
-        ...
+    def name(self) -> str: ...
 
     @property
-    def config(self) -> ModelConfig:  # noqa: D102
-        ...
+    def config(self) -> ModelConfig: ...
 
     @property
     def held_back(self) -> bool:
-        """A version that is rolled out: its replicas run beside those that the model needs."""
+        """A version that is rolled out, whose replicas run beside those that the model needs."""
         ...
 
     @property
-    def replicas(self) -> Mapping[str, ReplicaClient]:
-        """The replicas by name."""
-        ...
+    def replicas(self) -> Mapping[str, ReplicaClient]: ...
 
     @property
-    def all_versions(self) -> Sequence[ScaledModel]:
-        """All versions that are served while one replaces another."""
-        ...
+    def all_versions(self) -> Sequence[ScaledModel]: ...
 
 
 class Autoscaling(ReplicaCounts):
@@ -94,8 +88,7 @@ class Autoscaling(ReplicaCounts):
         self.start, self.stop, self.wake = self._looks.start, self._looks.stop, self._looks.wake
 
     def count(self, desired: Desired, running: int) -> int:
-        """See `ReplicaCounts`. A number that was set by hand goes before; what runs at first stays until its work is
-        known."""
+        """A number that was set by hand goes before; what runs at first stays until its work is known."""
         scale, name = desired.model.autoscale, desired.model.name
         if scale is None or desired.replicas is not None:
             self._forget(name)
@@ -103,7 +96,6 @@ class Autoscaling(ReplicaCounts):
         return self._counts.setdefault(name, min(max(desired.count, running), scale.max_replicas))
 
     def forget(self) -> None:
-        """See `ReplicaCounts`: no model is looked at before it is counted again."""
         for name in list(self._counts):
             self._forget(name)
         self._pool.clear()
@@ -113,11 +105,9 @@ class Autoscaling(ReplicaCounts):
         self._scalers.pop(name, None)
 
     def pool(self, model: str) -> int:
-        """See `ReplicaCounts`."""
         return int(model in self._pool)
 
     async def look(self) -> None:
-        """Decide once for each model."""
         if not self._counts:
             return
         registry = await self._metrics()

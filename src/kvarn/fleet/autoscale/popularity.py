@@ -21,11 +21,9 @@ class Popularity:
         self._counts: dict[str, tuple[float, float]] = {}
 
     def add(self, model: str, requests: float, now: float) -> None:
-        """Count requests; `now` is in seconds."""
         self._counts[model] = self.of(model, now) + requests, now
 
     def of(self, model: str, now: float) -> float:
-        """A model's popularity."""
         count, at = self._counts.get(model, (0.0, now))
         return count * math.pow(0.5, (now - at) / HALF_LIFE_S)
 

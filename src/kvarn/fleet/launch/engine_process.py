@@ -24,14 +24,8 @@ class EngineProcess:
 
     @classmethod
     def spawn(cls, imports: str = "kvarn.replica.server.build") -> EngineProcess:
-        """Start a process that imports this module, of the factory of its service.
-
-        The process dies with the calling thread (Linux ties it to the thread, not to the process): call it from one
-        that lives as long as the engine should.
-
-        Raises:
-            OSError: No process or no directory can be made.
-        """
+        """Start a process that imports this module, of the factory of its service. It dies with the calling thread
+        (Linux ties it to the thread, not to the process): call it from one that lives as long as the engine should."""
         sockets = make_socket_directory()
         spawned_at = SYSTEM_CLOCK.now()
         command = [sys.executable, "-P", "-m", "kvarn.replica.server", imports]

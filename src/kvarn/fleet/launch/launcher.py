@@ -40,19 +40,13 @@ class Launcher:
     places: Places
     """Machines and GPUs of the replicas; without machines, room is not counted here."""
 
-    def start(self) -> None:
-        """Begin work in the running event loop."""
+    def start(self) -> None: ...
 
     async def stop(self) -> None:
         """End what `start` began; engine processes of other machines go on."""
 
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
-        """Start a process.
-
-        Raises:
-            LaunchError: None can be started.
-            OSError: The same.
-        """
+        """Start a process. Raises `LaunchError` or `OSError`."""
         raise NotImplementedError
 
     async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
@@ -60,11 +54,7 @@ class Launcher:
         return {}
 
     async def replicas(self) -> set[str]:
-        """Names of replicas that an earlier controller started and that may still run.
-
-        Raises:
-            LaunchError: The cluster does not answer.
-        """
+        """Names of replicas that an earlier controller started and that may still run. Raises `LaunchError`."""
         return set()
 
     async def end(self, replica: str) -> None:

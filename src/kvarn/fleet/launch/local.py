@@ -31,7 +31,6 @@ class LocalEngine:
 
     @property
     def exited(self) -> asyncio.Future[str | None]:
-        """See `LaunchedEngine.exited`."""
         if self._exited is None:
             self._exited = asyncio.ensure_future(self._wait())
         return self._exited
@@ -41,20 +40,14 @@ class LocalEngine:
         return None if status == 0 else describe_exit(status)
 
     def kill(self) -> None:
-        """Kill it."""
         self.process.popen.kill()
 
     def close(self) -> None:
-        """Kill it and remove its sockets."""
         self.process.close()
 
 
 def launch_local(spec: ReplicaSpec, process: EngineProcess | None = None) -> LocalEngine:
-    """Start an engine process on this machine; `process` is one that was spawned before its model was known.
-
-    Raises:
-        OSError: No process can be started.
-    """
+    """Start an engine process on this machine; `process` is one that was spawned before its model was known."""
     return LocalEngine(process or EngineProcess.spawn(_imports(spec)), spec)
 
 
@@ -77,6 +70,5 @@ class LocalLauncher(Launcher):
         self._preloaded = preloaded
 
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
-        """See `Launcher.launch`."""
         process = self._preloaded.take(_imports(spec)) if self._preloaded is not None else None
         return launch_local(self.places.occupy(spec), process)

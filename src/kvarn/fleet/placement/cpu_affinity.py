@@ -39,14 +39,8 @@ def separate_cpus(max_threads: int = 0, files: MachineFiles = LINUX, gateways: i
 
 def share_cpus(cpus: tuple[int, ...], count: int, files: MachineFiles = LINUX) -> list[tuple[int, ...]]:
     """The CPUs of each of `count` engines that all serve one model: with all of them for each, their threads would wait
-    for one another.
-
-    Args:
-        cpus: Those of the engines; empty: those of this process. Then nothing is tied to any under a quota below the
-            number of cores.
-        count: Engines. More than there are CPUs use all of them.
-        files: Where the CPUs are described.
-    """
+    for one another. Engines beyond the number of CPUs use all. Under a quota below the number of cores nothing is tied
+    to any."""
     if count <= 1 or not hasattr(os, "sched_setaffinity"):
         return [cpus] * count
     cores = physical_cores(allowed_cpus(), files)

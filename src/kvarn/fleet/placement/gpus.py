@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kvarn.config.schema import ModelConfig
 
-LEAST_CAPABILITY = (9, 0)
+MIN_CAPABILITY = (9, 0)
 """Least compute capability for `device: auto`; equal to that in `kvarn.kernels.dispatch`."""
 _QUERY = "index,uuid,memory.total,compute_cap"
 _MIB = 1024**2
@@ -30,7 +30,7 @@ class Gpu:
     """Index in `nvidia-smi`."""
     uuid: str
     memory_bytes: int
-    capability: tuple[int, int] = LEAST_CAPABILITY
+    capability: tuple[int, int] = MIN_CAPABILITY
 
 
 def find_gpus() -> tuple[Gpu, ...]:
@@ -54,7 +54,7 @@ def ranks_on_gpus(model: ModelConfig, gpus: Sequence[Gpu]) -> int:
     """GPUs that a replica of a model takes on a machine with these: one for each rank, or none."""
     if model.device == "cpu" or model.kernels == "cpu":
         return 0
-    automatic = bool(gpus) and gpus[0].capability >= LEAST_CAPABILITY and not _is_torch_for_processors()
+    automatic = bool(gpus) and gpus[0].capability >= MIN_CAPABILITY and not _is_torch_for_processors()
     ranks = model.tensor_parallel_size * model.pipeline_parallel_size * model.prefill_context_parallel_size
     return ranks if automatic or model.device == "cuda" else 0
 

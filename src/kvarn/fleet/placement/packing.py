@@ -65,7 +65,6 @@ class Placement:
 
     @property
     def memory_bytes(self) -> int:
-        """Main memory that it takes."""
         return self.needs.memory_bytes + (self.needs.weight_bytes if self.asleep else 0)
 
 
@@ -122,14 +121,8 @@ class _Room:
 
 
 def needs_of(model: ModelConfig, directory: Path, machine_bytes: int, gpus: int = 0) -> Needs:
-    """The needs of a replica of a model.
-
-    Args:
-        model: Its configuration.
-        directory: Of its checkpoint.
-        machine_bytes: Memory of the machine it runs on, of which the KV cache takes a tenth by default.
-        gpus: That it computes on, with weights and KV cache in their memory.
-    """
+    """The needs of a replica of a model on a machine with so many bytes of memory, of which the KV cache takes a tenth
+    by default. On `gpus`, weights and KV cache are in their memory."""
     hardware = model.hardware
     if hardware.memory_gib is not None:
         memory = int(hardware.memory_gib * GIB)
@@ -182,12 +175,10 @@ def place_without_room(needs: Needs, machine: Machine, placed: Collection[Placem
 
 
 def this_machine() -> Machine:
-    """This machine's memory, cores and GPUs."""
     return Machine("cpu", main_memory(), float(os.cpu_count() or 1), find_gpus())
 
 
 def main_memory() -> int:
-    """This machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -25,7 +25,6 @@ from kvarn.replica.spec import ReplicaSpec
 
 
 def places_of_this_machine() -> Places:
-    """Places on this machine, all of them free."""
     machine = this_machine()
 
     def needs(spec: ReplicaSpec) -> Needs:
@@ -52,11 +51,8 @@ class Places:
         self._placed: dict[str, Placement] = {}
 
     def occupy(self, spec: ReplicaSpec, *, anyway: bool = False) -> ReplicaSpec:
-        """Give a replica a place; `anyway`: whether there is room or not. Returns the spec with its GPUs.
-
-        Raises:
-            LaunchError: There is none.
-        """
+        """Give a replica a place, and the spec its GPUs; `anyway`: whether there is room or not. Raises
+        `LaunchError`."""
         if not self._machines:
             return spec
         found = self._placed.get(spec.replica)
@@ -71,7 +67,6 @@ class Places:
         return msgspec.structs.replace(spec, gpus=found.gpus)
 
     def vacate(self, replica: str) -> None:
-        """A replica is gone for good, and others may have its place."""
         self._placed.pop(replica, None)
 
     def can_sleep(self, replica: str) -> bool:
@@ -85,12 +80,8 @@ class Places:
             self._placed[replica] = dataclasses.replace(self._placed[replica], asleep=True)
 
     def wake(self, replica: str) -> bool:
-        """A replica that is asleep has its share of its GPU again. False: others have that, but there is room for it on
-        another GPU, where it can only be started anew.
-
-        Raises:
-            LaunchError: There is room nowhere.
-        """
+        """A replica that is asleep has its share of its GPU again. False: others have that, but there is room on
+        another GPU, where it can only be started anew. Raises `LaunchError` where there is none."""
         found = self._placed.get(replica)
         if found is None or not found.asleep:
             return True

@@ -65,7 +65,6 @@ class EngineActor:
         return self._ended.wait(timeout_s), self._reason
 
     def kill(self) -> None:
-        """Kill the engine."""
         self._started[0].popen.kill()
 
     def _hold(self, spec: ReplicaSpec) -> None:

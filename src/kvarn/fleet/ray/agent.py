@@ -20,9 +20,9 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from kvarn.fleet.channel import Channel, Handler
+from kvarn.fleet.channel import Channel, Handlers
 from kvarn.fleet.ray.actor import EngineActor
-from kvarn.fleet.ray.messages import Ended, Launch, Launched, Place
+from kvarn.fleet.ray.messages import Ended, Host, Launch, Launched, ListPlaces, Place, StopEngine
 from kvarn.replica.server.parent import exit_with_parent
 
 _WAIT_S = 20.0
@@ -44,22 +44,15 @@ class Agent:
         self._killed: set[str] = set()
 
     async def run(self, end: socket.socket) -> None:
-        """Until the gateway is gone."""
         await asyncio.to_thread(self._sweep)
-        handlers: dict[str, Handler] = {
-            "host": self._host,
-            "launch": self._launch,
-            "list": self._list,
-            "kill": self._kill,
-        }
+        handlers: Handlers = {Host: self._host, Launch: self._launch, ListPlaces: self._list, StopEngine: self._kill}
         self._channel = await Channel.open(end, handlers)
         await self._channel.closed.wait()
 
-    def _host(self, _: bytes) -> bytes:
-        return str(ray.util.get_node_ip_address()).encode()
+    def _host(self, _: Host) -> str:
+        return str(ray.util.get_node_ip_address())
 
-    async def _launch(self, body: bytes) -> bytes:
-        request = msgspec.json.decode(body, type=Launch)
+    async def _launch(self, request: Launch) -> Launched:
         try:
             launched = await asyncio.to_thread(self._place, request)
         except (RayError, ValueError, GetTimeoutError) as error:
@@ -67,7 +60,7 @@ class Agent:
             launched = Launched(problem=f"Ray: {error}")
         if launched.place is not None:
             self._follow(request.name)
-        return msgspec.json.encode(launched)
+        return launched
 
     def _place(self, request: Launch) -> Launched:
         needs = request.needs
@@ -92,7 +85,7 @@ class Agent:
             "memory": needs.memory_bytes,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
         }
-        actor = ray.remote(EngineActor).options(**options).remote(bytes(request.spec))
+        actor = ray.remote(EngineActor).options(**options).remote(request.spec)
         place = msgspec.json.decode(
             ray.get(actor.describe.remote(), timeout=max(request.timeout_s, _START_S)), type=Place
         )
@@ -101,11 +94,11 @@ class Agent:
             return Launched(problem="it was given up meanwhile")
         return Launched(place)
 
-    async def _list(self, _: bytes) -> bytes:
+    async def _list(self, _: ListPlaces) -> dict[str, Place]:
         places = await asyncio.to_thread(self._places)
         for name in places:
             self._follow(name)
-        return msgspec.json.encode(places)
+        return places
 
     def _places(self) -> dict[str, Place]:
         places = {}
@@ -115,15 +108,15 @@ class Agent:
                 places[name] = msgspec.json.decode(ray.get(actor.describe.remote(), timeout=_ASK_S), type=Place)
         return places
 
-    def _kill(self, body: bytes) -> None:
-        name = body.decode()
+    def _kill(self, kill: StopEngine) -> None:
+        name = kill.name
         self._killed.add(name)
         self._follow(name)
         task = asyncio.ensure_future(asyncio.to_thread(self._remove, name))
         task.add_done_callback(lambda done: done.exception())
 
     def _remove(self, name: str) -> None:
-        """Kill an engine's actor and give its place back."""
+        """StopEngine an engine's actor and give its place back."""
         with contextlib.suppress(ValueError):  # there is none
             ray.kill(ray.get_actor(name, self._namespace), no_restart=True)
         self._sweep(only=name)
@@ -158,7 +151,7 @@ class Agent:
                 break
         await asyncio.to_thread(self._remove, name)
         assert self._channel is not None
-        self._channel.send("ended", msgspec.json.encode(Ended(name, reason)))
+        self._channel.send(Ended(name, reason))
         del self._followed[name]
 
 
@@ -177,7 +170,6 @@ def _text(resources: dict[str, float]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Connect to Ray, then serve the gateway."""
     exit_with_parent()
     channel, address, namespace = arguments
     ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)

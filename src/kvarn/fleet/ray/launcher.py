@@ -19,7 +19,7 @@ from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
 from kvarn.fleet.launch.process_exit import describe_exit, exit_of
 from kvarn.fleet.placement.packing import Needs
 from kvarn.fleet.placement.places import Places
-from kvarn.fleet.ray.messages import Ended, Launch, Launched, Place
+from kvarn.fleet.ray.messages import Ended, Host, Launch, Launched, ListPlaces, Place, StopEngine
 from kvarn.fleet.supervision.restart import keep_running
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
 from kvarn.replica.spec import ReplicaSpec
@@ -43,11 +43,9 @@ class RayEngine:
 
     @property
     def exited(self) -> asyncio.Future[str | None]:
-        """See `LaunchedEngine.exited`."""
         return self._exited
 
-    def close(self) -> None:
-        """See `LaunchedEngine.close`: its actor leaves nothing behind."""
+    def close(self) -> None: ...
 
 
 class RayLauncher(Launcher):
@@ -77,12 +75,10 @@ class RayLauncher(Launcher):
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the agent, and again whenever it ends."""
         if self._task is None:
             self._task = asyncio.create_task(keep_running(self._run, self._stopping, _BACKOFF_S, self._report))
 
     async def stop(self) -> None:
-        """End the agent; the engines go on."""
         self._stopping.set()
         if self._process is not None:
             self._process.kill()
@@ -90,7 +86,6 @@ class RayLauncher(Launcher):
             await self._task
 
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
-        """See `Launcher.launch`."""
         channel = await self._agent()
         name, supervisor = f"{spec.replica}#{run}", free_address(self._host)
         remote = msgspec.structs.replace(
@@ -100,14 +95,12 @@ class RayLauncher(Launcher):
             orphan_timeout_s=self._config.orphan_timeout_s,
             cpus=(),
         )
-        raw = msgspec.Raw(msgspec.json.encode(remote))
-        request = Launch(name, raw, self._needs_of(spec), self._config.place_timeout_s)
+        needs, timeout_s = self._needs_of(spec), self._config.place_timeout_s
         try:
-            answer = await channel.call("launch", msgspec.json.encode(request))
+            launched = await channel.call(Launch(name, msgspec.json.encode(remote), needs, timeout_s), Launched)
         except ChannelClosedError as error:
             self._abandoned.add(name)  # it may run all the same
             raise LaunchError(f"the agent that speaks to Ray is gone: {error}") from None
-        launched = msgspec.json.decode(answer, type=Launched)
         if launched.place is None:
             raise LaunchError(launched.problem)
         engine = self._engine(name, launched.place)
@@ -116,9 +109,9 @@ class RayLauncher(Launcher):
         return engine
 
     async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
-        """See `Launcher.adopt`. Without Ray nothing is found."""
+        """Without Ray nothing is found."""
         try:
-            places = await self._list(await self._agent())
+            places = await _list(await self._agent())
         except (ChannelClosedError, LaunchError) as error:
             _log.warning("running engines cannot be taken over: %s", error)
             return {}
@@ -130,14 +123,12 @@ class RayLauncher(Launcher):
         return found
 
     async def replicas(self) -> set[str]:
-        """See `Launcher.replicas`."""
         try:
-            return {name.rpartition("#")[0] for name in await self._list(await self._agent())}
+            return {name.rpartition("#")[0] for name in await _list(await self._agent())}
         except ChannelClosedError as error:
             raise LaunchError(f"the agent that speaks to Ray is gone: {error}") from None
 
     async def end(self, replica: str) -> None:
-        """See `Launcher.end`."""
         for engine in (await self.adopt(replica)).values():
             engine.kill()
 
@@ -147,7 +138,7 @@ class RayLauncher(Launcher):
 
     def _kill(self, name: str) -> None:
         if self._channel is not None:
-            self._channel.send("kill", name.encode())
+            self._channel.send(StopEngine(name))
 
     async def _agent(self) -> Channel:
         try:
@@ -158,11 +149,7 @@ class RayLauncher(Launcher):
         assert self._channel is not None
         return self._channel
 
-    async def _list(self, channel: Channel) -> dict[str, Place]:
-        return msgspec.json.decode(await channel.call("list"), type=dict[str, Place])
-
     async def _run(self) -> str | None:
-        """One agent from its start to its end."""
         own_end, other_end = socket.socketpair()
         arguments = [str(other_end.fileno()), self._config.address, self._config.namespace]
         command = [sys.executable, "-P", "-m", "kvarn.fleet.ray.agent", *arguments]
@@ -177,7 +164,7 @@ class RayLauncher(Launcher):
                 env=environment,
             )
         ended = exit_of(process)
-        channel = await Channel.open(own_end, {"ended": self._ended})
+        channel = await Channel.open(own_end, {Ended: self._resolve})
         connecting = asyncio.create_task(self._connect(channel))
         try:
             return describe_exit(await ended, "the agent that speaks to Ray")
@@ -191,20 +178,17 @@ class RayLauncher(Launcher):
 
     async def _connect(self, channel: Channel) -> None:
         """Wait until the agent has found Ray, then learn which engines are gone meanwhile."""
-        host = (await channel.call("host")).decode()
+        host = await channel.call(Host(), str)
         self._host = self._config.listen_address or host
         if self.engines:
-            running = await self._list(channel)
+            running = await _list(channel)
             for name in self.engines.keys() - running.keys():
                 self._resolve(Ended(name, "it was gone when Ray was back"))
         for name in self._abandoned:
-            channel.send("kill", name.encode())
+            channel.send(StopEngine(name))
         self._abandoned.clear()
         self._channel = channel
         self.connected.set()
-
-    def _ended(self, body: bytes) -> None:
-        self._resolve(msgspec.json.decode(body, type=Ended))
 
     def _resolve(self, end: Ended) -> None:
         engine = self.engines.pop(end.name, None)
@@ -213,9 +197,12 @@ class RayLauncher(Launcher):
 
     @property
     def agent_pid(self) -> int | None:
-        """Id of the process that speaks to Ray."""
         return None if self._process is None else self._process.pid
 
     @staticmethod
     def _report(failure: str | None, backoff_s: float) -> None:
         _log.error("Ray unreachable, retrying: %s", failure, extra={"tried_again_in_s": backoff_s})
+
+
+async def _list(channel: Channel) -> dict[str, Place]:
+    return await channel.call(ListPlaces(), dict[str, Place])

@@ -8,11 +8,25 @@ from kvarn.fleet.placement.packing import Needs
 from kvarn.replica.endpoint import Endpoint
 
 
+class Host(msgspec.Struct, frozen=True):
+    """Ask for the address of this machine in the cluster."""
+
+
+class ListPlaces(msgspec.Struct, frozen=True):
+    """Ask for the places of all engine processes, by name."""
+
+
+class StopEngine(msgspec.Struct, frozen=True):
+    """StopEngine an engine process."""
+
+    name: str
+
+
 class Launch(msgspec.Struct, frozen=True):
     """Start an engine process; answered by `Launched`."""
 
     name: str
-    spec: msgspec.Raw
+    spec: bytes
     """JSON of the `ReplicaSpec`."""
     needs: Needs
     timeout_s: float

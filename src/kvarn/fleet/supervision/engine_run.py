@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.launch.launcher import LaunchedEngine
 from kvarn.fleet.supervision.start_progress import StartProgress
@@ -54,6 +54,7 @@ class EngineRun:
         engine: LaunchedEngine,
         config: ReplicaConfig,
         on_message: Callable[[EngineReport], None],
+        clock: Clock = SYSTEM_CLOCK,
         *,
         adopted: bool = False,
     ) -> None:
@@ -61,6 +62,7 @@ class EngineRun:
         """Last reported state of the engine."""
         self.engine = engine
         self._config = config
+        self._clock = clock
         self._start_begins()
         self._on_message = on_message
         self._received = self._has_answered = False
@@ -92,16 +94,14 @@ class EngineRun:
 
     def _start_begins(self) -> None:
         config = self._config
-        self._starts_by = SYSTEM_CLOCK.now() + config.start_timeout_s
+        self._starts_by = self._clock.now() + config.start_timeout_s
         self._start = StartProgress(config.heartbeat_timeout_s, config.start_idle_timeout_s)
 
     def forget_gateway(self, gateway: int) -> None:
-        """Report to the engine that a gateway process is gone."""
         self._gone.append(gateway)
         self._transport.send(Leave(gateways=[gateway]))
 
     async def wait(self) -> RunEnd:
-        """Wait until the process has ended or is given up."""
         exited = self.engine.exited
         watching = asyncio.create_task(self._find_hang())
         broken: str | None = None
@@ -152,11 +152,9 @@ class EngineRun:
                 self._failed = message.message
 
     async def _find_hang(self) -> str:
-        """Wait until the process has to be killed; returns the reason.
-
-        Silence is counted in turns of this loop, not in time: after the gateway itself was held up (or the machine
-        slept), waiting messages are read before the next turn.
-        """
+        """Wait until the process has to be killed, for the returned reason. Silence is counted in turns of this loop,
+        not in time: after the gateway itself was held up (or the machine slept), waiting messages are read before the
+        next turn."""
         config = self._config
         tick_s = min(config.heartbeat_interval_s, config.heartbeat_timeout_s)
         allowed = math.ceil(config.heartbeat_timeout_s / tick_s)
@@ -186,7 +184,7 @@ class EngineRun:
 
     async def _check_start(self, passed_s: float) -> str | None:
         """The reason to give up a start; None: it goes on."""
-        if SYSTEM_CLOCK.now() > self._starts_by:
+        if self._clock.now() > self._starts_by:
             return f"the engine was not ready after {self._config.start_timeout_s:g} s"
         is_here = bool(self.engine.endpoint.directory)
         if is_here:
@@ -194,7 +192,6 @@ class EngineRun:
         return self._start.passed(passed_s, is_seen=is_here)
 
     def _repeat(self) -> None:
-        """Send the supervisor's address, and the last command again."""
         messages: list[ToEngine] = [Supervise(address=self._transport.address, knows=self._state)]
         if self._gone:
             messages.append(Leave(gateways=self._gone))

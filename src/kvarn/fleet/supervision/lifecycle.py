@@ -105,7 +105,6 @@ class ReplicaLifecycle:
     # What is wanted ----------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> list[Command]:
-        """Begin. Idempotent."""
         return [] if self._begun or self.state is not ReplicaState.PENDING else self._launch(now)
 
     def adopt(self, run: int, now: float) -> list[Command]:
@@ -146,7 +145,6 @@ class ReplicaLifecycle:
         return self._done([Command(CommandKind.DRAIN, self.run)])
 
     def stop(self, now: float) -> list[Command]:
-        """End now. Idempotent."""
         if self.state in (ReplicaState.STOPPING, ReplicaState.GONE):
             return []
         state, self.state, self._deadline = self.state, ReplicaState.STOPPING, None
@@ -160,7 +158,6 @@ class ReplicaLifecycle:
     # What happened -----------------------------------------------------------------------------------------------
 
     def launched(self, run: int, now: float) -> list[Command]:
-        """A run's process is there."""
         if run != self.run or not self.has_run:
             return self._done(self._give_up(run, now))
         if self.state is ReplicaState.PENDING:
@@ -168,15 +165,12 @@ class ReplicaLifecycle:
         return self._done([])
 
     def warmed(self, run: int, now: float) -> list[Command]:
-        """A run's weights are mapped."""
         return self._waits(run, ReplicaState.WARM)
 
     def fell_asleep(self, run: int, now: float) -> list[Command]:
-        """A run's weights are in main memory."""
         return self._waits(run, ReplicaState.ASLEEP)
 
     def became_ready(self, run: int, now: float) -> list[Command]:
-        """A run takes requests."""
         if run != self.run or self.state not in (ReplicaState.PENDING, ReplicaState.STARTING, *WAITING):
             return []
         self.state, self.reason, self._deadline = ReplicaState.READY, "", None
@@ -184,7 +178,6 @@ class ReplicaLifecycle:
         return self._done([])
 
     def answered(self, run: int) -> None:
-        """A run has computed something."""
         self._has_answered = self._has_answered or run == self.run
 
     def found_draining(self, run: int) -> list[Command]:
@@ -206,7 +199,6 @@ class ReplicaLifecycle:
         return self._done([])
 
     def tick(self, now: float) -> list[Command]:
-        """Time has passed."""
         commands = []
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 
 _MAX_BACKOFF_S = 30.0
 _WORKED_S = 5.0
@@ -45,22 +45,17 @@ async def keep_running(
     stopping: asyncio.Event,
     first_backoff_s: float,
     on_failure: Callable[[str | None, float], None],
+    clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """Run again and again until `stopping` is set, with `RestartPauses` of up to half a minute between.
-
-    Args:
-        run: One run; returns why it ended.
-        stopping: Ends it after the present run, or in a pause.
-        first_backoff_s: The first pause.
-        on_failure: Given the reason and the seconds of each pause.
-    """
+    """Run again and again until `stopping` is set, with `RestartPauses` of up to half a minute between. `run` returns
+    why it ended; `on_failure` is given that and the seconds of each pause."""
     pauses = RestartPauses(first_backoff_s, _MAX_BACKOFF_S)
     while not stopping.is_set():
-        began = SYSTEM_CLOCK.now()
+        began = clock.now()
         failure = await run()
         if stopping.is_set():
             return
-        backoff_s = pauses.after(worked=SYSTEM_CLOCK.now() - began > _WORKED_S)
+        backoff_s = pauses.after(worked=clock.now() - began > _WORKED_S)
         on_failure(failure, backoff_s)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), backoff_s)

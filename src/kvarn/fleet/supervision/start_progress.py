@@ -29,11 +29,9 @@ class StartProgress:
         self._note(work)
 
     def reported(self) -> None:
-        """A further stage has begun."""
         self._still_s = self._idle_s = 0.0
 
     def seen(self, done: SessionWork) -> None:
-        """The system was asked what the process has done."""
         if done.waits_for_disk or done != self._seen:
             self._still_s = 0.0
         self._seen = done

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.launch.engine_process import EngineProcess
@@ -46,7 +46,13 @@ class EngineSupervisor:
     """
 
     def __init__(
-        self, spec: ReplicaSpec, config: ReplicaConfig, launcher: Launcher | None = None, *, last_run: int = 0
+        self,
+        spec: ReplicaSpec,
+        config: ReplicaConfig,
+        launcher: Launcher | None = None,
+        *,
+        last_run: int = 0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         model = spec.model_config.name
         name = spec.replica or replica_names(model, 1)[0]
@@ -56,6 +62,8 @@ class EngineSupervisor:
         self.spec = spec
         self.lifecycle = self._new_lifecycle(config, last_run, in_pool=spec.warm)
         self._config = config
+        self._clock = clock
+        self._now = clock.now
         self._launcher = launcher or LocalLauncher()
         self._launched: LaunchedEngine | None = None
         """Started before there was a loop."""
@@ -71,7 +79,6 @@ class EngineSupervisor:
 
     @property
     def pid(self) -> int | None:
-        """The engine process's id while there is one."""
         engine = self._engines.get(self.lifecycle.run) or self._launched
         return engine.pid if engine is not None else None
 
@@ -81,11 +88,7 @@ class EngineSupervisor:
         listener(self.status)
 
     def launch(self, process: EngineProcess | None = None) -> EngineProcess:
-        """Start the engine on this machine; `process` is one that was spawned before its model was known.
-
-        Raises:
-            OSError: No process can be started.
-        """
+        """Start the engine on this machine; `process` is one that was spawned before its model was known."""
         engine = launch_local(self.spec, process)
         self._launched = engine
         return engine.process
@@ -98,11 +101,8 @@ class EngineSupervisor:
             self._task = asyncio.create_task(self._supervise(), name=f"supervise {self.status.replica}")
 
     async def wait_until_ready(self) -> ModelCard:
-        """Wait until requests are taken.
-
-        Raises:
-            ReplicaLostError: The engine failed to start; the message says why. The supervisor goes on trying.
-        """
+        """Wait until requests are taken. Raises `ReplicaLostError` where the engine failed to start; the supervisor
+        goes on trying."""
         while self.status.state is not ReplicaState.READY:
             if self.status.state is ReplicaState.DOWN:
                 raise ReplicaLostError(self.status.stage)
@@ -148,7 +148,6 @@ class EngineSupervisor:
         await self._until_gone()
 
     async def restart(self, timeout_s: float) -> None:
-        """Drain the engine, and start it again."""
         await self.drain(timeout_s)
         self._update(state=ReplicaState.STARTING, stage="start the engine process")
         self.start()
@@ -257,7 +256,7 @@ class EngineSupervisor:
             )
         try:
             followed = self._runs[run] = EngineRun(
-                engine, self._config, lambda message: self._on_message(run, message), adopted=adopted
+                engine, self._config, lambda message: self._on_message(run, message), self._clock, adopted=adopted
             )
             end = await followed.wait()
             failure, gone = end.reason, end.gone
@@ -370,7 +369,3 @@ class EngineSupervisor:
             in_pool=in_pool,
             last_run=last_run,
         )
-
-    @staticmethod
-    def _now() -> float:
-        return SYSTEM_CLOCK.now()

@@ -8,8 +8,7 @@ from fastapi import APIRouter, Depends
 from pydantic import Field
 from starlette.responses import Response
 
-from kvarn.answers.chat.operation import start_chat
-from kvarn.answers.chat.render import render_only
+from kvarn.answers.chat.operation import render_only, start_chat
 from kvarn.answers.chat.stored import describe_completion, stored_messages
 from kvarn.gateway.answer import event_stream, json_when_done
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
@@ -35,8 +34,6 @@ PlainCompletion = Annotated[dict[str, Any], ChatCompletion]  # a completion as i
 
 
 class StoredCompletionsQuery(OrderedOldestFirstQuery):
-    """Which stored completions."""
-
     model: Text | None = Field(None, description="Select completions of this model.")
     metadata: dict[Annotated[Text, Field(max_length=64)], Text] = Field(
         default_factory=dict,

@@ -39,14 +39,10 @@ Includes = Annotated[
 
 
 class ItemQuery(QueryModel):
-    """Query of items."""
-
     include: Includes
 
 
 class ItemListQuery(OrderedQuery):
-    """Which items, and how they are shown."""
-
     include: Includes
 
 

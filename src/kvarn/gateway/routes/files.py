@@ -22,8 +22,7 @@ from kvarn.gateway.uploads import PURPOSES, describe_file, openai_form, take_fil
 from kvarn.store.repositories.contents import read_content
 from kvarn.store.repositories.files import delete_file, find_file, list_files
 from kvarn.wire.anthropic.dialect import ANTHROPIC
-from kvarn.wire.anthropic.files import FileMetadata, FilePage
-from kvarn.wire.anthropic.lists import Deleted
+from kvarn.wire.anthropic.objects import Deleted, FileMetadata, FilePage
 from kvarn.wire.openai.files import FileObject
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 
@@ -72,8 +71,6 @@ _OPENAIS = frozenset({"purpose", "order", "after"})
 
 
 class _Content(ContentStream):
-    """The bytes of a file."""
-
     media_type = "application/octet-stream"
 
 

@@ -25,7 +25,7 @@ from kvarn.store.owner import Owner
 from kvarn.store.repositories.batches.batches import cancel_batch, find_batch, list_batches
 from kvarn.store.repositories.pages import Cursor, Page
 from kvarn.wire.anthropic.batches import MessageBatch, MessageBatchRequest
-from kvarn.wire.anthropic.lists import Deleted, Listed
+from kvarn.wire.anthropic.objects import Deleted, Listed
 from kvarn.wire.openai.common import disagreement
 
 router = APIRouter(
@@ -37,8 +37,6 @@ DescribedT = TypeVar("DescribedT", bound=MessageBatch)
 
 
 class PageQuery(QueryModel):
-    """Which page of a list of Anthropic's."""
-
     limit: int = Field(20, ge=1, le=1000, description="Objects at most.")
     after_id: Text | None = Field(None, description="Id of the object behind which the page begins.")
     before_id: Text | None = Field(None, description="Id of the object before which the page ends.")
@@ -51,18 +49,14 @@ class PageQuery(QueryModel):
 
     @property
     def cursor(self) -> Cursor:
-        """The page for the store."""
         return Cursor(self.limit, self.after_id, self.before_id)
 
 
 class _Lines(ContentStream):
-    """Lines of JSON."""
-
     media_type = "application/x-jsonl"
 
 
 def page_of(page: Page[ItemT], describe: Callable[[ItemT], DescribedT]) -> Listed[DescribedT]:
-    """Anthropic's list object."""
     data = [describe(each) for each in page.items]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return Listed(data=data, has_more=page.has_more, first_id=first, last_id=last)

@@ -19,7 +19,7 @@ from kvarn.gateway.state import Gateway
 from kvarn.identity.scopes import may_see_adapter, may_use_adapter, may_use_model
 from kvarn.store.owner import Principal
 from kvarn.wire.anthropic.dialect import ANTHROPIC
-from kvarn.wire.anthropic.models import ModelInfo, ModelPage, model_info
+from kvarn.wire.anthropic.objects import Listed, ModelInfo, model_info
 from kvarn.wire.messages import AdapterInfo
 from kvarn.wire.openai.errors import invalid_request, model_not_found
 from kvarn.wire.openai.models import Capacity, Model, ModelList
@@ -38,7 +38,7 @@ class ModelQuery(QueryModel):
 @router.get("", summary="List the served models", dependencies=[Depends(check_query)])
 async def list_models(
     gateway: GatewayDep, record: RecordDep, query: ModelQuery
-) -> Annotated[ModelList | ModelPage, ModelList]:
+) -> Annotated[ModelList | Listed[ModelInfo], ModelList]:
     """Every model and adapter in the key's scope, with readiness and capacity. Clients that send `anthropic-version`
     get those that write, page by page, in Anthropic's shape."""
     models = visible_models(gateway, record.principal)
@@ -64,7 +64,7 @@ def visible_models(gateway: Gateway, principal: Principal) -> list[Model]:
     return [*map(_describe, models), *adapters, *routes]
 
 
-def _page(models: list[ModelInfo], query: ModelQuery) -> ModelPage:
+def _page(models: list[ModelInfo], query: ModelQuery) -> Listed[ModelInfo]:
     """The first models behind `after_id`, or the last before `before_id`."""
     ids = [model.id for model in models]
     for name, given in (("after_id", query.after_id), ("before_id", query.before_id)):
@@ -75,7 +75,7 @@ def _page(models: list[ModelInfo], query: ModelQuery) -> ModelPage:
     found = models[first:last]
     page = found[-query.limit :] if query.before_id and not query.after_id else found[: query.limit]
     first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
-    return ModelPage(data=page, has_more=len(page) < len(found), first_id=first_id, last_id=last_id)
+    return Listed(data=page, has_more=len(page) < len(found), first_id=first_id, last_id=last_id)
 
 
 @router.get("/{model:path}", summary="Describe one model")
@@ -86,11 +86,7 @@ async def get_model(gateway: GatewayDep, record: RecordDep, model: str) -> Annot
 
 
 def find_model(gateway: Gateway, record: RequestRecord, model: str) -> Model:
-    """One of these, which the record notes.
-
-    Raises:
-        ApiError: 404 `model_not_found`: it is not served, or not in scope.
-    """
+    """A model, adapter or route. Raises `ApiError`: 404 `model_not_found`, it is not served, or not in scope."""
 
     def visible(name: str) -> bool:
         return may_use_model(record.principal, name)

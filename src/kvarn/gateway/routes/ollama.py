@@ -10,8 +10,7 @@ from starlette.responses import Response
 
 import kvarn
 from kvarn.answers.ollama.embeddings import start_embed
-from kvarn.answers.ollama.models import listed, running, shown
-from kvarn.answers.ollama.names import served_name
+from kvarn.answers.ollama.models import listed, running, served_name, shown
 from kvarn.answers.ollama.operation import OllamaRun, start_ollama_chat, start_ollama_generate
 from kvarn.catalog.models import ServedModel
 from kvarn.gateway.answer import event_stream, json_response, json_when_done

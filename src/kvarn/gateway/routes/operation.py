@@ -34,8 +34,6 @@ _NOT_READY: dict[int | str, dict[str, Any]] = {
 
 
 class Root(TypedDict):
-    """Name of the server, and where to look next."""
-
     name: str
     version: str
     models: list[str]
@@ -43,20 +41,14 @@ class Root(TypedDict):
 
 
 class Version(TypedDict):
-    """The server's version."""
-
     version: str
 
 
 class Load(TypedDict):
-    """Requests being answered."""
-
     server_load: int
 
 
 class Health(TypedDict):
-    """Always `ok`."""
-
     status: str
 
 

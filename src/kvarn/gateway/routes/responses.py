@@ -34,8 +34,6 @@ _CHECKED = [Depends(check_query)]
 
 
 class ResponseQuery(QueryModel):
-    """Query of one stored response."""
-
     include: Includes
     stream: Flag = Field(False, description="Answer with the response's events, from the first on, up to its end.")
     starting_after: int | None = Field(

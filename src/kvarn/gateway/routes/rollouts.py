@@ -58,11 +58,8 @@ async def command_rollout(admin: PlatformAdminDep, model: str, body: RolloutComm
 
 
 async def give_command(admin: AdminContext, model: str, action: str) -> Rollout:
-    """Have an administrator's command carried out by the leader.
-
-    Raises:
-        ApiError: 404, the model has had no rollout; 409, it has ended or has failed a gate.
-    """
+    """Have an administrator's command carried out by the leader. Raises `ApiError`: 404, the model has had no rollout;
+    409, it has ended or has failed a gate."""
     rollouts, rollout = admin.gateway.control.rollouts, _find(admin, model)
     is_leader = rollouts.is_leader
     if is_leader or rollout.ended:
@@ -84,11 +81,7 @@ async def give_command(admin: AdminContext, model: str, action: str) -> Rollout:
 
 
 def rollout_config(gateway: Gateway, settings: dict[str, Any], name: str) -> RolloutConfig:
-    """The configured section `rollout` with other settings; `name` is theirs in the request.
-
-    Raises:
-        ApiError: 400, they cannot be used.
-    """
+    """The configured section `rollout` with other settings; `name` is theirs in the request. Raises `ApiError`: 400."""
     try:
         return RolloutConfig.model_validate(gateway.config.rollout.model_dump() | settings)
     except ValidationError as error:

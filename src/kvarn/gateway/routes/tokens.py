@@ -28,8 +28,6 @@ router = APIRouter(tags=["tokens"], route_class=JsonRoute)
 
 
 class TokenizerQuery(QueryModel):
-    """Which tokenizer."""
-
     model: Text | None = Field(None, description="The model's name. Default: the first that is served.")
 
 

@@ -31,27 +31,19 @@ class ServerInfo(TypedDict):
 
 
 class Sleeping(TypedDict):
-    """Whether no engine of the models runs."""
-
     is_sleeping: bool
 
 
 class EngineQuery(QueryModel):
-    """Which models."""
-
     model: Text | None = Field(None, description="Only this model. Default: all that this server runs.")
 
 
 class SleepQuery(EngineQuery):
-    """Query of `/sleep`."""
-
     level: int = Field(1, ge=1, le=2, description="Ignored: engines end, and start from mapped weights.")
     mode: Literal["abort", "wait", "keep"] = Field("wait", description="Requests that run are finished first.")
 
 
 class WakeQuery(EngineQuery):
-    """Query of `/wake_up`."""
-
     tags: list[Text] = Field(default_factory=list, description="Ignored: whole engines are started.")
 
 
@@ -99,11 +91,7 @@ async def _scale(admin: PlatformAdminDep, query: EngineQuery, replicas: int | No
 
 
 def _asked_for(gateway: Gateway, name: str | None) -> list[ServedModel]:
-    """The models whose engines this server runs, or the one that is named.
-
-    Raises:
-        ApiError: 404, there is none of that name; 400, another server runs it.
-    """
+    """The models whose engines this server runs, or the one that is named. Raises `ApiError`: 404 or 400."""
     own = [model for model in gateway.models if model.config.external is None]
     if name is None:
         return own

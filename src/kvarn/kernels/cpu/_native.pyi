@@ -44,7 +44,7 @@ class Backend:
     ) -> None: ...
     def attention(
         self,
-        plan: AttentionPlan,
+        metadata: AttentionMetadata,
         qkv: int,
         qkv_stride: int,
         query_heads: int,
@@ -66,7 +66,7 @@ class Backend:
     ) -> None: ...
     def latent_attention(
         self,
-        plan: AttentionPlan,
+        metadata: AttentionMetadata,
         heads: int,
         size: int,
         value_size: int,
@@ -123,7 +123,7 @@ class Backend:
         layers: DecoderLayers,
         first: int,
         last: int,
-        plans: list[AttentionPlan],
+        plans: list[AttentionMetadata],
         cos: list[int],
         sin: list[int],
         half_rotated: list[int],
@@ -135,7 +135,7 @@ class Backend:
     def greedy(
         self,
         decoder: GreedyDecoder,
-        plan: AttentionPlan,
+        metadata: AttentionMetadata,
         token_ids: int,
         active: int,
         passes: int,
@@ -221,7 +221,7 @@ class GreedyDecoder:
         windows: list[int],
     ) -> None: ...
 
-class AttentionPlan:
+class AttentionMetadata:
     def __init__(
         self,
         query_starts: int,
@@ -239,8 +239,6 @@ class AttentionPlan:
     ) -> None: ...
     @property
     def num_items(self) -> int: ...
-    @property
-    def num_partials(self) -> int: ...
     @property
     def num_blocks(self) -> int: ...
 

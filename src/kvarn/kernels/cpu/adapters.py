@@ -21,7 +21,6 @@ class CpuAdapterBatch:
     native: _native.AdapterBatch
 
     def add(self, layer: int, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Compiled layers add by themselves."""
         raise KernelInputError("a layer of the torch kernels cannot take adapters of the compiled ones")
 
 
@@ -31,7 +30,6 @@ class CpuAdapterMemory:
     captured_form = None
 
     def __init__(self, cache: KVCache, dtype: torch.dtype) -> None:
-        """`dtype`: of the weights, bfloat16 or float32."""
         self._pages = AdapterPages(cache)
         self.num_blocks, self.write = self._pages.num_blocks, self._pages.write
         self._cache = cache  # kept alive: the table holds addresses in it
@@ -42,7 +40,6 @@ class CpuAdapterMemory:
         return _native.AdapterTable(self._pages.lines_per_page, self._wide)
 
     def place(self, index: int, adapter: PackedAdapter, blocks: Sequence[int]) -> None:
-        """See `AdapterMemory`."""
         layers = [
             [(part.first_line, part.rank, part.inputs, part.first_out, part.outs, part.scale) for part in parts]
             for parts in adapter.layers
@@ -50,7 +47,6 @@ class CpuAdapterMemory:
         self._table.set(index, self._pages.addresses(blocks), layers)
 
     def batch(self, indices: torch.Tensor) -> CpuAdapterBatch:
-        """See `AdapterMemory`."""
         return CpuAdapterBatch(_native.AdapterBatch(self._table, *group_rows(indices)))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation, whole_texts
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.kv_cache import native_type, new_kv_cache
@@ -18,28 +19,21 @@ class CpuAttentionMetadata:
     """See `kvarn.kernels.attention.AttentionMetadata`."""
 
     backend: _native.Backend
-    native: _native.AttentionPlan
+    native: _native.AttentionMetadata
     batch: PagedBatch
     """Kept alive: the native plan refers to its tensors."""
     heads: HeadShape
 
     def run(
-        self,
-        qkv: torch.Tensor,
-        rotation: Rotation,
-        norm: Norm | None,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        scale: float,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
+        self, qkv: torch.Tensor, rotation: Rotation, layer: AttentionLayer, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         """One compiled call: [T, (H + 2 G) D] float32 to [T, H D] float32.
 
         A token's result depends on its own sequence alone, to the last bit.
         """
-        heads, kv_type = self.heads, native_type(key_cache, value_cache, self.heads)
-        self.check(len(qkv), rotation, len(key_cache))
+        heads, kv_type = self.heads, native_type(keys, values, self.heads)
+        norm, sinks = layer.norm, layer.sinks
+        self.check(len(qkv), rotation, len(keys))
         self._check_heads(qkv, norm)
         if sinks is not None and (sinks.shape != (heads.query,) or sinks.dtype != torch.float32):
             raise KernelInputError(f"sinks must be float32 [{heads.query}], not {sinks.dtype} {tuple(sinks.shape)}")
@@ -57,10 +51,10 @@ class CpuAttentionMetadata:
             half_rotated=rotation.cos.shape[1],
             norm=norm.weight.data_ptr() if norm else 0,
             eps=norm.eps if norm else 0.0,
-            keys=key_cache.data_ptr(),
-            values=value_cache.data_ptr(),
-            scale=scale,
-            softcap=softcap or 0.0,
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
+            scale=layer.scale,
+            softcap=layer.softcap or 0.0,
             out=out.data_ptr(),
             out_stride=out.stride(0),
             sinks=0 if sinks is None else sinks.data_ptr(),
@@ -121,7 +115,7 @@ def plan_attention(
     """
     (sequences,), (tokens,) = batch.context_lens.shape, batch.slot_mapping.shape
     try:
-        native = _native.AttentionPlan(
+        native = _native.AttentionMetadata(
             query_starts=_address(batch.query_starts, torch.int32),
             context_lens=_address(batch.context_lens, torch.int32),
             block_tables=_address(batch.block_tables, torch.int32),
@@ -159,8 +153,8 @@ class CpuBidirectionalMetadata:
         if rotation is None:
             nothing = torch.empty((len(qkv), 0))
             rotation = Rotation(nothing, nothing)
-        scale = self.attention.heads.dim**-0.5
-        return self.attention.run(qkv, rotation, None, self.keys, self.values, scale)
+        layer = AttentionLayer(self.attention.heads.dim**-0.5)
+        return self.attention.run(qkv, rotation, layer, self.keys, self.values)
 
 
 def plan_bidirectional(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +28,7 @@ class CpuDecoderLayers:
     """See `kvarn.kernels.decoder.DecoderLayers`."""
 
     def __init__(self, backend: _native.Backend, parts: DecoderParts) -> None:
-        """Raises KernelInputError where a product is not compiled or takes its inputs in its own order, or where
-        the parts do not fit together."""
+        """Raises KernelInputError where the parts do not fit together. All products are compiled."""
         _check_sizes(parts)
         self._backend = backend
         self.parts = parts
@@ -41,10 +41,10 @@ class CpuDecoderLayers:
         )
         for layer in parts.layers:
             self.native.add(
-                qkv=compiled(layer.qkv).product(layer.attention_norm),
-                output=compiled(layer.output).product(None),
-                up=compiled(layer.gate_up).product(layer.mlp_norm),
-                down=compiled(layer.down).product(None),
+                qkv=_compiled(layer.qkv).product(layer.attention_norm),
+                output=_compiled(layer.output).product(None),
+                up=_compiled(layer.gate_up).product(layer.mlp_norm),
+                down=_compiled(layer.down).product(None),
                 heads=native_head_norm(layer.query_key_norm, heads),
                 attention_output=native_norm(layer.attention_output_norm, layer.output.out_features),
                 mlp_output=native_norm(layer.mlp_output_norm, layer.down.out_features),
@@ -107,7 +107,7 @@ class CpuGreedyDecoder:
     """See `kvarn.kernels.decoder.GreedyDecoder`."""
 
     def __init__(self, backend: _native.Backend, parts: GreedyParts, cache: KVCache) -> None:
-        """Raises KernelInputError where the head is not compiled, and for the cache of another model."""
+        """Raises KernelInputError for the cache of another model. The head is compiled."""
         assert isinstance(parts.layers, CpuDecoderLayers), "of the same kernels"
         self._backend = backend
         self._parts, self._cache = parts, cache
@@ -116,23 +116,19 @@ class CpuGreedyDecoder:
         self._native = _native.GreedyDecoder(
             parts.layers.native,
             *parts.layers.addresses(cache),
-            compiled(parts.head).native,
-            compiled(parts.head).product(parts.norm),
+            _compiled(parts.head).native,
+            _compiled(parts.head).product(parts.norm),
             [window or 0 for window in parts.windows],
         )
 
+    @torch.inference_mode()
     def run(
-        self,
-        token_ids: torch.Tensor,
-        batch: PagedBatch,
-        rotations: Sequence[Rotation],
-        active: npt.NDArray[np.int64],
-        vocab_size: int,
+        self, token_ids: torch.Tensor, batch: PagedBatch, active: npt.NDArray[np.int64], vocab_size: int
     ) -> npt.NDArray[np.int64]:
         """One compiled call. Raises KernelInputError where what is given does not fit together."""
         check_step(batch)
         plan = plan_attention(self._backend, batch, self._heads)
-        sequences, tokens = len(batch.context_lens), len(token_ids) + int(active.sum())
+        sequences = len(batch.context_lens)
         if plan.native.num_blocks > self._cache.num_blocks or int(batch.block_tables.max()) >= self._cache.num_blocks:
             blocks = self._cache.num_blocks
             raise KernelInputError(f"a block table names blocks that a cache of {blocks} blocks has not")
@@ -149,10 +145,10 @@ class CpuGreedyDecoder:
             raise KernelInputError(f"token ids must lie between 0 and {head.out_features - 1}")
         if not 0 < vocab_size <= head.out_features:
             raise KernelInputError(f"a head of {head.out_features} tokens cannot draw one of {vocab_size}")
-        for rotation, half in zip(rotations, self._parts.half_rotated, strict=True):
-            for angles in (rotation.cos, rotation.sin):
-                if angles.shape != (tokens, half) or angles.dtype != torch.float32 or not angles.is_contiguous():
-                    raise KernelInputError(f"angles {tuple(angles.shape)} are not those of {tokens} tokens")
+        ends = batch.context_lens.to(torch.int64)
+        further = [ends[:count] + number for number, count in enumerate(active.tolist())]
+        positions = torch.cat([batch.positions, *further])
+        rotations = [of_positions(positions) for of_positions in self._parts.rotations]
         drawn = np.zeros((1 + len(active), sequences), dtype=np.int64)
         self._backend.greedy(
             self._native,
@@ -163,23 +159,20 @@ class CpuGreedyDecoder:
             vocab=vocab_size,
             cos=[rotation.cos.data_ptr() for rotation in rotations],
             sin=[rotation.sin.data_ptr() for rotation in rotations],
-            half_rotated=list(self._parts.half_rotated),
+            half_rotated=[rotation.cos.shape[1] for rotation in rotations],
             drawn=drawn.ctypes.data,
         )
         return drawn
 
 
-def compiled(layer: Linear) -> CpuLinear:
-    """The layer. Raises KernelInputError unless it is one that compiled code can call."""
-    if not is_compiled(layer):
-        raise KernelInputError(f"{type(layer).__name__} is not a compiled layer that takes its inputs in order")
-    assert isinstance(layer, CpuLinear)
-    return layer
-
-
-def is_compiled(layer: Linear) -> bool:
+def is_compiled(layer: Linear) -> TypeGuard[CpuLinear]:
     """Whether compiled code can call a layer without Python."""
     return isinstance(layer, CpuLinear) and layer.input_order is None
+
+
+def _compiled(layer: Linear) -> CpuLinear:
+    assert is_compiled(layer), "`CpuOperations` asks before"
+    return layer
 
 
 def _check_sizes(parts: DecoderParts) -> None:

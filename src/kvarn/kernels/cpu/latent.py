@@ -11,7 +11,7 @@ from kvarn.kernels.checks import check_latent_rows
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.attention import CpuAttentionMetadata, plan_attention
 from kvarn.kernels.errors import KernelInputError
-from kvarn.kernels.torch.latent import write_rows
+from kvarn.kernels.torch.attention import write_rows
 
 MAX_SIZE = 1024
 """Numbers of a row."""

@@ -20,15 +20,17 @@ class CpuLinear:
 
     def __init__(self, backend: _native.Backend, packed: PackedWeight) -> None:
         """`backend` is of the instruction set that multiplies. Raises as `PackedWeight.native`."""
+        form = packed.form
         self.packed = packed
-        self.out_features = packed.out // (1 if packed.activation is None else 2)
-        self.in_features = packed.in_features
+        self.out_features = form.out // (1 if form.activation is None else 2)
+        self.in_features = form.in_features
         self.nbytes = packed.blob.nbytes
         self.input_order = packed.input_order
         self.adapter_layer = -1
-        self._native = packed.native()
+        self.native = packed.native()
+        """The weight, for compiled code that takes several layers; this layer must outlive it."""
         self._multiply = backend.linear
-        self._activation = ACTIVATION_NUMBERS[packed.activation]
+        self._activation = ACTIVATION_NUMBERS[form.activation]
         self._bias = 0 if packed.bias is None else packed.bias.data_ptr()
 
     def __call__(
@@ -54,7 +56,7 @@ class CpuLinear:
         norm_weight, eps = (0, 0.0) if norm is None else (address_of_norm(norm, self.in_features), norm.eps)
         own_adapters = None if self.adapter_layer < 0 else native_adapters(adapters)
         self._multiply(
-            self._native,
+            self.native,
             x=x.data_ptr(),
             rows=rows,
             x_stride=x.stride(0),
@@ -70,15 +72,10 @@ class CpuLinear:
         )
         return out
 
-    @property
-    def native(self) -> _native.PackedWeight:
-        """The weight, for compiled code that takes several layers; this layer must outlive it."""
-        return self._native
-
     def product(self, norm: Norm | None) -> _native.Product:
         """The weight with all that is done beside its product; layer and norm must outlive it."""
         own = native_norm(norm, self.in_features)
-        return _native.Product(self._native, own, self._activation, self._bias, self.adapter_layer)
+        return _native.Product(self.native, own, self._activation, self._bias, self.adapter_layer)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows `ids` [N] int64 of the weight that was packed: [N, in_features] float32.
@@ -88,10 +85,10 @@ class CpuLinear:
         ids = ids.contiguous()
         if ids.dtype != torch.int64 or ids.dim() != 1:
             raise KernelInputError(f"row ids are int64 [N], not {ids.dtype} {tuple(ids.shape)}")
-        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self.packed.out):
-            raise KernelInputError(f"row ids must lie between 0 and {self.packed.out - 1}")
+        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self.packed.form.out):
+            raise KernelInputError(f"row ids must lie between 0 and {self.packed.form.out - 1}")
         out = torch.empty((len(ids), self.in_features))
-        _native.unpack_rows(self._native, ids.data_ptr(), len(ids), out.data_ptr())
+        _native.unpack_rows(self.native, ids.data_ptr(), len(ids), out.data_ptr())
         return out if self.input_order is None else torch.empty_like(out).index_copy_(1, self.input_order, out)
 
 
@@ -103,7 +100,6 @@ class CpuHeadProducts:
         self.nbytes = sum(head.nbytes for head in heads)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """One compiled call a head."""
         return torch.stack([product(x[:, head]) for head, product in enumerate(self._heads)], 1)
 
 

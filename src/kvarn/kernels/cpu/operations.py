@@ -43,17 +43,8 @@ class CpuOperations(Operations):
         """float32: activations are small beside the weights; each product rounds them as its format needs."""
         return torch.float32
 
-    def rms_norm(
-        self,
-        x: torch.Tensor,
-        norm: Norm,
-        *,
-        mean_square: torch.Tensor | None = None,
-        add_to: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Compiled, for x [T, size] float32 with contiguous rows; torch's where `mean_square` is given."""
-        if mean_square is not None:
-            return super().rms_norm(x, norm, mean_square=mean_square, add_to=add_to)
+    def rms_norm(self, x: torch.Tensor, norm: Norm, *, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        """Compiled, for x [T, size] float32 with contiguous rows."""
         rows, size = x.shape[0], norm.weight.shape[-1]
         check_rows(x, (rows, size), torch.float32)
         out = torch.empty((rows, size)) if add_to is None else add_to
@@ -77,11 +68,9 @@ class CpuOperations(Operations):
         return out
 
     def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
-        """Blocks of bytes; csrc/attention/attention.h describes them."""
         return new_kv_cache(num_layers, num_blocks, heads, dtype)
 
     def new_adapter_memory(self, cache: KVCache, dtype: torch.dtype) -> CpuAdapterMemory:
-        """The kernels read adapters where they lie."""
         return CpuAdapterMemory(cache, dtype)
 
     def _plan_attention(self, batch: PagedBatch, heads: HeadShape, window: int | None) -> CpuAttentionMetadata:
@@ -99,11 +88,9 @@ class CpuOperations(Operations):
         return plan_bidirectional(self.backend, lengths, heads, window)
 
     def decoder_layers(self, parts: DecoderParts) -> CpuDecoderLayers | None:
-        """Compiled, where all products are ours and take their inputs in order."""
         return CpuDecoderLayers(self.backend, parts) if all(map(is_compiled, parts.linears)) else None
 
     def greedy_decoder(self, parts: GreedyParts, cache: KVCache) -> CpuGreedyDecoder | None:
-        """Compiled, as its layers are."""
         return CpuGreedyDecoder(self.backend, parts, cache) if is_compiled(parts.head) else None
 
     def _most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.linear import CpuHeadProducts, CpuLinear
-from kvarn.kernels.cpu.packing import LAYOUT, PackedWeight, pack, pack_plain
+from kvarn.kernels.cpu.packing import LAYOUT, PackedWeight, WeightForm, pack, pack_plain
 from kvarn.kernels.device.memory import HugePages
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Linear
@@ -36,7 +37,6 @@ class CpuPacker(WeightPacker):
     def pack_linear(
         self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None
     ) -> CpuLinear:
-        """Raises as `kvarn.kernels.cpu.packing.pack`."""
         return CpuLinear(self._backend, pack(weight, bias, activation, self._memory))
 
     def pack_plain(
@@ -50,19 +50,20 @@ class CpuPacker(WeightPacker):
         return CpuLinear(self._backend, pack_plain(self._backend, parts, to, bias, activation, self._memory))
 
     def head_products(self, weight: torch.Tensor) -> CpuHeadProducts:
-        """Each head's weight is packed by itself."""
         return CpuHeadProducts([self.pack_linear(Weight(head.contiguous())) for head in weight])
 
     def save_linear(self, layer: Linear) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Raises KernelInputError for a layer of another backend."""
         if not isinstance(layer, CpuLinear):
             raise KernelInputError(f"{type(layer).__name__} was not packed by the compiled kernels")
-        return layer.packed.form(), layer.packed.tensors()
+        packed = layer.packed
+        tensors = {"blob": packed.blob, "bias": packed.bias, "input_order": packed.input_order}
+        return asdict(packed.form), {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     def load_linear(self, form: dict[str, Any], tensors: dict[str, torch.Tensor]) -> CpuLinear:
         """A copy in huge pages."""
         try:
-            fields: dict[str, Any] = {**form, **tensors, "blob": self._memory.copy(tensors["blob"])}
-            return CpuLinear(self._backend, PackedWeight(**fields))
+            tensors = {**tensors, "blob": self._memory.copy(tensors["blob"])}
+            return CpuLinear(self._backend, PackedWeight(WeightForm(**form), **tensors))
         except (TypeError, KeyError, ValueError) as error:
             raise KernelInputError(f"kept weights of the form {form} cannot be used: {error}") from error

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -31,11 +31,14 @@ MAX_INT8_INPUTS = (2**31 - 1) // (128 * 127)
 """More products of int8 weights and inputs (which are never -128) might not add up in 32 bits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedWeight:
-    """A weight [out, in_features] as bytes, the same for all instruction sets."""
+Format = Literal["f32", "bf16", "int8", "int4"]
 
-    format: Literal["f32", "bf16", "int8", "int4"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightForm:
+    """The meaning of a packed weight's bytes, the same for all instruction sets."""
+
+    format: Format
     out: int
     """Rows of the weight: gate and up together where it is gated."""
     in_features: int
@@ -47,6 +50,33 @@ class PackedWeight:
     """int4 with zero points of its own."""
     has_sub_scales: bool = False
     """int4 with sub_scales."""
+
+    def native(self) -> _native.PackedWeight:
+        """The kernels' view, still without bytes. Raises KernelInputError for a form that cannot be packed."""
+        gated = self.activation is not None
+        if self.out < 1 or self.in_features < 1 or (gated and self.out % 2):
+            raise KernelInputError(
+                f"cannot pack a weight [{self.out}, {self.in_features}]" + (" of gate and up" * gated)
+            )
+        if self.format == "int8" and self.in_features > MAX_INT8_INPUTS:
+            raise KernelInputError(f"int8 weights have at most {MAX_INT8_INPUTS} inputs, not {self.in_features}")
+        if self.format == "int4" and (self.group < 32 or self.group % 32):
+            raise KernelInputError(f"groups of {self.group} inputs cannot be packed: a group is a multiple of 32")
+        if self.has_sub_scales and (self.has_zeros or self.group % 128):
+            raise KernelInputError(
+                "int4 weights with sub_scales have no zero points and groups of a multiple of 128 inputs"
+            )
+        number = _FORMAT_NUMBERS[self.format]
+        return _native.PackedWeight(
+            number, self.out, self.in_features, self.group, self.has_zeros, gated, self.has_sub_scales
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight [out, in_features] as bytes."""
+
+    form: WeightForm
     blob: torch.Tensor
     """uint8 on a 64-byte boundary."""
     bias: torch.Tensor | None = None
@@ -54,28 +84,15 @@ class PackedWeight:
     input_order: torch.Tensor | None = None
     """See `Weight.input_order`."""
 
-    def form(self) -> dict[str, Any]:
-        """The meaning of the bytes: all fields but the tensors."""
-        names = ("format", "out", "in_features", "activation", "group", "has_zeros", "has_sub_scales")
-        return {name: getattr(self, name) for name in names}
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors there are."""
-        named = {"blob": self.blob, "bias": self.bias, "input_order": self.input_order}
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
-
     def native(self) -> _native.PackedWeight:
         """The kernels' view of it. Raises KernelInputError where the form is impossible or the bytes do not fit it."""
-        native = _native_form(
-            self.format, self.out, self.in_features, self.group, self.has_zeros, self.activation, self.has_sub_scales
-        )
-        blob, bias = self.blob, self.bias
+        native, blob, bias = self.form.native(), self.blob, self.bias
         if blob.dtype != torch.uint8 or blob.shape != (native.size,):
             raise KernelInputError(f"a packed weight needs {native.size} bytes, not {blob.dtype} {tuple(blob.shape)}")
         if blob.data_ptr() % 64 or not blob.is_contiguous():
             raise KernelInputError("the bytes of a packed weight must begin on a 64-byte boundary, without gaps")
-        if bias is not None and bias.shape != (self.out,):
-            raise KernelInputError(f"bias {tuple(bias.shape)} does not fit a weight with {self.out} rows")
+        if bias is not None and bias.shape != (self.form.out,):
+            raise KernelInputError(f"bias {tuple(bias.shape)} does not fit a weight with {self.form.out} rows")
         native.blob = blob.data_ptr()
         return native
 
@@ -88,37 +105,32 @@ def pack(
 ) -> PackedWeight:
     """Pack a weight [out, in]: bfloat16 stays so, other floats become float32, quantized weights stay quantized.
 
-    With `activation` the weight is gated: gate above up. What is packed lies in `memory`; by default in
-    memory of its own. Raises KernelInputError for a shape that cannot be packed, and Fp8WeightsError.
+    With `activation` the weight is gated: gate above up. What is packed lies in `memory`; by default in memory of its
+    own. Raises KernelInputError for a shape that cannot be packed, and Fp8WeightsError.
     """
     if weight.format == "fp8":
         raise Fp8WeightsError
     out, in_features = weight.values.shape
-    has_zeros, has_sub_scales = weight.zeros is not None, weight.sub_scales is not None
-    plain: Literal["f32", "bf16"] = "bf16" if weight.values.dtype == torch.bfloat16 else "f32"
-    kind = plain if weight.format == "float" else weight.format
-    native = _native_form(kind, out, in_features, weight.group, has_zeros, activation, has_sub_scales)
-    blob = _room_for(native, memory)
-    match weight.format:
-        case "int8":
-            _pack_int8(native, weight, blob)
-        case "int4":
-            _pack_int4(native, weight, blob)
-        case _:
-            rows = (weight.values if plain == "bf16" else weight.values.float()).contiguous()
-            _native.pack_float(native, [(rows.data_ptr(), out)], blob.data_ptr())
-    return PackedWeight(
-        format=kind,
+    form = WeightForm(
+        format=_float_format(weight.values.dtype) if weight.format == "float" else weight.format,
         out=out,
         in_features=in_features,
         activation=activation,
         group=weight.group,
-        has_zeros=has_zeros,
-        has_sub_scales=has_sub_scales,
-        blob=blob,
-        bias=_float(bias),
-        input_order=weight.input_order,
+        has_zeros=weight.zeros is not None,
+        has_sub_scales=weight.sub_scales is not None,
     )
+    native = form.native()
+    blob = _room_for(native, memory)
+    match form.format:
+        case "int8":
+            _pack_int8(native, weight, blob)
+        case "int4":
+            _pack_int4(native, weight, blob)
+        case kind:
+            rows = (weight.values if kind == "bf16" else weight.values.float()).contiguous()
+            _native.pack_float(native, [(rows.data_ptr(), out)], blob.data_ptr())
+    return PackedWeight(form, blob, _float(bias), weight.input_order)
 
 
 def pack_plain(
@@ -129,9 +141,8 @@ def pack_plain(
     activation: Activation | None = None,
     memory: HugePages | None = None,
 ) -> PackedWeight:
-    """Pack float weights [out, in] one below the other, in float32 or bfloat16 or as
-    `kvarn.kernels.torch.quantize` quantizes them, to the bytes of `pack`. Parts are read where
-    they are, unless their type must be changed.
+    """Pack float weights [out, in] one below the other, in float32 or bfloat16 or as `kvarn.kernels.torch.quantize`
+    quantizes them, to the bytes of `pack`. Parts are read where they are, unless their type must be changed.
 
     Raises KernelInputError for parts that do not fit together or cannot be packed, and Fp8WeightsError.
     """
@@ -140,27 +151,27 @@ def pack_plain(
     if len({part.shape[1] for part in parts}) != 1 or to not in (torch.float32, torch.bfloat16, "int8", "int4"):
         raise KernelInputError(f"cannot pack weights {[tuple(part.shape) for part in parts]} as {to}")
     read = to if isinstance(to, torch.dtype) else reduce(torch.promote_types, (part.dtype for part in parts))
-    is_bf16, is_int4 = read == torch.bfloat16, to == "int4"
-    rows = [part.to(torch.bfloat16 if is_bf16 else torch.float32).contiguous() for part in parts]
-    kind: Literal["f32", "bf16", "int8", "int4"] = ("bf16" if is_bf16 else "f32") if isinstance(to, torch.dtype) else to
-    out, in_features, group = sum(map(len, rows)), rows[0].shape[1], INT4_GROUP if is_int4 else 0
-    native = _native_form(kind, out, in_features, group, False, activation, is_int4)
+    rows = [part.to(torch.bfloat16 if read == torch.bfloat16 else torch.float32).contiguous() for part in parts]
+    form = WeightForm(
+        format=_float_format(to) if isinstance(to, torch.dtype) else to,
+        out=sum(map(len, rows)),
+        in_features=rows[0].shape[1],
+        activation=activation,
+        group=INT4_GROUP if to == "int4" else 0,
+        has_sub_scales=to == "int4",
+    )
+    native = form.native()
     blob = _room_for(native, memory)
     addresses = [(part.data_ptr(), len(part)) for part in rows]
     if isinstance(to, torch.dtype):
         _native.pack_float(native, addresses, blob.data_ptr())
     else:
-        backend.pack_quantized(native, addresses, is_bf16, blob.data_ptr())
-    return PackedWeight(
-        format=kind,
-        out=out,
-        in_features=in_features,
-        activation=activation,
-        group=group,
-        has_sub_scales=is_int4,
-        blob=blob,
-        bias=_float(bias),
-    )
+        backend.pack_quantized(native, addresses, read == torch.bfloat16, blob.data_ptr())
+    return PackedWeight(form, blob, _float(bias))
+
+
+def _float_format(dtype: torch.dtype) -> Format:
+    return "bf16" if dtype == torch.bfloat16 else "f32"
 
 
 def _room_for(native: _native.PackedWeight, memory: HugePages | None) -> torch.Tensor:
@@ -169,29 +180,6 @@ def _room_for(native: _native.PackedWeight, memory: HugePages | None) -> torch.T
 
 def _float(bias: torch.Tensor | None) -> torch.Tensor | None:
     return None if bias is None else bias.float().contiguous()
-
-
-def _native_form(
-    kind: str,
-    out: int,
-    in_features: int,
-    group: int,
-    has_zeros: bool,
-    activation: Activation | None,
-    has_sub_scales: bool,
-) -> _native.PackedWeight:
-    gated = activation is not None
-    if out < 1 or in_features < 1 or (gated and out % 2):
-        raise KernelInputError(f"cannot pack a weight [{out}, {in_features}]" + (" of gate and up" * gated))
-    if kind == "int8" and in_features > MAX_INT8_INPUTS:
-        raise KernelInputError(f"int8 weights have at most {MAX_INT8_INPUTS} inputs, not {in_features}")
-    if kind == "int4" and (group < 32 or group % 32):
-        raise KernelInputError(f"groups of {group} inputs cannot be packed: a group is a multiple of 32")
-    if has_sub_scales and (has_zeros or group % 128):
-        raise KernelInputError(
-            "int4 weights with sub_scales have no zero points and groups of a multiple of 128 inputs"
-        )
-    return _native.PackedWeight(_FORMAT_NUMBERS[kind], out, in_features, group, has_zeros, gated, has_sub_scales)
 
 
 def _pack_int8(native: _native.PackedWeight, weight: Weight, blob: torch.Tensor) -> None:

@@ -44,7 +44,6 @@ class GraphRecorder:
         """Its memory is the next one's, too; that is torch's rule for as long as a graph lives."""
 
     def has_room(self) -> bool:
-        """Whether the device has memory for one more graph."""
         return torch.cuda.mem_get_info(self._device)[0] >= MIN_FREE_BYTES
 
     def __call__(self, step: Step) -> Captured:
@@ -105,11 +104,9 @@ class StepGraphs:
 
     @property
     def num_captured(self) -> int:
-        """Graphs there are."""
         return len(self._captured)
 
     def __contains__(self, key: Hashable) -> bool:
-        """Whether a step with this key would be repeated."""
         return key in self._captured
 
     def run(self, key: Hashable, step: Step) -> tuple[torch.Tensor, ...]:

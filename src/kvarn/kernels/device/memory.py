@@ -43,7 +43,6 @@ class DeviceMemory:
 
     @property
     def others(self) -> int:
-        """Memory of other processes."""
         return self.total - self.free - self.own
 
     def usable(self, share: float) -> int:
@@ -101,7 +100,6 @@ class HugePages:
             return torch.frombuffer(self._chunk, dtype=torch.uint8, count=nbytes, offset=first)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a tensor."""
         return self.take(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
@@ -116,11 +114,6 @@ def _map_huge_pages(nbytes: int) -> tuple[mmap.mmap, int]:
 def is_host(device: torch.device) -> bool:
     """Whether a device is this machine's processors."""
     return device.type == "cpu"
-
-
-def is_host_memory(tensor: torch.Tensor) -> bool:
-    """Whether numpy can share the tensor's memory."""
-    return tensor.device.type == "cpu"
 
 
 def device_allocations(device: torch.device) -> int:

@@ -37,7 +37,6 @@ class Staging:
         return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._pinned)
 
     def send(self, arrays: Sequence[npt.NDArray[Any]]) -> list[torch.Tensor]:
-        """The arrays on the device, in their order."""
         starts, end = [], 0
         for array in arrays:
             starts.append(end)
@@ -88,7 +87,6 @@ class Fetched:
         return Fetched(host, copied)
 
     def wait(self) -> list[npt.NDArray[np.generic]]:
-        """The numbers, once they are copied."""
         if self.copied is not None:
             self.copied.synchronize()
         return [tensor.numpy() for tensor in self.tensors]

@@ -17,18 +17,15 @@ class TorchAdapterMemory:
     captured_form = None
 
     def __init__(self, cache: KVCache, dtype: torch.dtype) -> None:
-        """`dtype`: of the weights, bfloat16 or float32."""
         self.dtype = dtype
         self.pages = AdapterPages(cache)
         self.num_blocks, self.write = self.pages.num_blocks, self.pages.write
         self._placed: dict[int, tuple[PackedAdapter, list[int]]] = {}
 
     def place(self, index: int, adapter: PackedAdapter, blocks: Sequence[int]) -> None:
-        """See `AdapterMemory`."""
         self._placed[index] = adapter, list(blocks)
 
     def batch(self, indices: torch.Tensor) -> TorchAdapterBatch:
-        """See `AdapterMemory`."""
         return TorchAdapterBatch(self, *group_rows(indices))
 
     def parts(self, index: int, layer: int) -> list[tuple[PartPlace, torch.Tensor, torch.Tensor]]:
@@ -52,7 +49,6 @@ class TorchAdapterBatch:
     groups: list[tuple[int, int]]
 
     def add(self, layer: int, x: torch.Tensor, out: torch.Tensor) -> None:
-        """In float32."""
         first = 0
         for index, count in self.groups:
             rows = torch.tensor(self.rows[first : first + count], device=x.device)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
-from kvarn.kernels.linear import Norm
 from kvarn.kernels.torch.linear import rms_norm
 from kvarn.shapes import BLOCK_SIZE
 
@@ -39,7 +39,6 @@ class DecodePlan:
     """[P, block_size] bool: slots outside the context or left of the window."""
 
     def slices(self) -> list[slice]:
-        """Pairs that are gathered together."""
         return [slice(first, first + PAIRS_AT_ONCE) for first in range(0, len(self.rows), PAIRS_AT_ONCE)]
 
 
@@ -76,58 +75,39 @@ class TorchAttentionMetadata:
     chunks: tuple[ChunkPlan, ...]
 
     def run(
-        self,
-        qkv: torch.Tensor,
-        rotation: Rotation,
-        norm: Norm | None,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        scale: float,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
+        self, qkv: torch.Tensor, rotation: Rotation, layer: AttentionLayer, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        """Norm, rotation, writing and attention one after the other."""
         queries, kv, dim = self.heads
         query_key = qkv[:, : (queries + kv) * dim].view(-1, queries + kv, dim)
-        if norm is not None:
-            query_key = rms_norm(query_key, norm)
+        if layer.norm is not None:
+            query_key = rms_norm(query_key, layer.norm)
         query_key = rotate(query_key, rotation)
-        values = qkv[:, (queries + kv) * dim :].view(-1, kv, dim)
-        self.write(query_key[:, queries:], values, key_cache, value_cache)
-        return self.attend(query_key[:, :queries], key_cache, value_cache, scale, softcap, sinks).flatten(1)
-
-    def write(
-        self, keys: torch.Tensor, values: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
-    ) -> None:
-        """Put keys and values [T, G, D] of this step into their slots: a row copy per token and head, nothing else."""
-        dim = key_cache.shape[-1]
-        key_cache.view(-1, dim).index_copy_(0, self.slots, keys.reshape(-1, dim).to(key_cache.dtype))
-        value_cache.view(-1, dim).index_copy_(0, self.slots, values.reshape(-1, dim).to(value_cache.dtype))
+        write_rows(query_key[:, queries:], keys, self.slots)
+        write_rows(qkv[:, (queries + kv) * dim :], values, self.slots)
+        return self.attend(query_key[:, :queries], keys, values, layer).flatten(1)
 
     def attend(
-        self,
-        queries: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        scale: float,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer
     ) -> torch.Tensor:
         """Causal attention of queries [T, H, D] over the cached blocks of their own sequences: [T, H, value size].
 
         Decode rows together, then each prefill chunk.
         """
-        own_type = queries.to(key_cache.dtype)
-        out = queries.new_empty((*queries.shape[:2], value_cache.shape[-1]))
+        own_type = queries.to(keys.dtype)
+        out = queries.new_empty((*queries.shape[:2], values.shape[-1]))
         if self.decode is not None:
             tokens = self.decode.tokens
-            mixed = _decode(own_type[tokens], key_cache, value_cache, self.decode, scale, softcap, sinks)
-            out[tokens] = mixed.to(out.dtype)
+            out[tokens] = _decode(own_type[tokens], keys, values, self.decode, layer).to(out.dtype)
         for chunk in self.chunks:
-            tokens_of_chunk = slice(chunk.first_token, chunk.last_token)
-            mixed = _chunk(own_type[tokens_of_chunk], key_cache, value_cache, chunk, self.window, scale, softcap, sinks)
-            out[tokens_of_chunk] = mixed.to(out.dtype)
+            own = slice(chunk.first_token, chunk.last_token)
+            out[own] = _chunk(own_type[own], keys, values, chunk, self.window, layer).to(out.dtype)
         return out
+
+
+def write_rows(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+    """Copy rows of numbers [N * D] into the slots [N] of a cache seen as [slots, D]."""
+    dim = cache.shape[-1]
+    cache.view(-1, dim).index_copy_(0, slots, rows.reshape(-1, dim).to(cache.dtype))
 
 
 def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None = None) -> TorchAttentionMetadata:
@@ -196,13 +176,7 @@ def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 
 
 def _decode(
-    queries: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    plan: DecodePlan,
-    scale: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    queries: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, plan: DecodePlan, layer: AttentionLayer
 ) -> torch.Tensor:
     """Attention of B single queries [B, H, D] over their blocks: [B, H, numbers in a value].
 
@@ -213,9 +187,9 @@ def _decode(
     num_rows, num_heads, dim = queries.shape
     num_kv_heads = key_cache.shape[1]
     group = num_heads // num_kv_heads
-    scores = _pair_scores(queries.view(num_rows, num_kv_heads, group, dim), key_cache, plan).mul_(scale)
-    if softcap is not None:
-        scores.div_(softcap).tanh_().mul_(softcap)
+    scores = _pair_scores(queries.view(num_rows, num_kv_heads, group, dim), key_cache, plan).mul_(layer.scale)
+    if layer.softcap is not None:
+        scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
     scores.masked_fill_(plan.hidden[:, None, None, :], float("-inf"))
 
     index = plan.rows[:, None, None].expand(-1, num_kv_heads, group)
@@ -223,8 +197,8 @@ def _decode(
     peak.scatter_reduce_(0, index, scores.amax(-1), "amax")
     weights = scores.sub_(peak[plan.rows].unsqueeze(-1)).exp_()
     total = torch.zeros_like(peak).index_add_(0, plan.rows, weights.sum(-1))
-    if sinks is not None:
-        total += (sinks.view(num_kv_heads, group) - peak).exp_()
+    if layer.sinks is not None:
+        total += (layer.sinks.view(num_kv_heads, group) - peak).exp_()
     mixed = _mix_values(weights, value_cache, plan, num_rows)
     return mixed.div_(total.unsqueeze(-1)).view(num_rows, num_heads, -1).to(queries.dtype)
 
@@ -266,9 +240,7 @@ def _chunk(
     value_cache: torch.Tensor,
     plan: ChunkPlan,
     window: int | None,
-    scale: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    layer: AttentionLayer,
 ) -> torch.Tensor:
     """Attention of one sequence's N queries [N, H, D] over the L keys they see: [N, H, numbers in a value]."""
     keys, values = _gather(key_cache, plan), _gather(value_cache, plan)
@@ -283,39 +255,33 @@ def _chunk(
         if window is not None:
             visible &= key_positions > query_positions - window
         part = queries[first : first + QUERIES_AT_ONCE].transpose(0, 1)
-        if softcap is None and sinks is None:
+        if layer.softcap is None and layer.sinks is None:
             mixed = F.scaled_dot_product_attention(
                 part[None],
                 keys[None, :, seen],
                 values[None, :, seen],
                 attn_mask=visible,
-                scale=scale,
+                scale=layer.scale,
                 enable_gqa=part.shape[0] > keys.shape[0],
             )[0]
         else:
-            mixed = _plain_attention(part, keys[:, seen], values[:, seen], visible, scale, softcap, sinks)
+            mixed = _plain_attention(part, keys[:, seen], values[:, seen], visible, layer)
         out[first : first + QUERIES_AT_ONCE] = mixed.transpose(0, 1)
     return out
 
 
 def _plain_attention(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    visible: torch.Tensor,
-    scale: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, layer: AttentionLayer
 ) -> torch.Tensor:
     """Attention of queries [H, n, D], with what torch's own does not compute: [H, n, D]."""
     num_kv_heads, num_keys, dim = keys.shape
     grouped = queries.reshape(num_kv_heads, -1, dim)
-    scores = torch.bmm(grouped, keys.transpose(1, 2)).float().mul_(scale)
-    if softcap is not None:
-        scores.div_(softcap).tanh_().mul_(softcap)
+    scores = torch.bmm(grouped, keys.transpose(1, 2)).float().mul_(layer.scale)
+    if layer.softcap is not None:
+        scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
     scores = scores.view(-1, queries.shape[1], num_keys).masked_fill_(~visible, float("-inf"))
-    if sinks is not None:
-        scores = torch.cat([scores, sinks[:, None, None].expand(-1, scores.shape[1], 1)], -1)
+    if layer.sinks is not None:
+        scores = torch.cat([scores, layer.sinks[:, None, None].expand(-1, scores.shape[1], 1)], -1)
     weights = torch.softmax(scores, -1)[..., :num_keys].to(values.dtype)
     return torch.bmm(weights.reshape(num_kv_heads, -1, num_keys), values).view(queries.shape)
 

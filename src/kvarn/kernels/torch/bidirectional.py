@@ -32,7 +32,6 @@ class TorchBidirectionalMetadata:
         )
 
     def run(self, qkv: torch.Tensor, rotation: Rotation | None = None) -> torch.Tensor:
-        """One dense product for each run."""
         qkv = qkv.view(len(qkv), 3, self.heads.query, self.heads.dim)
         if rotation is not None:
             heads = qkv[:, :2].flatten(1, 2)

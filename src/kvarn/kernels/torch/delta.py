@@ -24,7 +24,6 @@ class TorchDeltaMetadata:
     def run(
         self, projected: torch.Tensor, rates: torch.Tensor, weights: DeltaWeights, cache: StateCache, layer: int
     ) -> torch.Tensor:
-        """Sequences one after the other, in float32."""
         dims, numbers = self.dims, projected.float()
         inputs, gates = numbers[:, : dims.channels], numbers[:, dims.channels :]
         overwritten = rates[:, : dims.value_heads].float().sigmoid()

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.batch import HeadShape, PagedBatch
-from kvarn.kernels.torch.attention import TorchAttentionMetadata, plan_attention
+from kvarn.kernels.torch.attention import TorchAttentionMetadata, plan_attention, write_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +19,10 @@ class TorchLatentMetadata:
 
     @staticmethod
     def of(batch: PagedBatch, num_heads: int, size: int) -> TorchLatentMetadata:
-        """The plan of one step."""
         return TorchLatentMetadata(plan_attention(batch, HeadShape(num_heads, 1, size)))
 
     def run(
         self, queries: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor, value_size: int, scale: float
     ) -> torch.Tensor:
-        """Writing and attention one after the other."""
         write_rows(rows, cache, self.attention.slots)
-        return self.attention.attend(queries, cache, cache[..., :value_size], scale)
-
-
-def write_rows(rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
-    """Put rows [T, size] into their slots [T] of a cache [blocks, 1, block_size, size]."""
-    cache.view(-1, cache.shape[-1]).index_copy_(0, slots, rows.to(cache.dtype))
+        return self.attention.attend(queries, cache, cache[..., :value_size], AttentionLayer(scale))

@@ -20,11 +20,10 @@ INT4_BLOCKS = (128, 32)
 """Inputs that share a scale where activations are quantized for int4 weights: the first that divides their groups."""
 
 
-def rms_norm(x: torch.Tensor, norm: Norm, mean_square: torch.Tensor | None = None) -> torch.Tensor:
-    """In float32 throughout; rounded once at the end. `mean_square` [..., 1] replaces x's own."""
+def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    """In float32 throughout; rounded once at the end."""
     x32 = x.float()
-    if mean_square is None:
-        mean_square = x32.square().mean(-1, keepdim=True)
+    mean_square = x32.square().mean(-1, keepdim=True)
     return (x32 * torch.rsqrt(mean_square + norm.eps)).mul_(norm.weight).to(x.dtype)
 
 
@@ -32,7 +31,6 @@ class TorchLinear:
     """See `kvarn.kernels.linear.Linear`. A quantized weight is held as the float32 numbers it stands for."""
 
     def __init__(self, weight: Weight, bias: torch.Tensor | None, activation: Activation | None) -> None:
-        """Pack a weight [out, in] where that makes its products faster."""
         plain = weight.format == "float"
         self.source = weight.values.contiguous() if plain else weight.dequantized()
         """[out, in], columns as they are stored."""
@@ -62,7 +60,6 @@ class TorchLinear:
         add_to: torch.Tensor | None = None,
         adapters: AdapterBatch | None = None,
     ) -> torch.Tensor:
-        """One product."""
         if self.input_order is not None:
             x = x[:, self.input_order]
             norm = None if norm is None else Norm(norm.weight[self.input_order], norm.eps)
@@ -77,7 +74,6 @@ class TorchLinear:
         return out if add_to is None else add_to.add_(out)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """A gather."""
         rows = F.embedding(ids, self.source)
         return rows if self.input_order is None else torch.empty_like(rows).index_copy_(1, self.input_order, rows)
 
@@ -99,7 +95,6 @@ class TorchHeadProducts:
         self.nbytes = weight.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """One batched product."""
         return torch.bmm(x.transpose(0, 1), self._weight.to(x.dtype)).transpose(0, 1).contiguous()
 
 

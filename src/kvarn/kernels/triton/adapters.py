@@ -42,14 +42,12 @@ class _Tables:
 
     @staticmethod
     def of(device: torch.device, num_adapters: int, num_pages: int, layers: int, parts: int, rank: int) -> _Tables:
-        """Empty ones."""
         shape = (num_adapters, layers, parts)
         pages = torch.zeros((num_adapters, num_pages), dtype=torch.int64, device=device)
         places = torch.zeros((*shape, 4), dtype=torch.int32, device=device)
         return _Tables(pages, places, torch.zeros(shape, dtype=torch.float32, device=device), rank)
 
     def grown(self, num_adapters: int, num_pages: int, layers: int, parts: int, rank: int) -> _Tables:
-        """These, or larger ones with the same in them."""
         have = (*self.pages.shape, *self.places.shape[1:3], self.rank)
         want = tuple(map(max, have, (num_adapters, num_pages, layers, parts, rank)))
         if want == have:
@@ -66,7 +64,6 @@ class TritonAdapterMemory:
     for the host."""
 
     def __init__(self, cache: KVCache, dtype: torch.dtype) -> None:
-        """`dtype`: of the weights, bfloat16 or float32."""
         self.dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         self._pages = AdapterPages(cache)
         self.lines_per_page = self._pages.lines_per_page
@@ -77,7 +74,6 @@ class TritonAdapterMemory:
         """Number of times that the tables were made anew."""
 
     def place(self, index: int, adapter: PackedAdapter, blocks: Sequence[int]) -> None:
-        """See `AdapterMemory`."""
         addresses = self._pages.addresses(blocks)
         parts = max((len(each) for each in adapter.layers), default=0)
         rank = max((part.rank for each in adapter.layers for part in each), default=1)
@@ -97,7 +93,6 @@ class TritonAdapterMemory:
         self._tables.scales[index] = scales.to(self._device)
 
     def batch(self, indices: torch.Tensor) -> TritonAdapterBatch:
-        """See `AdapterMemory`."""
         rows = sort_rows(indices.to(self._device), len(self._tables.pages))
         return TritonAdapterBatch(self, self._tables, rows)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.checks import check_rows
 from kvarn.kernels.errors import KernelInputError
@@ -47,42 +48,33 @@ class TritonAttentionMetadata:
 
     @property
     def together(self) -> int:
-        """Queries of a tile."""
         return self.rows // (self.heads.query // self.heads.kv)
 
     def run(
-        self,
-        qkv: torch.Tensor,
-        rotation: Rotation,
-        norm: Norm | None,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        scale: float,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
+        self, qkv: torch.Tensor, rotation: Rotation, layer: AttentionLayer, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         """Two kernels, and a third one where segments are computed apart."""
-        key_cache, value_cache = _numbers(key_cache), _numbers(value_cache)
-        queries = self._prepare(qkv, rotation, norm, key_cache, value_cache)
+        keys, values, sinks = _numbers(keys), _numbers(values), layer.sinks
+        queries = self._prepare(qkv, rotation, layer.norm, keys, values)
         out = torch.empty((len(qkv), self.heads.query * self.heads.dim), dtype=qkv.dtype, device=qkv.device)
         if len(qkv) == 0:
             return out
         heads, batch, splits = self.heads, self.batch, self.splits
-        sequences, kind = len(batch.context_lens), _multiplied(key_cache)
+        sequences, kind = len(batch.context_lens), _multiplied(keys)
         same = {
             "queries": queries,
-            "keys": key_cache,
-            "values": value_cache,
+            "keys": keys,
+            "values": values,
             "tables": batch.block_tables,
             "context_lens": batch.context_lens,
-            "scale": scale,
-            "softcap": softcap or 0.0,
+            "scale": layer.scale,
+            "softcap": layer.softcap or 0.0,
             "num_sequences": sequences,
             "table_stride": batch.block_tables.stride(0),
             "QUERY_HEADS": heads.query,
             "KV_HEADS": heads.kv,
             "DIM": heads.dim,
-            "HAS_SOFTCAP": softcap is not None,
+            "HAS_SOFTCAP": layer.softcap is not None,
             "NUMBERS": TRITON_TYPES[kind],
             "DOT": multiplied_type(kind),
             "ROWS": self.rows,
@@ -123,12 +115,7 @@ class TritonAttentionMetadata:
         return out
 
     def _prepare(
-        self,
-        qkv: torch.Tensor,
-        rotation: Rotation,
-        norm: Norm | None,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
+        self, qkv: torch.Tensor, rotation: Rotation, norm: Norm | None, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         """Queries [T, H, D], ready; keys and values are in the cache."""
         heads, tokens = self.heads, self.batch.slot_mapping.shape[0]
@@ -142,8 +129,8 @@ class TritonAttentionMetadata:
                 None if norm is None else norm.weight,
                 self.batch.slot_mapping,
                 queries,
-                key_cache,
-                value_cache,
+                keys,
+                values,
                 0.0 if norm is None else norm.eps,
                 QKV_STRIDE=qkv.stride(0),
                 QUERY_HEADS=heads.query,

@@ -20,7 +20,6 @@ class TritonDevice(Device):
 
     @property
     def first_uses(self) -> int:
-        """Those of all kernels of the process."""
         return COMPILATION.first_uses
 
     def compile_ahead(self, run: Callable[[], None], threads: int) -> None:
@@ -29,7 +28,6 @@ class TritonDevice(Device):
             COMPILATION.begin(run, threads)
 
     def stop_compiling(self) -> None:
-        """Finish what is being compiled, and begin nothing more."""
         COMPILATION.stop()
 
 

@@ -122,7 +122,6 @@ class Compilation:
             each.result()
 
     def stop(self) -> None:
-        """Compile nothing more ahead."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         self._pool, self._pending = None, {}

@@ -30,7 +30,6 @@ class TritonDeltaMetadata:
 
     @staticmethod
     def of(starts: torch.Tensor, states: StateBatch, dims: DeltaDimensions) -> TritonDeltaMetadata:
-        """The metadata of one step, whose queries begin at `starts`."""
         tokens = torch.arange(len(states.saves), dtype=starts.dtype, device=starts.device)
         return TritonDeltaMetadata(dims, states, starts, torch.bucketize(tokens, starts[1:], right=True))
 

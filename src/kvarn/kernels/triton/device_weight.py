@@ -34,12 +34,10 @@ class DeviceWeight:
 
     @property
     def format(self) -> str:
-        """The kernel's name of the format."""
         return "4 bits" if self.group else "plain" if self.scales is None else "8 bits"
 
     @property
     def is_quantized(self) -> bool:
-        """Whether it lies in tiles, with scales."""
         return self.scales is not None
 
     @property
@@ -50,7 +48,6 @@ class DeviceWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a product reads."""
         return self.values.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     @staticmethod

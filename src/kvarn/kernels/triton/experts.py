@@ -57,7 +57,6 @@ class _Product:
         return tile_of(-(-pairs // num_experts), bool(self.activation), self.weight.is_quantized)
 
     def run(self, x: torch.Tensor, rows: SortedRows, tile: Tile, each: int, shares: torch.Tensor) -> torch.Tensor:
-        """See `jit.experts.multiply`."""
         weight, gated = self.weight, bool(self.activation)
         pairs = len(rows.order)
         out = torch.empty((pairs, self.outputs), dtype=x.dtype if gated else torch.float32, device=x.device)
@@ -117,7 +116,6 @@ class TritonExperts:
         shared: torch.Tensor | None,
         add_to: torch.Tensor | None,
     ) -> torch.Tensor:
-        """See `GroupedExperts`."""
         out = torch.empty_like(x) if add_to is None else add_to
         for tensor in (x, out):
             check_rows(tensor, (len(x), self._hidden), x.dtype)

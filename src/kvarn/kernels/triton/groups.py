@@ -21,7 +21,6 @@ class SortedRows:
 
     @property
     def num_groups(self) -> int:
-        """Groups there are."""
         return len(self.starts) - 1
 
     def num_tiles(self, rows: int) -> int:

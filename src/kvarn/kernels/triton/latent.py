@@ -69,7 +69,6 @@ class TritonLatentMetadata:
         first: int,
         num_tokens: int,
     ) -> None:
-        """Some tokens from `first` on."""
         batch, heads, value_size = splits.batch, self.num_heads, parts.shape[2]
         together = min(heads, ROWS)
         latent.attend[(splits.launched * triton.cdiv(heads, together),)](

@@ -38,7 +38,6 @@ class Workspace:
         self.arrivals = torch.zeros(FEW_APART_BELOW, dtype=torch.int32, device=self.device)
 
     def reserve(self, sums: int) -> None:
-        """Have room for so many partial sums."""
         if len(self.partials) < sums:
             self.partials = torch.empty(sums, dtype=torch.float32, device=self.device)
 
@@ -100,7 +99,6 @@ class TritonLinear:
         return finish_rows(sums, self.activation, x.dtype, add_to)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """A gather."""
         rows = self.weight.rows(ids)[:, : self.in_features]
         return rows if self.input_order is None else torch.empty_like(rows).index_copy_(1, self.input_order, rows)
 

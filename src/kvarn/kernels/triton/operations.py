@@ -35,18 +35,8 @@ class TritonOperations(Operations):
         """Compiled. Of equal scores the lowest expert's is taken first."""
         return route(numbers, experts_per_token, spec, choice_bias)
 
-    def rms_norm(
-        self,
-        x: torch.Tensor,
-        norm: Norm,
-        *,
-        mean_square: torch.Tensor | None = None,
-        add_to: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Compiled, for rows [T, size]; torch's where `mean_square` is given."""
-        if mean_square is not None or x.ndim != 2:
-            return super().rms_norm(x, norm, mean_square=mean_square, add_to=add_to)
-        return norm_rows(x, norm, add_to)
+    def rms_norm(self, x: torch.Tensor, norm: Norm, *, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        return norm_rows(x, norm, add_to) if x.ndim == 2 else super().rms_norm(x, norm, add_to=add_to)
 
     def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
         """The reference's cache; fp8 numbers (e4m3) are held as bytes, which torch can copy and fill."""
@@ -61,7 +51,6 @@ class TritonOperations(Operations):
         return KVCache(keys, values)
 
     def new_latent_cache(self, num_layers: int, num_blocks: int, size: int, dtype: KvDtype) -> KVCache:
-        """The reference's cache."""
         self._check_cache(dtype)
         return super().new_latent_cache(num_layers, num_blocks, size, dtype)
 
@@ -73,7 +62,6 @@ class TritonOperations(Operations):
             )
 
     def new_adapter_memory(self, cache: KVCache, dtype: torch.dtype) -> TritonAdapterMemory:
-        """See `kvarn.kernels.triton.adapters`."""
         return TritonAdapterMemory(cache, dtype)
 
     def _plan_attention(self, batch: PagedBatch, heads: HeadShape, window: int | None) -> TritonAttentionMetadata:

@@ -44,11 +44,9 @@ class TritonPacker(WeightPacker):
         return TritonLinear(weight.to(device), None if bias is None else bias.to(device), activation, self._workspace)
 
     def head_products(self, weight: torch.Tensor) -> TritonHeadProducts:
-        """See `TritonHeadProducts`."""
         return TritonHeadProducts(weight.to(self.torch_device))
 
     def group_experts(
         self, gate_up: Sequence[Linear], down: Sequence[Linear], clamp: tuple[float, float] | None
     ) -> TritonExperts | None:
-        """See `kvarn.kernels.triton.experts.group_experts`."""
         return group_experts(gate_up, down, clamp)

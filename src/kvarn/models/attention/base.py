@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 
 from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.linear import HeadProducts, Linear, Norm
+from kvarn.models.spec import RopeSpec
 from kvarn.shapes import KvDtype
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,7 @@ class LayerStep:
     rotation: Rotation
     adapters: AdapterBatch | None
     """See `PagedBatch.adapters`."""
+    cache: KVCache
     slots: torch.Tensor
     """See `PagedBatch.slot_mapping`."""
 
@@ -65,16 +70,38 @@ class Attention(ABC):
 
     @abstractmethod
     def forward(
-        self,
-        x: torch.Tensor,
-        norm: Norm | None,
-        add_to: torch.Tensor | None,
-        cache: KVCache,
-        layer: int,
-        step: LayerStep,
+        self, x: torch.Tensor, norm: Norm | None, add_to: torch.Tensor | None, layer: int, step: LayerStep
     ) -> torch.Tensor:
         """x [T, hidden], `norm` applied to it, to [T, hidden]; added in place to `add_to` where given.
 
         The step's tokens are in the cache's `layer` afterwards. Layers with blocks and layers with states are counted
         apart.
         """
+
+
+class LayerGroups(Generic[T]):
+    """Groups of layers with the same rotation and the same attention, by number: they share a plan in each step.
+
+    Args:
+        layers: The rotary embedding of each layer, and its kind of attention or its window.
+        device: Of the angles.
+    """
+
+    def __init__(self, layers: Iterable[tuple[RopeSpec, T]], device: torch.device) -> None:
+        members = list(layers)
+        distinct = list(dict.fromkeys(members))
+        self.of_layer = [distinct.index(each) for each in members]
+        """The group of each layer."""
+        self.kinds = [kind for _, kind in distinct]
+        """The attention of each group."""
+        self._factors = [rope.attention_factor for rope, _ in distinct]
+        self._frequencies = [
+            torch.tensor(rope.inverse_frequencies, dtype=torch.float32, device=device) for rope, _ in distinct
+        ]
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def rotation(self, group: int, positions: torch.Tensor) -> Rotation:
+        angles = positions[:, None].float() * self._frequencies[group]
+        return Rotation(cos=angles.cos() * self._factors[group], sin=angles.sin() * self._factors[group])

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.kernels.attention import AttentionMetadata, LatentMetadata
+from kvarn.kernels.attention import AttentionLayer, AttentionMetadata, LatentMetadata
 from kvarn.kernels.batch import BlockExchange, HeadShape, PagedBatch, Rotation
-from kvarn.kernels.linear import Norm
 from kvarn.kernels.operations import Operations
-from kvarn.kernels.torch.latent import write_rows
+from kvarn.kernels.torch.attention import write_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +26,12 @@ class SharedAttentionMetadata:
     exchange: BlockExchange
 
     def run(
-        self,
-        qkv: torch.Tensor,
-        rotation: Rotation,
-        norm: Norm | None,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        scale: float,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
+        self, qkv: torch.Tensor, rotation: Rotation, layer: AttentionLayer, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         """Write, exchange, attend. Keys and values are written twice, to the same bits."""
-        self.write.run(qkv, rotation, norm, key_cache, value_cache, scale)
-        self.exchange.share(key_cache, value_cache)
-        return self.attend.run(qkv, rotation, norm, key_cache, value_cache, scale, softcap, sinks)
+        self.write.run(qkv, rotation, layer, keys, values)
+        self.exchange.share(keys, values)
+        return self.attend.run(qkv, rotation, layer, keys, values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,31 +37,23 @@ class DeltaNet(Attention):
 
     @property
     def products(self) -> Products:
-        """See `Attention`."""
         return self.inputs, self.rates, self.output
 
     def new_cache(self, num_layers: int, num_blocks: int, num_states: int, dtype: KvDtype) -> KVCache:
-        """Empty states, always float32."""
         return KVCache((), (), self.operations.new_states(num_layers, num_states, self.dims))
 
     def plan(self, batch: PagedBatch) -> DeltaMetadata:
-        """See `Attention`."""
         return self.operations.plan_delta(batch, self.dims)
 
     def forward(
-        self,
-        x: torch.Tensor,
-        norm: Norm | None,
-        add_to: torch.Tensor | None,
-        cache: KVCache,
-        layer: int,
-        step: LayerStep,
+        self, x: torch.Tensor, norm: Norm | None, add_to: torch.Tensor | None, layer: int, step: LayerStep
     ) -> torch.Tensor:
         """See `Attention`. Raises ValueError where the cache was made without states."""
-        if cache.recurrent_states is None:
+        states = step.cache.recurrent_states
+        if states is None:
             raise ValueError("the model has recurrent states: make its cache with room for some")
         projected = self.inputs(x, norm=norm, adapters=step.adapters)
-        mixed = step.plan.run(projected, self.rates(x, norm=norm), self.weights, cache.recurrent_states, layer)
+        mixed = step.plan.run(projected, self.rates(x, norm=norm), self.weights, states, layer)
         return self.output(mixed, add_to=add_to, adapters=step.adapters)
 
 

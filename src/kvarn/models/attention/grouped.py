@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kvarn.kernels.attention import AttentionMetadata
+from kvarn.kernels.attention import AttentionLayer, AttentionMetadata
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.operations import Operations
@@ -32,66 +32,47 @@ class GroupedAttention(Attention):
     """Heads of this rank."""
     operations: Operations
     parallel: Parallel
-    query_key_norm: Norm | None
-    """Weight per head of this rank: [query heads + key heads, D]. Full: [features of all ranks' heads of both]. Where
-    heads have layer norms, those of these."""
-    sinks: torch.Tensor | None
-    """[query heads] float32: see `AttentionMetadata.run`."""
+    joint_norm: Norm | None
+    """Norm over all heads, weight [features of all ranks' query and key heads]; or layer norms of the heads."""
+    layer: AttentionLayer
     qkv: Linear
     output: Linear
 
     @property
     def products(self) -> Products:
-        """See `Attention`."""
         return self.qkv, self.output
 
     @property
     def plain(self) -> PlainAttention | None:
-        """See `Attention`."""
-        if self.spec.qk_norm in ("full", "layer") or self.dims.gated or self.sinks is not None:
+        if self.joint_norm is not None or self.dims.gated or self.layer.sinks is not None:
             return None
-        return PlainAttention(self.heads, self.qkv, self.query_key_norm, self.output)
+        return PlainAttention(self.heads, self.qkv, self.layer.norm, self.output)
 
     def new_cache(self, num_layers: int, num_blocks: int, num_states: int, dtype: KvDtype) -> KVCache:
-        """Blocks of keys and values of this rank's heads."""
         return self.operations.new_kv_cache(num_layers, num_blocks, self.heads, dtype)
 
     def plan(self, batch: PagedBatch) -> AttentionMetadata:
-        """See `Attention`."""
         return plan_attention(self.operations, batch, self.heads, self.dims.sliding_window)
 
     def forward(
-        self,
-        x: torch.Tensor,
-        norm: Norm | None,
-        add_to: torch.Tensor | None,
-        cache: KVCache,
-        layer: int,
-        step: LayerStep,
+        self, x: torch.Tensor, norm: Norm | None, add_to: torch.Tensor | None, layer: int, step: LayerStep
     ) -> torch.Tensor:
-        """See `Attention`."""
         qkv, gates = self.qkv(x, norm=norm, adapters=step.adapters), None
         if self.dims.gated:
             qkv, gates = self._without_gates(qkv)
-        head_norm = self.query_key_norm
         if self.spec.qk_norm == "full":
             self._norm_all_heads(qkv)
-            head_norm = None
         elif self.spec.qk_norm == "layer":
             self._layer_norm_heads(qkv)
-            head_norm = None
-        scale, softcap = self.spec.attention_scale, self.spec.attention_softcap
-        keys, values = cache.keys[layer], cache.values[layer]
-        sinks = {} if self.sinks is None else {"sinks": self.sinks}
-        mixed = step.plan.run(qkv, step.rotation, head_norm, keys, values, scale, softcap, **sinks)
+        mixed = step.plan.run(qkv, step.rotation, self.layer, step.cache.keys[layer], step.cache.values[layer])
         if gates is not None:
             mixed *= self.operations.activation(gates, "sigmoid")
         return self.output(mixed, add_to=add_to, adapters=step.adapters)
 
     def _layer_norm_heads(self, qkv: torch.Tensor) -> None:
         """Norm each query and key head, in place, in float32. Torch norms each row by itself."""
-        assert self.query_key_norm is not None
-        norm, heads = self.query_key_norm, self.heads
+        assert self.joint_norm is not None
+        norm, heads = self.joint_norm, self.heads
         part = qkv[:, : (heads.query + heads.kv) * heads.dim]
         rows = part.float().view(len(qkv), -1, heads.dim)
         normed = F.layer_norm(rows, (heads.dim,), eps=norm.eps) * norm.weight
@@ -104,8 +85,8 @@ class GroupedAttention(Attention):
 
     def _norm_all_heads(self, qkv: torch.Tensor) -> None:
         """Norm, in place, over all heads of a token. A rank has only some: it gathers the others to norm them all."""
-        assert self.query_key_norm is not None
-        norm, dim, dims = self.query_key_norm, self.heads.dim, self.dims
+        assert self.joint_norm is not None
+        norm, dim, dims = self.joint_norm, self.heads.dim, self.dims
         split = dims.num_heads * dim
         start = 0
         for own, total, weight in (
@@ -142,14 +123,17 @@ def load_grouped(
         interleaved=orders,
     )
     output = LinearSpec(names=(prefix + names.output,), outputs=(hidden,), inputs=query_features, bias=spec.output_bias)
+    norm = _load_query_key_norm(prefix, dims, spec, names, loader, query, kv)
+    sinks = _load_sinks(prefix + names.sinks, query, loader) if spec.sinks else None
+    by_head = norm if spec.qk_norm == "head" else None
     return GroupedAttention(
         spec=spec,
         dims=dims,
         heads=HeadShape(len(query.held), len(kv.held), dims.head_dim),
         operations=loader.kernels.operations,
         parallel=parallel,
-        query_key_norm=_load_query_key_norm(prefix, dims, spec, names, loader, query, kv),
-        sinks=_load_sinks(prefix + names.sinks, query, loader) if spec.sinks else None,
+        joint_norm=norm if by_head is None else None,
+        layer=AttentionLayer(spec.attention_scale, by_head, spec.attention_softcap, sinks),
         qkv=loader.linear(qkv),
         output=loader.linear(output),
     )

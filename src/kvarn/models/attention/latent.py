@@ -52,27 +52,17 @@ class LatentAttention(Attention):
 
     @property
     def products(self) -> Products:
-        """See `Attention`."""
         return self.down, self.query, self.key_products, self.value_products, self.output
 
     def new_cache(self, num_layers: int, num_blocks: int, num_states: int, dtype: KvDtype) -> KVCache:
-        """Blocks of rows in place of keys, and no values."""
         return self.operations.new_latent_cache(num_layers, num_blocks, self.dims.row_size, dtype)
 
     def plan(self, batch: PagedBatch) -> LatentMetadata:
-        """See `Attention`."""
         return plan_latent(self.operations, batch, self.num_heads, self.dims.row_size)
 
     def forward(
-        self,
-        x: torch.Tensor,
-        norm: Norm | None,
-        add_to: torch.Tensor | None,
-        cache: KVCache,
-        layer: int,
-        step: LayerStep,
+        self, x: torch.Tensor, norm: Norm | None, add_to: torch.Tensor | None, layer: int, step: LayerStep
     ) -> torch.Tensor:
-        """See `Attention`."""
         dims, rank = self.dims, self.dims.rank
         down = self.down(x, norm=norm, adapters=step.adapters)
         compressed, row = down[:, : dims.query_rank], down[:, dims.query_rank :]
@@ -85,7 +75,7 @@ class LatentAttention(Attention):
         queries = torch.cat([self.key_products(plain), rotate(rotated, step.rotation)], -1)
         key = rotate(row[:, None, rank:], step.rotation)[:, 0]
         rows = torch.cat([self.operations.rms_norm(row[:, :rank].contiguous(), self.row_norm), key], -1)
-        mixed = step.plan.run(queries, rows, cache.keys[layer], rank, self.scale)
+        mixed = step.plan.run(queries, rows, step.cache.keys[layer], rank, self.scale)
         mixed = self.value_products(mixed).flatten(1)
         return self.output(mixed, add_to=add_to, adapters=step.adapters)
 

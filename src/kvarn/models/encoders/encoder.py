@@ -1,21 +1,130 @@
-"""The encoder: token ids of many texts in, one vector for each out (BERT, Devlin et al. 2018; Sentence-BERT, 2019)."""
+"""The encoder: token ids of many texts in, one vector for each out (BERT, Devlin et al. 2018; Sentence-BERT, 2019), or
+one score of a pair of texts (a cross-encoder, Nogueira and Cho 2019)."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from kvarn.kernels.batch import HeadShape
-from kvarn.kernels.linear import LayerNorm
-from kvarn.models.attention.groups import LayerGroups
+from kvarn.kernels.activation import Activation
+from kvarn.kernels.attention import BidirectionalMetadata
+from kvarn.kernels.batch import HeadShape, Rotation
+from kvarn.kernels.linear import LayerNorm, Linear
+from kvarn.kernels.operations import Operations
+from kvarn.models.attention.base import LayerGroups
 from kvarn.models.encoders.base import TextEncoder
-from kvarn.models.encoders.classifier import load_classifier
-from kvarn.models.encoders.config import ENCODERS
-from kvarn.models.encoders.layer import EncoderStep, load_encoder_layer
+from kvarn.models.encoders.config import ENCODERS, ClassifierNames, EncoderNames
 from kvarn.models.errors import MissingWeightError
-from kvarn.models.loading.weights import WeightLoader
+from kvarn.models.loading.weights import LinearSpec, WeightLoader
 from kvarn.models.parallel.tensor import Shard
-from kvarn.models.spec import EncoderSpec
+from kvarn.models.spec import ClassifierSpec, EncoderSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderStep:
+    """Shared by layers with equal windows and rotation in one pass."""
+
+    plan: BidirectionalMetadata
+    rotation: Rotation
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLayer:
+    """Attention and MLP, each with its residual sum and norm."""
+
+    spec: EncoderSpec
+    operations: Operations
+    qkv: Linear
+    output: Linear
+    attention_norm: LayerNorm | None
+    """None: the embeddings were normed just before."""
+    up: Linear
+    down: Linear
+    mlp_norm: LayerNorm
+
+    def forward(self, hidden: torch.Tensor, step: EncoderStep) -> torch.Tensor:
+        norm = self.operations.layer_norm
+        if self.spec.pre_norm:
+            x = hidden if self.attention_norm is None else norm(hidden, self.attention_norm)
+            hidden = hidden + self._attention(x, step)
+            return hidden + self._mlp(norm(hidden, self.mlp_norm))
+        assert self.attention_norm is not None, "only the first layer with norms before its halves may lack one"
+        hidden = norm(hidden + self._attention(hidden, step), self.attention_norm)
+        return norm(hidden + self._mlp(hidden), self.mlp_norm)
+
+    def _attention(self, x: torch.Tensor, step: EncoderStep) -> torch.Tensor:
+        return self.output(step.plan.run(self.qkv(x), step.rotation))
+
+    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.up(x)
+        return self.down(inner if self.spec.gated else self.operations.activation(inner, self.spec.activation))
+
+
+def load_encoder_layer(
+    prefix: str, index: int, spec: EncoderSpec, names: EncoderNames, loader: WeightLoader
+) -> EncoderLayer:
+    """Layer `index`, whose tensors' names begin with `prefix`."""
+    prefix = f"{prefix}{names.layers}.{index}."
+    hidden, inner = Shard.whole(spec.hidden_size), Shard.whole(spec.intermediate_size)
+    attention_bias, mlp_bias = spec.attention_bias, spec.mlp_bias
+
+    def norm(name: str) -> LayerNorm:
+        return loader.layer_norm(prefix + name, spec.hidden_size, spec.norm_eps, bias=spec.norm_bias)
+
+    def linear(names: tuple[str, ...], outputs: tuple[Shard, ...], inputs: Shard, bias: bool, gated: bool) -> Linear:
+        full = tuple(prefix + name for name in names)
+        activation = spec.activation if gated else None
+        return loader.linear(LinearSpec(names=full, outputs=outputs, inputs=inputs, bias=bias, activation=activation))
+
+    return EncoderLayer(
+        spec=spec,
+        operations=loader.kernels.operations,
+        qkv=linear(names.qkv, (hidden,) * 3, hidden, attention_bias, False),
+        output=linear((names.output,), (hidden,), hidden, attention_bias, False),
+        attention_norm=None if spec.pre_norm and index == 0 else norm(names.attention_norm),
+        up=linear((names.up,), (inner,) * (2 if spec.gated else 1), hidden, mlp_bias, spec.gated),
+        down=linear((names.down,), (hidden,), inner, mlp_bias, False),
+        mlp_norm=norm(names.mlp_norm),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """A head over a text's vector, with one hidden layer."""
+
+    operations: Operations
+    activation: Activation
+    dense: Linear
+    norm: LayerNorm | None
+    output: Linear
+
+    def __call__(self, pooled: torch.Tensor) -> torch.Tensor:
+        """[S, hidden] to the labels' logits [S, 1]."""
+        inner = self.operations.activation(self.dense(pooled), self.activation)
+        return self.output(inner if self.norm is None else self.operations.layer_norm(inner, self.norm))
+
+
+def load_classifier(
+    prefix: str, names: ClassifierNames, spec: EncoderSpec, classifier: ClassifierSpec, loader: WeightLoader
+) -> Classifier:
+    """The head of a checkpoint whose encoder's tensors' names begin with `prefix`."""
+    hidden = Shard.whole(spec.hidden_size)
+
+    def linear(name: str, outputs: int, bias: bool) -> Linear:
+        shape = LinearSpec(names=(name,), outputs=(Shard.whole(outputs),), inputs=hidden, bias=bias, role="router")
+        return loader.linear(shape)
+
+    return Classifier(
+        operations=loader.kernels.operations,
+        activation=classifier.activation,
+        dense=linear((prefix if names.below_encoder else "") + names.dense, spec.hidden_size, classifier.bias),
+        norm=loader.layer_norm(names.norm, spec.hidden_size, spec.norm_eps, bias=spec.norm_bias)
+        if names.norm
+        else None,
+        output=linear(names.output, 1, True),
+    )
 
 
 class Encoder(TextEncoder):

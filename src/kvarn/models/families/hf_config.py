@@ -109,7 +109,6 @@ class HfConfig(CheckpointKind):
     """Gemma's; overrides its historical `hidden_act`."""
 
     def activation(self) -> Activation:
-        """The MLP's activation."""
         return activation_named(self.hidden_activation or self.hidden_act or "silu")
 
 
@@ -160,7 +159,6 @@ class EncoderConfig(HfConfig):
         return self
 
     def rope(self, kind: Literal["full_attention", "sliding_attention"]) -> RopeParameters:
-        """The rotary embedding of a layer type."""
         theta = self.global_rope_theta if kind == "full_attention" else self.local_rope_theta
         rope: RopeParameters = getattr(self.rope_parameters, kind) or RopeParameters()
         own = {"rope_theta": rope.rope_theta or theta, "partial_rotary_factor": rope.partial_rotary_factor or 1.0}
@@ -281,12 +279,10 @@ class DecoderConfig(HfConfig):
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of keys and values."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
     def resolved_head_dim(self) -> int:
-        """Numbers in a head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     def linear_layers(self) -> list[int]:

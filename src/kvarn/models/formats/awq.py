@@ -40,7 +40,6 @@ class AwqFormat(WeightFormat):
         self._group_size = config.group_size or config.q_group_size or 128
 
     def read(self, name: str, shape: tuple[int, int]) -> Weight:
-        """Layers in `modules_to_not_convert` have a plain tensor."""
         if f"{name}.qweight" not in self.checkpoint:
             return super().read(name, shape)
         out_features, in_features = shape
@@ -55,7 +54,6 @@ class AwqFormat(WeightFormat):
         ).weight(name, self._warn)
 
     def numbers_in_word(self, name: str) -> int:
-        """Eight of 4 bits."""
         return 8
 
 

@@ -49,7 +49,6 @@ class CompressedTensorsFormat(WeightFormat):
             warn("the checkpoint's kv_cache_scheme is not used: --kv-cache-dtype says how keys and values are cached")
 
     def read(self, name: str, shape: tuple[int, int]) -> Weight:
-        """Choose a layer's form by its tensors."""
         packed = f"{name}.weight_packed" in self.checkpoint
         if not packed and f"{name}.weight_scale" not in self.checkpoint:
             return super().read(name, shape)
@@ -69,7 +68,6 @@ class CompressedTensorsFormat(WeightFormat):
         return self._quantized(name, values, scheme).weight(name, self._warn)
 
     def numbers_in_word(self, name: str) -> int:
-        """Numbers of as many bits as the layer's scheme says."""
         return 32 // self._scheme(name.removesuffix(self.packed_suffix)).num_bits
 
     def _quantized(self, name: str, values: torch.Tensor, scheme: QuantizedWeights) -> QuantizedValues:

@@ -30,7 +30,6 @@ class Fp8Format(WeightFormat):
         warn("the checkpoint's fp8 weights are widened: they take twice their memory in bfloat16 (or set quantization)")
 
     def read(self, name: str, shape: tuple[int, int]) -> Weight:
-        """See `WeightFormat`."""
         if f"{name}.weight_scale_inv" not in self.checkpoint:
             return super().read(name, shape)
         rows, columns = self._rows, self._columns

@@ -69,7 +69,6 @@ class GptqFormat(WeightFormat):
         ).weight(name, self._warn)
 
     def numbers_in_word(self, name: str) -> int:
-        """Numbers of as many bits as config.json says."""
         return 32 // self._bits
 
     def _group(self, name: str, in_features: int, scales: torch.Tensor) -> int:

@@ -35,7 +35,6 @@ class Mxfp4Format(WeightFormat):
         super().__init__(checkpoint)
 
     def read_expert(self, name: str, expert: int, shape: tuple[int, int]) -> Weight:
-        """Experts in `modules_to_not_convert` have a plain tensor."""
         if f"{name}_blocks" not in self.checkpoint:
             return super().read_expert(name, expert, shape)
         out_features, in_features = shape
@@ -48,7 +47,6 @@ class Mxfp4Format(WeightFormat):
         return Weight(values[:, :in_features].bfloat16())
 
     def num_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """A byte of blocks holds two numbers."""
         plain = {name: shape for name, shape in shapes.items() if not name.endswith("_blocks")}
         packed = sum(2 * math.prod(shape) for name, shape in shapes.items() if name.endswith("_blocks"))
         return super().num_parameters(plain) + packed

@@ -56,7 +56,6 @@ class Checkpoint:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each tensor, by name."""
         return {name: tuple(handle.get_slice(own).get_shape()) for name, (handle, own) in self._files.items()}
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -92,7 +91,6 @@ class Checkpoint:
         return part
 
     def finish(self) -> None:
-        """Nothing more will be read."""
         if self._progress is not None:
             self._progress(self._stage, 1.0)
 

@@ -90,7 +90,6 @@ class PackedCache:
         return linear
 
     def keep(self, name: str, linear: Linear) -> None:
-        """A layer that was packed now, for `save`."""
         self._linears[name] = linear
         self._complete = False
 

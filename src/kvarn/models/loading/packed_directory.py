@@ -6,9 +6,8 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from kvarn.clock import SYSTEM_CLOCK
 
@@ -18,15 +17,6 @@ FRESH_S = 3600.0
 that are started together must not push each other out at each start."""
 _PART = 10
 """The files take one part in so many of the disk at most, and leave as much of it free."""
-
-
-class KeptFile(NamedTuple):
-    """A file of packed weights, or a part of one."""
-
-    path: Path
-    size: int
-    used: float
-    """Time of its last use or write."""
 
 
 def default_directory() -> Path | None:
@@ -52,28 +42,21 @@ def make_room(file: Path, size: int) -> bool:
 
     False where it may not have them even then: nothing is removed. Raises OSError.
     """
-    others = [each for each in _files(file.parent) if each.path != file]
+    others: dict[Path, os.stat_result] = {}
+    for path in file.parent.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+            others[path] = path.stat()
+    others.pop(file, None)
     disk = shutil.disk_usage(file.parent)
     part = disk.total // _PART
-    excess = size + max(sum(each.size for each in others) - part, part - disk.free)
-    removed = _least_recently_used(others, excess, SYSTEM_CLOCK.time() - FRESH_S)
-    for path in removed or ():
+    excess = size + max(sum(each.st_size for each in others.values()) - part, part - disk.free)
+    before, chosen = SYSTEM_CLOCK.time() - FRESH_S, []
+    for path, stat in sorted(others.items(), key=lambda each: each[1].st_mtime):
+        if excess > 0 and path.suffix == SUFFIX and stat.st_mtime < before:
+            chosen.append(path)
+            excess -= stat.st_size
+    if excess > 0:
+        return False
+    for path in chosen:
         path.unlink(missing_ok=True)
-    return removed is not None
-
-
-def _least_recently_used(files: Iterable[KeptFile], excess: int, before: float) -> list[Path] | None:
-    """Files to remove for `excess` bytes, of those used before a time; None where they are not enough."""
-    chosen: list[Path] = []
-    for each in sorted(files, key=lambda each: each.used):
-        if excess > 0 and each.path.suffix == SUFFIX and each.used < before:
-            chosen.append(each.path)
-            excess -= each.size
-    return chosen if excess <= 0 else None
-
-
-def _files(directory: Path) -> Iterator[KeptFile]:
-    for path in directory.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another process has just removed it
-            stat = path.stat()
-            yield KeptFile(path, stat.st_size, stat.st_mtime)
+    return True

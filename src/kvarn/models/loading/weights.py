@@ -102,7 +102,6 @@ class LinearSpec:
 
     @property
     def name(self) -> str:
-        """The layer's name among all."""
         name = "+".join(self.names)
         return name if self.expert is None else f"{name}.{self.expert}"
 
@@ -146,7 +145,6 @@ class WeightLoader:
         self._format: WeightFormat = weight_format(checkpoint, self._warn_once)
 
     def __contains__(self, name: str) -> bool:
-        """Whether the checkpoint has a tensor of that name."""
         return name in self._checkpoint
 
     @property
@@ -156,7 +154,6 @@ class WeightLoader:
 
     @property
     def num_parameters(self) -> int:
-        """Numbers the checkpoint's tensors stand for."""
         return self._format.num_parameters(self._checkpoint.shapes)
 
     @property
@@ -203,13 +200,11 @@ class WeightLoader:
         return RowParallelLinear(parts, bias, None if spec.inputs.is_whole else self.parallel)
 
     def _number(self, spec: LinearSpec, layer: Linear) -> None:
-        """Enter a layer that adapters can change."""
         if spec.role == "layer":
             layer.adapter_layer = len(self.layers)
             self.layers.append((spec, layer))
 
     def _kept(self, name: str) -> Linear | None:
-        """A layer as an earlier start packed it."""
         return None if self._packed_cache is None else self._packed_cache.find(name)
 
     def _pack(self, spec: LinearSpec, name: str, weights: Sequence[Weight], bias: torch.Tensor | None) -> Linear:
@@ -225,13 +220,11 @@ class WeightLoader:
         return layer
 
     def _form_of(self, role: Role) -> torch.dtype | Quantization:
-        """The form that plain weights get."""
         if self._quantization is None or role == "router":
             return self.dtype
         return (HEAD_QUANTIZATION if role == "head" else self._quantization) or self.dtype
 
     def plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor as it is stored."""
         return self._checkpoint.tensor(name, shape)
 
     def norm(self, name: str, size: int, eps: float, offset: float = 0.0) -> Norm:

@@ -44,7 +44,6 @@ class DenseMlp:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its products as they are held."""
         return self.gate_up.nbytes + self.down.nbytes
 
     @staticmethod
@@ -56,7 +55,6 @@ class DenseMlp:
         loader: WeightLoader,
         role: Role = "layer",
     ) -> DenseMlp:
-        """The MLP whose tensors' names begin with `prefix`."""
         hidden, parallel = Shard.whole(spec.hidden_size), loader.parallel
         if role == "expert":
             inner = _expert_features(intermediate_size, parallel)

@@ -38,7 +38,6 @@ class Experts:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what this rank holds."""
         return sum(expert.nbytes for expert in self.held)
 
     def mix(self, x: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:

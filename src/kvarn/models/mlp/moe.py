@@ -36,13 +36,11 @@ class MoeMlp:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its products, every expert's included."""
         parts = (self.router, self.experts, self.shared, self.shared_gate)
         return sum(part.nbytes for part in parts if part is not None)
 
     @staticmethod
     def load(index: int, prefix: str, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> MoeMlp:
-        """The mixture of layer `index`, whose tensors' names begin with `prefix`."""
 
         def gate(name: str, outputs: int, bias: bool = False) -> Linear:
             shard, hidden = Shard.whole(outputs), Shard.whole(spec.hidden_size)

@@ -29,7 +29,6 @@ class ExpertPlacement:
         return ExpertPlacement(tuple((rank,) for rank, count in enumerate(counts) for _ in range(count)))
 
     def held(self, rank: int) -> list[int]:
-        """The experts of a rank, in ascending order."""
         return [expert for expert, ranks in enumerate(self.ranks) if rank in ranks]
 
     def loads(self, tokens: Sequence[int], world_size: int) -> list[float]:

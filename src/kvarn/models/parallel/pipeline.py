@@ -17,13 +17,9 @@ class StageError(ModelError):
 class Neighbours(Protocol):
     """The ranks of the stages before and behind that have the same part of each layer."""
 
-    def send(self, tensor: torch.Tensor) -> None:
-        """To the stage behind."""
-        ...
+    def send(self, tensor: torch.Tensor) -> None: ...
 
-    def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Take the next tensor of the stage before."""
-        ...
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +32,10 @@ class Stage:
 
     @property
     def is_first(self) -> bool:
-        """Whether it begins with token ids."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it ends with logits."""
         return self.index == self.count - 1
 
     def layers(self, num_layers: int) -> range:
@@ -56,12 +50,10 @@ class Stage:
         return range(self.index * num_layers // self.count, (self.index + 1) * num_layers // self.count)
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Activations of the stage before."""
         assert self.neighbours is not None, "several stages have neighbours"
         return self.neighbours.receive(shape, dtype)
 
     def send(self, tensor: torch.Tensor) -> None:
-        """Activations for the stage behind."""
         assert self.neighbours is not None, "several stages have neighbours"
         self.neighbours.send(tensor)
 

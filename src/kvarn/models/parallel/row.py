@@ -58,9 +58,7 @@ class RowParallelLinear:
 
     @property
     def is_divided(self) -> bool:
-        """Whether other ranks hold parts of the sum."""
         return self._parallel is not None
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `Linear.rows`: of this rank's inputs."""
         return torch.cat([part.rows(ids) for part in self.parts if part is not None], dim=1)

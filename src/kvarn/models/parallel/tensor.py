@@ -56,12 +56,10 @@ class Shard:
 
     @staticmethod
     def whole(size: int) -> Shard:
-        """All of it, on every rank."""
         return Shard(size, range(size))
 
     @property
     def is_whole(self) -> bool:
-        """Whether the rank holds all of it."""
         return len(self.held) == self.size
 
     def times(self, count: int) -> Shard:
@@ -179,7 +177,6 @@ class Parallel:
         return tensor if self.collectives is None else torch.cat(self.collectives.all_gather(tensor), -1)
 
     def all_to_all(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
-        """See `Collectives.all_to_all`."""
         return rows if self.collectives is None else self.collectives.all_to_all(rows, sent, received)
 
     def gather_rows(self, tensor: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:

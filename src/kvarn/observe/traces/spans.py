@@ -146,19 +146,9 @@ def _add_turn(
     span.events = [SpanEvent(each.name, each.at_s, each.numbers) for each in events[1:] if each.name != "generated"]
     own = len(spans)
     spans.append(span)
-    for sequence in _by_sequence(engine):
-        spans.extend(_engine_spans(sequence, own, len(spans)))
-
-
-def _by_sequence(engine: Sequence[Event]) -> list[list[Event]]:
-    """The events of each request that the engine was sent for the turn: a prompt, or what another replica went on
-    with."""
-    sequences: list[list[Event]] = []
-    for event in engine:
-        if event.name == "engine.queued" or not sequences:
-            sequences.append([])
-        sequences[-1].append(event)
-    return sequences
+    for number in dict.fromkeys(each.turn for each in engine):  # several prompts, or another replica that went on
+        told = [each for each in engine if each.turn == number]
+        spans.extend(_engine_spans(told, own, len(spans)))
 
 
 def _engine_spans(events: Sequence[Event], turn: int, place: int) -> Iterator[Span]:

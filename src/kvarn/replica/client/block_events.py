@@ -18,9 +18,7 @@ class BlockWatcher(Protocol):
         """The replica holds these blocks and, for now, no others."""
         ...
 
-    def change(self, stored: bytes, removed: bytes) -> None:
-        """It has stored and removed these."""
-        ...
+    def change(self, stored: bytes, removed: bytes) -> None: ...
 
     def forget(self) -> None:
         """Forget its blocks: they are not known any more."""
@@ -46,7 +44,6 @@ class BlockEventReader:
         """Whether the watcher knows all; else a snapshot was asked for."""
 
     def take(self, event: BlockEvents) -> None:
-        """An event has come."""
         follows = self._next == (event.epoch, event.sequence)
         self._next = (event.epoch, event.sequence + 1)
         if event.snapshot:

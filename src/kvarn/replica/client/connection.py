@@ -50,7 +50,6 @@ class EngineConnection:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether what is sent now comes, and is answered, as far as anybody knows."""
         return self._transport is not None and not self.is_lost
 
     def open(self) -> None:
@@ -64,7 +63,6 @@ class EngineConnection:
         self._on_open(self._transport.address)
 
     def send(self, message: ToEngine) -> bool:
-        """Send a message; False where there is no connection at the moment."""
         if self._transport is not None:
             self._transport.send(message)
         return self._transport is not None

@@ -23,11 +23,9 @@ class ReplicaState(StrEnum):
     PENDING = "pending"
     """A process has been asked for."""
     STARTING = "starting"
-    """The process loads the model."""
     WARM = "warm"
     """The weights are mapped, and nothing of the model is made: it waits to be activated."""
     READY = "ready"
-    """Requests are taken."""
     FALLING_ASLEEP = "falling asleep"
     """No new requests are taken; when the running ones have ended, the weights leave the GPU."""
     ASLEEP = "asleep"
@@ -43,8 +41,6 @@ class ReplicaState(StrEnum):
 
 
 class RequestRefusedError(Exception):
-    """The engine did not take, or gave up, a request."""
-
     def __init__(self, reason: RefusalReason, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.reason = reason
@@ -52,8 +48,6 @@ class RequestRefusedError(Exception):
 
 
 class AdapterChangeError(Exception):
-    """The engine did not load or unload an adapter."""
-
     def __init__(self, code: str, message: str) -> None:
         """`code`: see `AdapterChanged`."""
         super().__init__(message)
@@ -71,12 +65,10 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     replica: str
     """Its name, the same for each engine process that runs it in turn."""
     version: int = 0
-    """Version of the model; 0: the configuration's."""
     state: ReplicaState = ReplicaState.STARTING
     stage: str = "start the engine process"
     """Stage of the start; while down, why."""
     fraction: float = 0.0
-    """Part of the stage that is done."""
     card: ModelCard | None = None
     """Card of the model; None until first ready."""
     endpoint: Endpoint | None = None
@@ -87,7 +79,6 @@ class ReplicaClient(Protocol):
     """A replica that runs or starts. Used from one event loop; its attributes are read only, but for one."""
 
     state: ReplicaState
-    """`READY` takes requests."""
     progress: tuple[str, float]
     """Stage and fraction of the start; while down, why."""
     card: ModelCard | None
@@ -117,7 +108,6 @@ class ReplicaClient(Protocol):
         ...
 
     adapters: dict[str, AdapterInfo]
-    """The adapters that requests may name, by name."""
 
     async def load_adapter(self, request_id: str, adapter: AdapterInfo, *, in_place: bool = False) -> None:
         """Have the engine load an adapter, beside what runs. When it returns, `adapters` has it.

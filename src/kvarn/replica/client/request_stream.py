@@ -40,7 +40,6 @@ class RequestStream:
         self._reported = 0
         """Steps of `_REPORT_BYTES`."""
         self._taken = 0
-        """Tokens since the consumer last waited."""
 
     @property
     def finished(self) -> bool:
@@ -133,7 +132,6 @@ class RequestStream:
 
 
 def _merge(first: TokenDelta, later: TokenDelta) -> bool:
-    """Add what came later to the lists of the first, as long as that is small; false where they stay two."""
     if len(first.token_ids) + len(later.token_ids) > _TOKENS_AT_ONCE or later.finish_reason is not None or later.events:
         return False
     if first.logprobs is not None and later.logprobs is not None:

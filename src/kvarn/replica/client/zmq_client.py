@@ -63,9 +63,7 @@ class ZmqReplicaClient:
         self._name = name
         self._gateway = gateway
         self._status = ReplicaStatus(model=name, replica="")
-        """Latest message of the supervisor."""
         self._connection: EngineConnection | None = None
-        """To the engine that this client has joined, or joins again."""
         self._streams: dict[str, RequestStream] = {}
         self.adapters: dict[str, AdapterInfo] = {}
         self._revision = 0
@@ -77,7 +75,6 @@ class ZmqReplicaClient:
         self._block_reader: BlockEventReader | None = None
 
     def update(self, status: ReplicaStatus) -> None:
-        """Take over what the supervisor says."""
         runs = status.state in (ReplicaState.READY, ReplicaState.DRAINING)
         self._status = status
         if self._connection is not None and (not runs or status.endpoint != self._connection.endpoint):
@@ -103,7 +100,6 @@ class ZmqReplicaClient:
 
     @property
     def adapters_revision(self) -> int:
-        """Number of changes of the engine's list of adapters."""
         return self._revision
 
     def know_adapters_of(self, other: ZmqReplicaClient) -> None:
@@ -111,13 +107,11 @@ class ZmqReplicaClient:
         self.adapters, self._revision = dict(other.adapters), other.adapters_revision
 
     def close(self) -> None:
-        """Leave the engine; requests in flight fail."""
         self._leave("the gateway process was stopped")
 
     async def generate(
         self, request: Submit, report_pending: ReportPending | None = None
     ) -> AsyncGenerator[TokenDelta, None]:
-        """Run a request; see `ReplicaClient.generate`."""
         connection = self._connected(request.request_id)
         stream = self._streams[request.request_id] = RequestStream(request.choices, report_pending)
         try:
@@ -132,7 +126,6 @@ class ZmqReplicaClient:
                 self._abort(request.request_id)
 
     async def embed(self, request_id: str, inputs: list[list[int]]) -> list[bytes]:
-        """Embed token-id inputs; see `ReplicaClient.embed`."""
         connection = self._connected(request_id)
         answer: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
         self._embeddings[request_id] = answer
@@ -145,12 +138,10 @@ class ZmqReplicaClient:
                 self._abort(request_id)
 
     async def load_adapter(self, request_id: str, adapter: AdapterInfo, *, in_place: bool = False) -> None:
-        """Load an adapter; see `ReplicaClient.load_adapter`."""
         message = LoadAdapter(request_id=request_id, adapter=adapter, in_place=in_place, gateway=self._gateway)
         await self._change(request_id, message)
 
     async def unload_adapter(self, request_id: str, name: str) -> None:
-        """Unload an adapter; see `ReplicaClient.unload_adapter`."""
         await self._change(request_id, UnloadAdapter(request_id=request_id, name=name, gateway=self._gateway))
 
     async def _change(self, request_id: str, message: LoadAdapter | UnloadAdapter) -> None:
@@ -163,11 +154,9 @@ class ZmqReplicaClient:
             del self._changes[request_id]
 
     def forget_tenant(self, tenant: str) -> bool:
-        """Have a deleted tenant's cached blocks deleted; see `ReplicaClient.forget_tenant`."""
         return self._send(ForgetTenant(tenant=tenant))
 
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
-        """Let this watcher hear which blocks are cached; see `ReplicaClient.watch_blocks`."""
         if self._watcher is not None:
             self._send(WatchBlocks(gateway=self._gateway, wanted=False))
         self._watcher = watcher
@@ -182,7 +171,6 @@ class ZmqReplicaClient:
         self._send(WatchBlocks(gateway=self._gateway))
 
     def _connected(self, request_id: str) -> EngineConnection:
-        """The way to the engine for a new request."""
         if self._connection is None or not self._connection.takes_requests:
             stage, fraction = self.progress
             raise ReplicaLostError(f"{self._name} is not ready: {self.state} ({stage}, {fraction:.0%})")
@@ -191,7 +179,6 @@ class ZmqReplicaClient:
         return self._connection
 
     def _send(self, message: ToEngine) -> bool:
-        """Send a message; False where no engine is connected."""
         return self._connection is not None and self._connection.send(message)
 
     def _abort(self, request_id: str) -> None:
@@ -204,7 +191,6 @@ class ZmqReplicaClient:
         self._read_blocks()
 
     def _leave(self, reason: str) -> None:
-        """Leave the engine for good."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None

@@ -94,7 +94,6 @@ class AdapterHost:
         return Adapters(revision=self._revision, adapters=[*self._by_name.values(), *again])
 
     def names_of(self, digests: Iterable[str]) -> list[str]:
-        """Names by which clients know them."""
         return sorted({self._names.get(digest, digest) for digest in digests})
 
     @property
@@ -115,7 +114,6 @@ class AdapterHost:
         return f"adapter {request.adapter[:200]!r} is not loaded: it was unloaded, or could not be loaded again"
 
     def abort(self, request_id: str) -> None:
-        """Forget a request that waits for a load."""
         for load in self._loading.values():
             load.waiting = [request for request in load.waiting if request.request_id != request_id]
 
@@ -194,7 +192,6 @@ class AdapterHost:
         return answers, ready, told
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self, info: AdapterInfo, request_id: str = "") -> None:

@@ -69,7 +69,6 @@ class BlockEventPublisher:
             self.flush()
 
     def flush(self) -> None:
-        """Send all changes."""
         self._due_s = self._clock() + SEND_EVERY_S
         if not self._held:
             return

@@ -46,7 +46,6 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> GenerateService 
 
 
 def _rebuild(model: Decoder, spec: ReplicaSpec, restore: Callable[[], None], report: ReportProgress) -> GenerateService:
-    """Build the service of a model that slept."""
     phases = Phases(report)
     with phases("load weights"):
         restore()

@@ -50,7 +50,6 @@ class EmbedService:
         self.sleep = None
         """Encoders cannot sleep: see `GenerateService`."""
         self.block_places: list[BlockPlace] = []
-        """Empty: encoders have no cached blocks."""
         self._runner = runner
         self._config = config
         self._clock = clock
@@ -62,7 +61,6 @@ class EmbedService:
         self._stats = EngineStats()
 
     def change_adapters(self, message: LoadAdapter | UnloadAdapter) -> Refused:
-        """Refuse: encoders have no adapters."""
         why = "this model embeds: it has no adapters"
         return Refused(request_id=message.request_id, reason=RefusalReason.INVALID, message=why)
 
@@ -92,11 +90,9 @@ class EmbedService:
             self._stats = replace(self._stats, aborts_total=self._stats.aborts_total + 1)
 
     def start_draining(self) -> None:
-        """Refuse every later request."""
         self._draining = True
 
     def has_work(self) -> bool:
-        """Whether a request is here."""
         return bool(self._jobs)
 
     def step(self) -> Sequence[Embedded | StepOutput]:
@@ -121,11 +117,9 @@ class EmbedService:
         return [*answers, StepOutput(deltas=[], stats=self.stats())]
 
     def stats(self) -> EngineStats:
-        """Gauges and totals now."""
         return replace(self._stats, waiting=len(self._jobs), refused_total=dict(self._refused))
 
     def shutdown(self) -> None:
-        """End the threads that compile."""
         self._runner.shutdown()
 
     def _next_batch(self) -> tuple[list[_Job], list[list[int]]]:

@@ -17,7 +17,6 @@ from kvarn.wire.engine_stats import ExpertStats
 from kvarn.wire.messages import EngineStats
 
 Tokens = Mapping[int, Sequence[int]]
-"""Tokens of each expert, by layer."""
 
 log = logging.getLogger(__name__)
 

@@ -83,12 +83,10 @@ class GenerateService:
 
     @property
     def block_places(self) -> list[BlockPlace]:
-        """Places of blocks that a prompt may begin with."""
         connector = self.parts.connector
         return [self._core.cache] if connector is None else [self._core.cache, connector]
 
     def accept(self, request: Submit | Embed) -> Refused | None:
-        """Queue a request, or say why not."""
         if isinstance(request, Embed):
             return _invalid(request, "this model generates text: it has no embeddings")
         problem = _find_problem(request, self.card, has_grammars=self.parts.masks is not None)
@@ -129,21 +127,17 @@ class GenerateService:
         return None
 
     def join(self, message: Join) -> Adapters | None:
-        """Answer to a gateway process that joins; None where the next step tells all the same."""
         return None if self._adapters is None else self._adapters.join(message)
 
     def forget_tenant(self, tenant: str) -> None:
-        """Delete a tenant's cached blocks, on every tier."""
         self._core.forget_tenant(tenant)
         if self._prefill_client is not None:
             self._prefill_client.forget(tenant)
 
     def start_draining(self) -> None:
-        """Refuse every later request."""
         self._core.start_draining()
 
     def has_work(self) -> bool:
-        """Whether a request is here."""
         return self._core.has_work() or (self._adapters is not None and self._adapters.is_busy)
 
     def step(self) -> Sequence[Refused | StepOutput | AdapterChanged | Adapters]:
@@ -165,7 +159,6 @@ class GenerateService:
         return [*([] if told is None else [told]), *answers, *refused]
 
     def stats(self) -> EngineStats:
-        """Gauges and totals after the latest step."""
         stats = self._core.stats()
         used = stats.adapters
         if self._adapters is not None and (used.running or used.waiting):

@@ -82,7 +82,6 @@ class HeartbeatThread(threading.Thread):
             self._step_began = None
 
     def run(self) -> None:
-        """The thread."""
         address = self._address
         outbox = Outbox(self._context, address, SUPERVISOR_LINGER_MS, self._keys)
         while not self._stopped.wait(self._interval_s):

@@ -56,7 +56,6 @@ log = logging.getLogger(__name__)
 
 
 def outbox_keys(keys: CurveKeys | None) -> OutboxKeys | None:
-    """Keys with which an engine sends to gateway processes."""
     return None if keys is None else (keys.engine, keys.engine_secret, keys.gateway)
 
 
@@ -73,7 +72,6 @@ class ResponseRouter:
         self._context = context
         self._keys = keys
         self.supervisor = self._outbox(supervisor, SUPERVISOR_LINGER_MS)
-        """To the supervisor."""
         self._outboxes: dict[int, Outbox] = {}
         self._requests: dict[str, _Request] = {}
         self._gone: set[int] = set()
@@ -103,7 +101,6 @@ class ResponseRouter:
 
     @property
     def joined(self) -> list[int]:
-        """Numbers of the gateway processes that have joined and are not known to be gone."""
         return list(self._outboxes)
 
     def supervised_by(self, address: str) -> None:
@@ -113,11 +110,9 @@ class ResponseRouter:
         self._gone.clear()
 
     def has_joined(self, gateway: int) -> bool:
-        """Whether a gateway process has joined and is not known to be gone."""
         return gateway in self._outboxes
 
     def accepted(self, request: Submit | Embed | LoadAdapter | UnloadAdapter) -> None:
-        """Remember whom to answer."""
         choices = len(request.choices) if isinstance(request, Submit) else 1
         self._requests[request.request_id] = _Request(request.gateway, choices)
 
@@ -135,7 +130,6 @@ class ResponseRouter:
             self._outboxes[gateway].send(refused)
 
     def tell(self, gateway: int, message: Adapters | BlockEvents | StepOutput) -> bool:
-        """Send a gateway process what belongs to no request; False where it is gone."""
         if gateway not in self._outboxes:
             return False
         self._outboxes[gateway].send(message)
@@ -159,7 +153,6 @@ class ResponseRouter:
         self._requests.clear()
 
     def close(self) -> None:
-        """Send what is queued, then close."""
         self.disconnect_all()
         self.supervisor.close()
 
@@ -182,7 +175,6 @@ class ResponseRouter:
         return Outbox(self._context, address, linger_ms, outbox_keys(self._keys))
 
     def _disconnect(self, gateway: int) -> None:
-        """Nobody reads what is queued for it."""
         outbox = self._outboxes.pop(gateway, None)
         if outbox is not None:
             outbox.close(drop=True)
@@ -216,7 +208,6 @@ class EngineLoop:
         self._stalled = False
 
     def request_drain(self) -> None:
-        """Drain at the next turn of the loop. May be called from a signal handler."""
         self._drain_requested = self._heartbeat.draining = True
         self.sleeps = False
 
@@ -311,7 +302,6 @@ class EngineLoop:
         self._router.supervised_by(address)
 
     def _forget(self, gateway: int) -> None:
-        """A gateway process is gone."""
         self._blocks.subscribe(gateway, wanted=False)
         for request_id in self._router.leave(gateway):
             self._service.abort(request_id)

@@ -37,7 +37,6 @@ if TYPE_CHECKING:  # it brings torch
 Service = GenerateService | EmbedService
 
 EXIT_FAILED = 1
-"""Exit status after `Failed`."""
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from kvarn.costs.decoder import DecoderCosts
 from kvarn.costs.roofline import Ceilings, floor_s
 from kvarn.costs.step_times import ExpectedStep, StepShape, typical_steps
 from kvarn.kernels.device.graphs import GraphRecorder, device_seconds
-from kvarn.kernels.device.memory import is_host_memory
+from kvarn.kernels.device.memory import is_host
 from kvarn.kernels.linear import Linear
 
 log = logging.getLogger(__name__)
@@ -28,13 +28,10 @@ EFFICIENCY = 0.8
 too, and a step that both reads and computes much overlaps the two badly."""
 
 _FEW, _MANY = 1, 64
-"""Rows of products that are bound by reading, and by computing."""
 _LARGEST_PRODUCT = 512 * 1024**2
 """Operations: a product with many rows of a large weight gets fewer rows."""
 _MANY_ON_GPU = 2048
-"""Rows that fill a GPU."""
 _REPEATS = 5
-"""Repetitions of captured products."""
 _BUDGET_S = 0.025
 """For each of the two speeds. One product is always timed."""
 
@@ -78,7 +75,6 @@ def expected_steps(costs: DecoderCosts, speeds: Ceilings) -> list[ExpectedStep]:
 
 
 def _floor_s(shape: StepShape, costs: DecoderCosts, speeds: Ceilings) -> float:
-    """The keys that a prompt's chunk reads count by its operations alone: they are read once for many queries."""
     work = costs.step(
         tokens=shape.num_tokens,
         logits_rows=shape.decode_rows + shape.proposals + (shape.prefill_tokens > 0),
@@ -90,7 +86,7 @@ def _floor_s(shape: StepShape, costs: DecoderCosts, speeds: Ceilings) -> float:
 
 def _finish(result: torch.Tensor) -> None:
     """Wait until it is computed."""
-    if not is_host_memory(result):
+    if not is_host(result.device):
         torch.accelerator.synchronize(result.device)
 
 
@@ -113,7 +109,7 @@ def _captured_s(products: Sequence[Linear], x: torch.Tensor, recorder: GraphReco
 
 def _best_rate(products: Sequence[tuple[Linear, float]], x: torch.Tensor) -> float:
     """The highest amount of work a second among products of x, until the time is spent."""
-    if not is_host_memory(x):
+    if not is_host(x.device):
         _finish(products[0][0](x))  # kernels are compiled when they are first called
     best, ends = 0.0, SYSTEM_CLOCK.now() + _BUDGET_S
     for product, amount in products:

@@ -38,7 +38,6 @@ def mapped(directory: Path) -> Iterator[int]:
 def wait_until_activated(
     waiting: Warm | Asleep, inbox: Inbox, router: ResponseRouter, heartbeat: HeartbeatThread
 ) -> bool:
-    """Report the state to the supervisor and wait; True: activated, False: stopped."""
     known = "asleep" if isinstance(waiting, Asleep) else "warm"
     router.supervisor.send(waiting)
     while True:

@@ -34,7 +34,6 @@ class LatentDimensions(AttentionKind):
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head's query."""
         return self.plain_dim + self.rope_dim
 
     def cache_bytes_per_token(self, dtype: KvDtype) -> int:

@@ -9,15 +9,11 @@ from kvarn.store.models.base import Json
 
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
-    """Apply."""
     ${upgrades if upgrades else "pass"}
 
 
 def downgrade() -> None:
-    """Undo."""
     ${downgrades if downgrades else "pass"}

@@ -37,7 +37,6 @@ class Organization(Base):
 
     @hybrid_property
     def stored_bytes(self) -> int:
-        """Bytes of all that it stores."""
         return self.file_bytes + self.other_bytes
 
 

@@ -136,7 +136,6 @@ class Budget(Base):
         return None if self.holder_id == self.organization_id else self.holder_id
 
     def amount(self, tokens: int, cost: int) -> int:
-        """The amount that the budget counts."""
         return tokens if self.unit == "tokens" else cost
 
 

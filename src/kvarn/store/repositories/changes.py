@@ -69,7 +69,6 @@ async def read_news(session: AsyncSession, since: Position | None) -> News:
 
 
 async def deleted_organizations(session: AsyncSession) -> list[str]:
-    """All organisations that have been deleted, in their order."""
     query = select(Change.organization_id).where(Change.kind == DELETED).order_by(Change.number)
     return list(await session.scalars(query))
 

@@ -19,6 +19,8 @@ from kvarn.store.repositories.row_deletion import delete_rows
 
 _CHUNKS_AT_ONCE = 16
 """Chunks deleted in one transaction."""
+_MOVING = "moving"
+"""Folder of copies that are not whole yet."""
 
 
 def add_chunks(session: AsyncSession, file_id: str, position: int, data: bytes) -> int:
@@ -31,12 +33,8 @@ def add_chunks(session: AsyncSession, file_id: str, position: int, data: bytes) 
 
 
 async def read_content(store: Store, file: File) -> AsyncGenerator[bytes, None]:
-    """The content of a file, chunk by chunk; between two chunks no connection is held.
-
-    Raises:
-        NotFoundError: The file was deleted meanwhile.
-        StoreAwayError: Its content lies at a `store.blobs` that is not configured, or that cannot be read.
-    """
+    """The content of a file, chunk by chunk; between two chunks no connection is held. Raises `NotFoundError` where the
+    file is deleted meanwhile."""
     read = 0
     if not file.in_blobs:
         async with aclosing(_read_rows(store, file.id)) as chunks:
@@ -70,7 +68,6 @@ def _blobs_of(store: Store, file_id: str) -> Blobs:
 
 
 async def delete_content(store: Store, file_id: str) -> None:
-    """Delete the content of a file that nobody sees, in steps of bounded size."""
     if store.blobs is not None:
         await store.blobs.delete(file_id)
     await _delete_rows(store, file_id)
@@ -87,6 +84,7 @@ async def move_contents(store: Store) -> int:
     blobs, moved, last = store.blobs, 0, ""
     if blobs is None:
         return 0
+    await blobs.delete_folder(_MOVING)  # copies of a process that died
     while True:
         following = select(func.min(FileChunk.file_id)).where(FileChunk.file_id > last)
         async with store.reading() as session:
@@ -105,7 +103,7 @@ async def move_contents(store: Store) -> int:
 async def _move(store: Store, blobs: Blobs, file: File) -> bool:
     """Copy a file's content; False where it was moved or deleted meanwhile. The copy has a name of its own until the
     file's row is this move's alone: whoever comes late deletes nothing else."""
-    copy = f"{file.id}.{secrets.token_hex(8)}"
+    copy = f"{_MOVING}/{file.id}.{secrets.token_hex(8)}"
     try:
         if await _copy(store, blobs, file, copy):
             return True

@@ -19,16 +19,10 @@ class UnknownDeploymentError(NotFoundError):
 
 
 async def list_deployments(session: AsyncSession) -> list[Deployment]:
-    """All, by model."""
     return list((await session.scalars(select(Deployment).order_by(Deployment.model))).all())
 
 
 async def get_version(session: AsyncSession, model: str, version: int) -> DeploymentVersion:
-    """A version.
-
-    Raises:
-        UnknownDeploymentError: There is none.
-    """
     found = await session.get(DeploymentVersion, (model, version))
     if found is None:
         raise UnknownDeploymentError(f"{model!r} has no version {version}")
@@ -36,7 +30,6 @@ async def get_version(session: AsyncSession, model: str, version: int) -> Deploy
 
 
 async def list_versions(session: AsyncSession, model: str) -> list[DeploymentVersion]:
-    """All of a model's, newest first."""
     query = select(DeploymentVersion).where(DeploymentVersion.model == model)
     return list((await session.scalars(query.order_by(DeploymentVersion.version.desc()))).all())
 
@@ -141,9 +134,8 @@ async def bind_version(store: Store, model: str, version: int, fingerprints: dic
 
 
 async def keep_adapter(store: Store, model: str, adapter: dict[str, Any], by: str) -> None:
-    """An adapter was loaded at run time: it belongs to the deployment from now on, in place of one of the same name. A
-    model of the configuration gets a deployment by this.
-    """
+    """Add an adapter that was loaded at run time, in place of one of the same name. A model of the configuration gets a
+    deployment by this."""
     async with store.transaction() as session:
         found = await session.get(Deployment, model, with_for_update=True)
         if found is None:
@@ -154,7 +146,6 @@ async def keep_adapter(store: Store, model: str, adapter: dict[str, Any], by: st
 
 
 async def drop_adapter(store: Store, model: str, name: str) -> None:
-    """An adapter was unloaded."""
     async with store.transaction() as session:
         found = await session.get(Deployment, model, with_for_update=True)
         if found is not None:
@@ -162,18 +153,13 @@ async def drop_adapter(store: Store, model: str, name: str) -> None:
 
 
 async def kept_adapters(store: Store, model: str) -> list[dict[str, Any]]:
-    """The adapters of a deployment that were loaded at run time."""
     async with store.reading() as session:
         found = await session.get(Deployment, model)
         return [] if found is None else list(found.adapters or [])
 
 
 async def scale(change: AuditedChange, model: str, replicas: int | None, *, is_configured: bool = False) -> Deployment:
-    """Set the number of replicas; None: as the version says. A model of the configuration gets a deployment by this.
-
-    Raises:
-        UnknownDeploymentError: There is no such deployment.
-    """
+    """Set the number of replicas; None: as the version says. A model of the configuration gets a deployment by this."""
     found = await change.session.get(Deployment, model, with_for_update=True) if is_configured else None
     if found is None and is_configured:
         found = Deployment(model=model, version=0)
@@ -187,11 +173,7 @@ async def scale(change: AuditedChange, model: str, replicas: int | None, *, is_c
 
 async def roll_back(change: AuditedChange, model: str, version: int | None = None) -> Deployment:
     """Have an earlier version serve again: the one that did before, or the one that is named. Rolling back once more
-    undoes it.
-
-    Raises:
-        UnknownDeploymentError: There is no such deployment or version.
-    """
+    undoes it."""
     found = await _locked(change, model)
     wanted = version if version is not None else found.previous_version
     if wanted is None:
@@ -205,11 +187,7 @@ async def roll_back(change: AuditedChange, model: str, version: int | None = Non
 
 
 async def delete_deployment(change: AuditedChange, model: str) -> None:
-    """Serve a model no longer, or as the configuration says; its versions are deleted.
-
-    Raises:
-        UnknownDeploymentError: There is no such deployment.
-    """
+    """Serve a model no longer, or as the configuration says; its versions are deleted."""
     await change.session.delete(await _locked(change, model))
     change.record("deployment.deleted", DEFAULT_ORGANIZATION, model)
 

@@ -13,7 +13,6 @@ from kvarn.store.models import Base
 
 
 def is_postgresql(session: AsyncSession) -> bool:
-    """Whether the session's database is PostgreSQL; else it is SQLite."""
     return session.get_bind().dialect.name == "postgresql"
 
 

@@ -65,12 +65,7 @@ class FileWriter:
             await self.discard()
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Append to the file.
-
-        Raises:
-            NotFoundError: The file was given up meanwhile.
-            StorageFullError: Its organisation would store more than it may.
-        """
+        """Append to the file. Raises `NotFoundError` where it was given up meanwhile."""
         self.size += len(data)
         self._buffer += data
         while len(self._buffer) >= _FLUSH_BYTES:
@@ -143,11 +138,7 @@ class FileWriter:
 async def publish_file(
     session: AsyncSession, file_id: str, *, filename: str, purpose: str, now: int, expires_at: int | None
 ) -> File:
-    """Let a file that was begun be seen, as part of a transaction, whose caller counts it where nobody did.
-
-    Raises:
-        NotFoundError: It was given up meanwhile.
-    """
+    """Let a file that was begun be seen, as part of a transaction, whose caller counts it where nobody did."""
     file = await session.get(File, file_id)
     if file is None or file.status != INCOMPLETE:
         raise _given_up(file_id)
@@ -157,7 +148,6 @@ async def publish_file(
 
 
 async def find_file(store: Store, owner: Owner, file_id: str) -> File:
-    """An owner's file that has not expired. Raises NotFoundError."""
     query = _visible(owner, store.now()).where(File.id == file_id)
     async with store.reading() as session:
         return await find_one(session, query, f"There is no file {file_id[:80]!r}.")
@@ -166,11 +156,7 @@ async def find_file(store: Store, owner: Owner, file_id: str) -> File:
 async def list_files(
     store: Store, owner: Owner, cursor: Cursor, purpose: str | None = None, *, of_batches: bool = True
 ) -> Page[File]:
-    """A page of an owner's files, by age; those that batches of messages keep among them or not.
-
-    Raises:
-        NotFoundError: The cursor's file is not in the list.
-    """
+    """A page of an owner's files, by age; those that batches of messages keep among them or not."""
     query = _visible(owner, store.now())
     if purpose is not None:
         query = query.where(File.purpose == purpose)
@@ -181,19 +167,8 @@ async def list_files(
 
 
 async def delete_file(store: Store, owner: Owner, file_id: str, *, with_batch: bool = False) -> None:
-    """Delete an owner's file. It is gone at once; its content goes in steps, which the sweep would end.
-
-    Args:
-        store: The database.
-        owner: Whose it is.
-        file_id: The file.
-        with_batch: Whether the batch that keeps it is being deleted too.
-
-    Raises:
-        NotFoundError: There is none of this id, or it is not theirs.
-        ConflictError: A batch of messages keeps it: its requests or its results would be lost.
-        StoreAwayError: Its content lies at a `store.blobs` that is not configured.
-    """
+    """Delete an owner's file. It is gone at once; its content goes in steps, which the sweep would end. Raises
+    `ConflictError` where a batch of messages keeps it, unless that is being deleted too (`with_batch`)."""
     check_blobs(store, await find_file(store, owner, file_id))
     async with store.transaction() as session:
         batch_id = None if with_batch else await session.scalar(_keeping_batch(owner, file_id).limit(1))

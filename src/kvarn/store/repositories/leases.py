@@ -18,7 +18,6 @@ _PROBE = "probe"
 
 
 async def take(store: Store, name: str, holder: str, seconds: float) -> bool:
-    """Take or renew the lease; False while somebody else holds it."""
     now = int(store.now() * 1000)
     values = {"holder": holder, "until_ms": now + int(seconds * 1000)}
     async with store.transaction() as session:
@@ -34,17 +33,12 @@ async def take(store: Store, name: str, holder: str, seconds: float) -> bool:
 
 
 async def give_back(store: Store, name: str, holder: str) -> None:
-    """Let another take it at once; nothing happens where it is not held."""
     async with store.transaction() as session:
         await session.execute(delete(Lease).where(Lease.name == name, Lease.holder == holder))
 
 
 async def probe_writes(store: Store) -> None:
     """Write a row; `store.health` knows more after it. Nothing is written, and nothing learnt, where another gateway
-    has just done so by a clock that is ahead.
-
-    Raises:
-        StoreReadOnlyError: The database takes no writes.
-    """
+    has just done so by a clock that is ahead."""
     if await take(store, _PROBE, new_id("probe-"), 0):
         store.health.note_written()

@@ -85,13 +85,8 @@ async def delete_organization(
 
 
 async def delete_organization_data(store: Store, organization_id: str) -> Counter[str]:
-    """Delete all that an organisation stored: conversations, responses, completions, batches, files, prompt samples.
-
-    Nothing new may come meanwhile: its keys have been taken away before. Interrupted, it may be called again.
-
-    Returns:
-        How many objects of each kind were deleted.
-    """
+    """Delete all that an organisation stored; how many objects of each kind. Its keys have been taken away before, so
+    that nothing new comes. Interrupted, it may be called again."""
     deleted: Counter[str] = Counter()
     failure: Exception | None = None
     for kind in STORED:
@@ -108,7 +103,6 @@ async def delete_organization_data(store: Store, organization_id: str) -> Counte
 
 
 async def delete_erased_usage(store: Store) -> int:
-    """Delete usage that came after its organisation's erasure; how many rows there were."""
     async with store.reading() as session:
         erased = list(await session.scalars(select(ErasedOrganization.id)))
     return sum([await _delete_usage(store, organization_id) for organization_id in erased])

@@ -28,7 +28,6 @@ class RejectedSamples:
 
 
 def new_sample(owner: Owner, request_id: str, model: str, created_at: int, sealed: bytes) -> PromptSample:
-    """A sealed prompt, to be added."""
     return PromptSample(
         organization_id=owner.organization_id,
         project_id=owner.project_id,
@@ -61,7 +60,6 @@ async def add_samples(store: Store, samples: Sequence[PromptSample]) -> Rejected
 async def latest_samples(
     store: Store, limit: int, *, project_id: str | None = None, request_id: str | None = None
 ) -> list[PromptSample]:
-    """The newest samples of all organisations, for the operator; newest first."""
     query = select(PromptSample).order_by(PromptSample.id.desc()).limit(limit)
     if project_id is not None:
         query = query.where(PromptSample.project_id == project_id)

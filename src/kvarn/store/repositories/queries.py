@@ -18,21 +18,15 @@ OwnedT = TypeVar("OwnedT", bound=Owned)
 
 
 def is_owned_by(owner: Owner, model: type[OwnedT]) -> ColumnElement[bool]:
-    """Holds for the owner's objects of a kind."""
     return and_(model.organization_id == owner.organization_id, model.project_id == owner.project_id)
 
 
 def owned_by(owner: Owner, model: type[OwnedT]) -> Select[OwnedT]:
-    """The owner's objects of a kind."""
     return select(model).where(is_owned_by(owner, model))
 
 
 async def find_one(session: AsyncSession, query: Select[FoundT], missing: str, *, to_change: bool = False) -> FoundT:
-    """The object that a query selects; with `to_change` it is locked until the transaction ends.
-
-    Raises:
-        NotFoundError: Nothing; `missing` is the message.
-    """
+    """The object that a query selects; with `to_change` it is locked until the transaction ends."""
     found = await session.scalar(query.with_for_update() if to_change else query)
     if found is None:
         raise NotFoundError(missing)
@@ -42,7 +36,6 @@ async def find_one(session: AsyncSession, query: Select[FoundT], missing: str, *
 async def find_owned(
     session: AsyncSession, owner: Owner, model: type[OwnedT], object_id: str, *, to_change: bool = False
 ) -> OwnedT:
-    """The owner's object of that id. Raises as `find_one` does."""
     missing = f"There is no {model.noun} {object_id[:80]!r}."
     if not is_id(object_id):
         raise NotFoundError(missing)
@@ -50,13 +43,11 @@ async def find_owned(
 
 
 async def read_owned(store: Store, owner: Owner, model: type[OwnedT], object_id: str) -> OwnedT:
-    """The owner's object of that id. Raises NotFoundError."""
     async with store.reading() as session:
         return await find_owned(session, owner, model, object_id)
 
 
 async def delete_owned(store: Store, owner: Owner, model: type[OwnedT], object_id: str) -> None:
-    """Delete an object with what belongs to it. Raises NotFoundError."""
     async with store.transaction() as session:
         found = await find_owned(session, owner, model, object_id, to_change=True)
         await session.delete(found)

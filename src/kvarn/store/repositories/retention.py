@@ -82,7 +82,6 @@ class StoredKind:
 
     @property
     def name(self) -> str:
-        """Name of its table."""
         return str(self.model.__tablename__)
 
 

@@ -15,7 +15,6 @@ from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 
 
 async def list_rollouts(session: AsyncSession) -> Sequence[StoredRollout]:
-    """The latest of each model."""
     return (await session.scalars(select(StoredRollout).order_by(StoredRollout.model))).all()
 
 
@@ -56,17 +55,14 @@ async def leave_command(change: AuditedChange, model: str, command: str) -> bool
 
 
 def note_rollout(change: AuditedChange, model: str, action: str, **detail: Any) -> None:
-    """Record an administrator's action in the audit log."""
     change.record(f"rollout.{action}", DEFAULT_ORGANIZATION, model, **detail)
 
 
 def add_samples(session: AsyncSession, model: str, began: float, samples: list[Any]) -> None:
-    """Leave samples of a rollout for the leader."""
     session.add(RolloutSamples(model=model, began=began, samples=samples))
 
 
 async def list_samples(session: AsyncSession) -> Sequence[RolloutSamples]:
-    """Samples that are not counted yet, oldest first."""
     return (await session.scalars(select(RolloutSamples).order_by(RolloutSamples.id))).all()
 
 

@@ -43,18 +43,14 @@ _SUMMED: Final = (Conversation, StoredResponse, StoredCompletion, Batch, Upload,
 
 
 def json_bytes(*values: Any) -> int:
-    """Bytes that these take as JSON, as the database keeps them."""
+    """Bytes that these take as JSON."""
     return sum(len(msgspec.json.encode(value)) for value in values)
 
 
 @asynccontextmanager
 async def storing(store: Store, organization_id: str, size: int) -> AsyncGenerator[AsyncSession, None]:
-    """A transaction that writes rows of `size` bytes, refused before it writes any where they do not fit.
-
-    Raises:
-        StorageFullError: The organisation would store more than it may.
-        StoreBusyError: Others of the organisation write for too long.
-    """
+    """A transaction that writes rows of `size` bytes, refused before it writes any where they do not fit. Raises
+    `StorageFullError`, and `StoreBusyError` where others of the organisation write for too long."""
     admitted: int | None = None
     try:
         async with _writing(store, organization_id) as session:
@@ -124,7 +120,7 @@ async def count_file_bytes(
 
 
 async def sum_stored_bytes(store: Store) -> None:
-    """Sum what all organisations store besides files. Raises `StoreAwayError` where the database does not answer."""
+    """Sum what all organisations store besides files."""
     began, sums = int(store.now() * 1000), Counter[str]()
     async with store.reporting() as session:
         organizations = list(await session.scalars(select(Organization.id).order_by(Organization.id)))
@@ -145,7 +141,7 @@ async def sum_stored_bytes(store: Store) -> None:
 
 async def update_balance(store: Store, organization_id: str, size: int) -> None:
     """Ask what an organisation stores, unless `size` bytes are known to fit, on a connection that its own writers do
-    not take. Raises `StoreAwayError` where the database does not answer."""
+    not take."""
     async with store.quota.balance(organization_id).asking:
         if not store.quota.is_known(organization_id, size):
             async with store.reporting() as session:
@@ -153,7 +149,6 @@ async def update_balance(store: Store, organization_id: str, size: int) -> None:
 
 
 async def count_organizations_over(store: Store, size: int) -> int:
-    """Number of organisations that store more than so many bytes. Raises as `update_balance`."""
     async with store.reporting() as session:
         return await session.scalar(select(func.count()).where(size < Organization.stored_bytes)) or 0
 

@@ -31,11 +31,6 @@ LIFETIME_S = 3600
 async def create_upload(
     store: Store, owner: Owner, *, filename: str, purpose: str, size: int, file_expires_after_s: int | None
 ) -> Upload:
-    """Begin an upload.
-
-    Raises:
-        StorageFullError: The organisation would store more than it may.
-    """
     now = int(store.now())
     upload = Upload(
         id=new_id("upload_"),
@@ -72,18 +67,12 @@ class UploadChange:
         return {row.id: row.size for row in await self.session.execute(query)}
 
     async def add_part(self, file_id: str) -> None:
-        """Let a part that is written count as one."""
         await self.session.execute(update(File).where(File.id == file_id).values(status=PART))
 
 
 @asynccontextmanager
 async def changing_upload(store: Store, owner: Owner, upload_id: str) -> AsyncGenerator[UploadChange, None]:
-    """Change an upload that is under way.
-
-    Raises:
-        NotFoundError: There is none of that id, or it is not the owner's.
-        ConflictError: It has ended.
-    """
+    """Change an upload that is under way. Raises `ConflictError` where it has ended."""
     async with store.transaction() as session:
         upload = await find_owned(session, owner, Upload, upload_id, to_change=True)
         status = "expired" if upload.expires_at <= store.now() else upload.status
@@ -95,20 +84,8 @@ async def changing_upload(store: Store, owner: Owner, upload_id: str) -> AsyncGe
 async def join_parts(
     store: Store, owner: Owner, upload: Upload, part_ids: Sequence[str], *, keep_s: int | None, md5: str | None
 ) -> File:
-    """Write the parts of an upload that is completing into one file, in this order, and let that be seen.
-
-    Args:
-        store: The database.
-        owner: Whose it is.
-        upload: In the state `completing`. It is pending again if this fails.
-        part_ids: Each once.
-        keep_s: Seconds that the file is kept; None: for ever.
-        md5: Of the content, in hexadecimal digits, where that is to be checked.
-
-    Raises:
-        DigestError: The content is another.
-        NotFoundError: A part was given up meanwhile.
-    """
+    """Write the parts of an upload in the state `completing` into one file, in this order, and let that be seen. The
+    upload is pending again if this fails. Raises `DigestError` where the content has another `md5`."""
     digest = hashlib.md5(usedforsecurity=False)
     try:
         async with FileWriter(store, owner, counted=False) as writer:  # not as long as the parts count
@@ -137,7 +114,7 @@ async def join_parts(
 
 
 async def drop_parts(store: Store, upload_id: str) -> None:
-    """Delete the parts of an upload that has ended, whole or not."""
+    """Delete the parts of an upload that has ended."""
     async with store.reading() as session:
         found = list(await session.scalars(select(File.id).where(File.upload_id == upload_id)))
     for file_id in found:

@@ -27,7 +27,6 @@ class ReasoningFormat:
     close: str
     """Text that ends reasoning which the prompt has opened, when the prompt also has the answer's beginning."""
     splitter: Callable[[ReasoningPhase], ReasoningSplitter]
-    """Makes a splitter for one choice of one answer, which begins in this phase."""
     markers: tuple[str, ...]
     """Tokens that mark reasoning: the splitter must see them where they are special ones, which are no part of the
     text."""
@@ -57,7 +56,6 @@ class ReasoningFormat:
         return ReasoningPhase.INSIDE if self.opened or ending.endswith(self.starts) else ReasoningPhase.BEFORE
 
     def phase_after_prompt(self, prompt: Sequence[int], tokenizer: Tokenizer, begun: str = "") -> ReasoningPhase:
-        """The phase in which the answer to a prompt of token ids begins; see `phase_after`."""
         return self.phase_after(tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False), begun)
 
 
@@ -89,12 +87,8 @@ FORMATS = {each.name: each for each in (QWEN3, DEEPSEEK_R1, MISTRAL, SEED_OSS, G
 
 
 def find_reasoning_format(setting: str, template: str) -> ReasoningFormat | None:
-    """The format of a model; None where it does not reason, or is not to be looked at so.
-
-    Args:
-        setting: `models[].reasoning_format` of the configuration.
-        template: All text of its chat templates. Tokens tell nothing: models that do not reason have them too.
-    """
+    """The format of a model; None where it does not reason. `setting`: `models[].reasoning_format`; `template`: all
+    text of its chat templates. Tokens tell nothing: models that do not reason have them too."""
     if setting != "auto":
         return FORMATS.get(setting)
     if CHANNEL in template and MESSAGE in template:

@@ -12,14 +12,11 @@ from kvarn.text.stop_strings import overlap
 
 
 class ReasoningPhase(Enum):
-    """Position of an answer relative to its reasoning."""
+    """Position of an answer relative to its reasoning: it may begin here, is open, or has ended (or there is none)."""
 
     BEFORE = "before"
-    """It is not decided yet: reasoning may begin here."""
     INSIDE = "inside"
-    """Reasoning is open."""
     AFTER = "after"
-    """Reasoning has ended, or there is none: this is content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +40,11 @@ def joined(parts: Sequence[Part]) -> list[Part]:
 
 
 class ReasoningSplitter(ABC):
-    """Takes the text of one answer in pieces; however it is cut, the same comes out.
-
-    Args:
-        phase: Where the answer begins: the prompt may have opened the reasoning, or ended it.
-    """
+    """Takes the text of one answer, which begins in a phase, in pieces; however it is cut, the same comes out."""
 
     def __init__(self, phase: ReasoningPhase) -> None:
         self.phase = phase
         self._held = ""
-        """Text received and not yet given out."""
 
     def push(self, text: str) -> list[Part]:
         """Add text; returns what is now certain."""
@@ -76,14 +68,8 @@ class ReasoningSplitter(ABC):
 
 
 class TagSplitter(ReasoningSplitter):
-    """Reads reasoning between tags at the beginning of the answer. White space around the tags is dropped; in an answer
-    that does not begin with a tag nothing is.
-
-    Args:
-        phase: See `ReasoningSplitter`.
-        starts: Tags, any of which begins the reasoning.
-        ends: Tags, any of which ends it.
-    """
+    """Reads reasoning between any of `starts` and any of `ends` at the beginning of the answer. White space around
+    the tags is dropped; in an answer that does not begin with a tag nothing is."""
 
     def __init__(self, phase: ReasoningPhase, starts: Sequence[str], ends: Sequence[str]) -> None:
         super().__init__(phase)

@@ -25,10 +25,8 @@ def without_arguments(schema: Mapping[str, Any]) -> bool:
 
 
 def read_value(text: str, schema: object, root: Mapping[str, Any]) -> object:
-    """Read a text under a schema: the JSON it holds where the schema allows that, else the text itself.
-
-    `root` is the schema that references begin at.
-    """
+    """Read a text under a schema: the JSON it holds where the schema allows that, else the text itself. References
+    begin at `root`."""
     try:
         value = plain_json(text)
     except (ValueError, RecursionError):

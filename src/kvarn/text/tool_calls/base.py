@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from kvarn.text.stop_strings import overlap
 from kvarn.text.tool_calls.events import TextDelta, ToolCallArguments, ToolCallStart, ToolEvent, merged, new_call_id
@@ -20,6 +20,8 @@ Waiting = Generator[None, None, T]
 """Reads on, yielding wherever it has to wait, and comes to a T."""
 
 _SPACE = re.compile(r"\s*")
+LONGEST_NAME = 256
+"""Characters within which a call's name must stand, so that nothing is held for long that is not one."""
 
 
 class ToolCallParser(ABC):
@@ -36,6 +38,9 @@ class ToolCallParser(ABC):
         parameters: The JSON schema of each function's parameters, for formats that write strings without quotes.
         new_id: Makes a call's id.
     """
+
+    tags: ClassVar[tuple[str, ...]] = ()
+    """Any of them begins calls."""
 
     def __init__(
         self,
@@ -93,9 +98,19 @@ class ToolCallParser(ABC):
         events, self._events = self._events, []
         return merged(events)
 
-    @abstractmethod
     def _parse(self) -> Waiting[None]:
-        """Read the answer from its beginning to its end."""
+        """Read the answer from its beginning to its end: what follows a tag is calls, or it is text, tag included."""
+        while tag := (yield from self._text_up_to(*self.tags)):
+            begin = self._held.index(tag) + len(tag)
+            if not (yield from self._calls_at(begin)):
+                self._give(self._held[:begin])
+                self._drop(begin)
+            elif self.satisfied:
+                return
+
+    @abstractmethod
+    def _calls_at(self, begin: int) -> Waiting[bool]:
+        """Read the calls behind a tag; False, and nothing is given out, where there are none."""
 
     # What is given out.
 
@@ -160,16 +175,49 @@ class ToolCallParser(ABC):
         self._drop(end)
         return tag
 
-    def _skip(self, tag: str) -> Waiting[None]:
-        """Pass over white space and `tag`, or the part of it that came before the end, where it comes next."""
+    def _comes(self, tag: str, begin: int = 0) -> Waiting[int | None]:
+        """Position behind `tag`, if it comes next, perhaps behind white space."""
         while True:
-            rest = self._held.lstrip()
-            if rest.startswith(tag) or (self._final and tag.startswith(rest)):
-                self._held = rest[len(tag) :]
-                return
+            rest = self._held[begin:].lstrip()
+            if rest.startswith(tag):
+                return len(self._held) - len(rest) + len(tag)
             if self._final or not tag.startswith(rest):
-                return
+                return None
             yield
+
+    def _skip(self, tag: str) -> Waiting[None]:
+        """Pass over `tag`, or the part of it that came before the end, where it comes next."""
+        end = yield from self._comes(tag)
+        if end is not None:
+            self._drop(end)
+        elif self._final and tag.startswith(self._held.lstrip()):
+            self._held = ""
+
+    def _named(
+        self, begin: int, pattern: re.Pattern[str], so_far: re.Pattern[str], longest: int = LONGEST_NAME
+    ) -> Waiting[re.Match[str] | None]:
+        """Match of the head of a call at `begin`, whose first group is the name; None where there is none.
+
+        `so_far` matches what may yet become such a head, with the name in a group if that shall be looked at.
+        """
+        end = begin + longest
+        while (found := pattern.match(self._held, begin, end)) is None:
+            begun = so_far.fullmatch(self._held, begin)
+            if self._final or len(self._held) >= end or begun is None:
+                return None
+            if self._names is not None and begun.re.groups:
+                name = begun[1] or ""
+                if not any(each.startswith(name) for each in self._names):
+                    return None
+            yield
+        return found if self._names is None or found[1] in self._names else None
+
+    def _call(self, name: str, arguments: int) -> Waiting[None]:
+        """Read a call whose JSON arguments stand at a position."""
+        self._start(name)
+        self._drop(arguments)
+        yield from self._json_arguments()
+        self._end_call()
 
     def _json_call(self, begin: int, *, needs_arguments: bool = False) -> Waiting[bool]:
         """Read the call whose object stands at `begin`; False, and nothing is given out, where it is none."""
@@ -190,20 +238,20 @@ class ToolCallParser(ABC):
 
     def _json_list(self, begin: int) -> Waiting[bool]:
         """Read the list of calls whose bracket stands at `begin`; False where it does not begin with a call."""
-        place = yield from self._next(begin + 1)
-        if place is None or not (yield from self._json_call(place)):
-            return False
+        called, mark = False, begin
         while not self.satisfied:
-            mark = yield from self._next()
-            if mark is None or self._held[mark] not in ",]":
-                return True
-            if self._held[mark] == "]":
-                self._drop(mark + 1)
-                return True
             place = yield from self._next(mark + 1)
             if place is None or not (yield from self._json_call(place)):
-                return True
-        return True
+                break
+            called = True
+            following = None if self.satisfied else (yield from self._next())
+            if following is None or self._held[following] not in ",]":
+                break
+            if self._held[following] == "]":
+                self._drop(following + 1)
+                break
+            mark = following
+        return called
 
     def _whole_json_call(self, begin: int, needs_arguments: bool) -> Waiting[bool]:
         scan, read = JsonScan(), begin

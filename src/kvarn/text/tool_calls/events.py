@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of the answer's text."""
-
     text: str
 
 
@@ -24,8 +22,6 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """More of the JSON text of a call's arguments."""
-
     index: int
     delta: str
 
@@ -34,7 +30,6 @@ ToolEvent = TextDelta | ToolCallStart | ToolCallArguments
 
 
 def new_call_id() -> str:
-    """A call's id as OpenAI writes it."""
     return f"call_{secrets.token_hex(12)}"
 
 

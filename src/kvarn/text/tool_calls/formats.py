@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvarn.text.reasoning.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START
 from kvarn.text.tool_calls.base import ToolCallParser
-from kvarn.text.tool_calls.deepseek import (
-    CALL_BEGIN,
-    CALL_END,
-    CALLS_BEGIN,
-    CALLS_END,
-    SEPARATOR,
-    DeepseekParser,
-    deepseek_bare_opening,
-    deepseek_opening,
-)
+from kvarn.text.tool_calls.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR, DeepseekParser
 from kvarn.text.tool_calls.events import new_call_id
-from kvarn.text.tool_calls.glm import GlmParser, glm_opening
-from kvarn.text.tool_calls.harmony import HarmonyParser, harmony_opening
-from kvarn.text.tool_calls.hermes import HermesParser, hermes_opening
-from kvarn.text.tool_calls.llama3 import Llama3Parser, llama3_opening
-from kvarn.text.tool_calls.mistral import (
-    MistralParser,
-    mistral_call_id,
-    mistral_opening,
-    mistral_shown_id,
-    mistral_tagged_opening,
-)
-from kvarn.text.tool_calls.tagged import GraniteParser, PhiParser, functools_opening, tagged_opening
+from kvarn.text.tool_calls.glm import GlmParser
+from kvarn.text.tool_calls.harmony import HarmonyParser
+from kvarn.text.tool_calls.llama3 import Llama3Parser
+from kvarn.text.tool_calls.mistral import MistralParser, mistral_call_id, mistral_shown_id
+from kvarn.text.tool_calls.tagged import GraniteParser, HermesParser, PhiParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +23,19 @@ class ToolFormat:
 
     name: str
     parser: type[ToolCallParser]
-    opening: Callable[[str | None], str]
-    """Text that begins a call of this name (None: of any name): written into the prompt to force one."""
+    before_name: str
+    """Beginning of a call, up to its name. It ends before a space: tokenizers join that to the text behind it."""
+    name_on: str
+    """The name, `{}`, and what follows it up to the arguments."""
     markers: tuple[str, ...] = ()
     """Special tokens that mark calls: the parser must see them, though they are no part of the text."""
     new_id: Callable[[], str] = new_call_id
     shown_id: Callable[[str], str] = str
     """Form of a call's id that the model sees."""
+
+    def opening(self, name: str | None) -> str:
+        """Text that begins a call of this name (None: of any name): written into the prompt to force one."""
+        return self.before_name + ("" if name is None else self.name_on.format(name))
 
     def make_parser(
         self,
@@ -55,41 +45,50 @@ class ToolFormat:
         max_calls: int | None = None,
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> ToolCallParser:
-        """A parser for one choice of one answer; see `ToolCallParser`."""
         return self.parser(names, opening=opening, max_calls=max_calls, parameters=parameters, new_id=self.new_id)
 
 
-HERMES = ToolFormat("hermes", HermesParser, hermes_opening, ("<tool_call>", "</tool_call>"))
-LLAMA3 = ToolFormat("llama3", Llama3Parser, llama3_opening, ("<|python_tag|>",))
-PYTHONIC = ToolFormat("pythonic", Llama3Parser, llama3_opening, ("<|python_tag|>",))
+_OBJECT, _NAME_ON = '{"name":', ' "{}", "arguments":'
+_HERMES_OPENING = f"<tool_call>\n{_OBJECT}"
+HERMES = ToolFormat("hermes", HermesParser, _HERMES_OPENING, _NAME_ON, ("<tool_call>", "</tool_call>"))
+# A forced call is an object for all Llama 3 models: arguments in Python's form cannot be kept to a schema.
+LLAMA3 = ToolFormat("llama3", Llama3Parser, _OBJECT, ' "{}", "parameters":', ("<|python_tag|>",))
+PYTHONIC = replace(LLAMA3, name="pythonic")
 _MISTRAL_MARKERS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
-MISTRAL = ToolFormat("mistral", MistralParser, mistral_opening, _MISTRAL_MARKERS, mistral_call_id, mistral_shown_id)
-MISTRAL_TAGGED = ToolFormat(
-    "mistral", MistralParser, mistral_tagged_opening, _MISTRAL_MARKERS, mistral_call_id, mistral_shown_id
+MISTRAL = ToolFormat(
+    "mistral",
+    MistralParser,
+    f"[TOOL_CALLS] [{_OBJECT}",
+    _NAME_ON,
+    _MISTRAL_MARKERS,
+    mistral_call_id,
+    mistral_shown_id,
 )
-
-GPT_OSS = ToolFormat("gpt_oss", HarmonyParser, harmony_opening, (START, CHANNEL, CONSTRAIN, MESSAGE, CALL, END))
+MISTRAL_TAGGED = replace(MISTRAL, before_name="[TOOL_CALLS]", name_on="{}[ARGS]")
+GPT_OSS = ToolFormat(
+    "gpt_oss",
+    HarmonyParser,
+    f"{CHANNEL}commentary to=functions.",
+    f"{{}} {CONSTRAIN}json{MESSAGE}",
+    (START, CHANNEL, CONSTRAIN, MESSAGE, CALL, END),
+)
 _DEEPSEEK_MARKERS = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR)
-DEEPSEEK = ToolFormat("deepseek", DeepseekParser, deepseek_opening, _DEEPSEEK_MARKERS)
-DEEPSEEK_BARE = ToolFormat("deepseek", DeepseekParser, deepseek_bare_opening, _DEEPSEEK_MARKERS)
+_DEEPSEEK_OPENING = CALLS_BEGIN + CALL_BEGIN
+DEEPSEEK_BARE = ToolFormat("deepseek", DeepseekParser, _DEEPSEEK_OPENING, f"{{}}{SEPARATOR}", _DEEPSEEK_MARKERS)
+DEEPSEEK = replace(DEEPSEEK_BARE, before_name=f"{_DEEPSEEK_OPENING}function{SEPARATOR}", name_on="{}\n```json\n")
 _GLM_MARKERS = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-GLM = ToolFormat("glm", GlmParser, glm_opening, _GLM_MARKERS)
+GLM = ToolFormat("glm", GlmParser, "<tool_call>", "{}\n", _GLM_MARKERS)
 _GRANITE_MARKERS = ("<|tool_call|>", "<tool_call>", "</tool_call>")
-GRANITE = ToolFormat("granite", GraniteParser, tagged_opening, _GRANITE_MARKERS)
-GRANITE_HERMES = ToolFormat("granite", GraniteParser, hermes_opening, _GRANITE_MARKERS)
+GRANITE = ToolFormat("granite", GraniteParser, f"<|tool_call|>[{_OBJECT}", _NAME_ON, _GRANITE_MARKERS)
+GRANITE_HERMES = replace(GRANITE, before_name=_HERMES_OPENING)
 _PHI_MARKERS = ("<|tool_call|>", "<|/tool_call|>")
-PHI = ToolFormat("phi", PhiParser, tagged_opening, _PHI_MARKERS)
-PHI_FUNCTOOLS = ToolFormat("phi", PhiParser, functools_opening, _PHI_MARKERS)
+PHI = ToolFormat("phi", PhiParser, f"<|tool_call|>[{_OBJECT}", _NAME_ON, _PHI_MARKERS)
+PHI_FUNCTOOLS = replace(PHI, before_name=f"functools[{_OBJECT}")
 
 
 def find_format(setting: str, template: str, has_token: Callable[[str], bool]) -> ToolFormat:
-    """The format of a model.
-
-    Args:
-        setting: `models[].tool_format` of the configuration.
-        template: All text of its chat templates.
-        has_token: Whether its vocabulary has a token.
-    """
+    """The format of a model. `setting`: `models[].tool_format`; `template`: all text of its chat templates;
+    `has_token`: whether its vocabulary has a token."""
 
     def known(mark: str) -> bool:
         return mark in template or has_token(mark)

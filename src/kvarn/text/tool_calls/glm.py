@@ -8,13 +8,11 @@ from kvarn.text.tool_calls.argument_values import read_value, without_arguments
 from kvarn.text.tool_calls.base import ToolCallParser, Waiting
 from kvarn.text.tool_calls.json_scan import to_json
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_CLOSE = "</tool_call>"
 _KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 _NAME = re.compile(rf"\s*+([\w.-]++)\s*+(?={_KEY}|{_CLOSE})")
 _NAME_SO_FAR = re.compile(r"\s*+[\w.-]*+\s*+(?:<[/\w]*+)?+")
-_LONGEST_NAME = 256
-"""Characters within which a call's name must stand, so that nothing is held for long that is not one."""
-_PAIR = re.compile(rf"{_KEY}(.*?){_KEY_END}\s*{_VALUE}(.*?){_VALUE_END}", re.DOTALL)
+_PAIR = re.compile(rf"\s*{_KEY}(.*?){_KEY_END}\s*{_VALUE}(.*?){_VALUE_END}", re.DOTALL)
 
 
 class GlmParser(ToolCallParser):
@@ -27,34 +25,23 @@ class GlmParser(ToolCallParser):
     </tool_call>
     """
 
-    def _parse(self) -> Waiting[None]:
-        while (yield from self._text_up_to(_OPEN)):
-            begin = self._held.index(_OPEN) + len(_OPEN)
-            found = yield from self._name(begin)
-            if found is None:
-                self._give(self._held[:begin])
-                self._drop(begin)
-                continue
-            self._start(found[1])
-            self._drop(found.end())
-            yield from self._arguments(found[1])
-            self._end_call()
-            if self.satisfied:
-                return
+    tags = ("<tool_call>",)
 
-    def _name(self, begin: int) -> Waiting[re.Match[str] | None]:
-        end = begin + _LONGEST_NAME
-        while (found := _NAME.match(self._held, begin, end)) is None:
-            if self._final or len(self._held) >= end or _NAME_SO_FAR.fullmatch(self._held, begin) is None:
-                return None
-            yield
-        return found if self._names is None or found[1] in self._names else None
+    def _calls_at(self, begin: int) -> Waiting[bool]:
+        found = yield from self._named(begin, _NAME, _NAME_SO_FAR)
+        if found is None:
+            return False
+        self._start(found[1])
+        self._drop(found.end())
+        yield from self._arguments(found[1])
+        self._end_call()
+        return True
 
     def _arguments(self, name: str) -> Waiting[None]:
         """Read up to the closing tag. A call that was forced has no arguments where its function takes none."""
         values: dict[str, str] = {}
         empty = self._forced and name in self._parameters and without_arguments(self._parameters[name])
-        while (yield from self._comes(_KEY)):
+        while (yield from self._comes(_KEY)) is not None:
             while (found := _PAIR.match(self._held)) is None and not self._final:
                 yield
             if found is None:
@@ -67,22 +54,10 @@ class GlmParser(ToolCallParser):
             self._drop(found.end())
         self._argue(_begun(values) + "}")
         self.is_open = False
-        if (yield from self._comes(_CLOSE)):
-            self._drop(len(_CLOSE))
-
-    def _comes(self, tag: str) -> Waiting[bool]:
-        """Whether a tag comes next; the space before it is dropped."""
-        while True:
-            rest = self._held.lstrip()
-            if rest.startswith(tag):
-                self._held = rest
-                return True
-            if self._final or not tag.startswith(rest):
-                return False
-            yield
+        if (end := (yield from self._comes(_CLOSE))) is not None:
+            self._drop(end)
 
     def _value(self, name: str, key: str, text: str) -> str:
-        """A value as JSON."""
         schema = self._parameters.get(name, {})
         properties = schema.get("properties")
         return to_json(read_value(text, properties.get(key) if isinstance(properties, dict) else None, schema))
@@ -90,8 +65,3 @@ class GlmParser(ToolCallParser):
 
 def _begun(values: dict[str, str]) -> str:
     return "{" + ", ".join(f"{to_json(key)}: {value}" for key, value in values.items())
-
-
-def glm_opening(name: str | None) -> str:
-    """Text that begins a call; see `hermes_opening`."""
-    return _OPEN if name is None else f"{_OPEN}{name}\n"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-from kvarn.text.reasoning.harmony import CALL, CHANNEL, CONSTRAIN, END, LONGEST_HEADER, MESSAGE, START
+from kvarn.text.reasoning.harmony import CALL, CHANNEL, END, LONGEST_HEADER, MESSAGE, START
 from kvarn.text.tool_calls.base import ToolCallParser, Waiting
 
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
-_TO = "to="
 
 
 class HarmonyParser(ToolCallParser):
@@ -20,31 +19,24 @@ class HarmonyParser(ToolCallParser):
     """
 
     def _parse(self) -> Waiting[None]:
-        at_start = yield from self._starts_with_recipient()
+        at_start = (yield from self._comes("to=")) is not None
         while at_start or (yield from self._text_up_to(START, CHANNEL)):
             at_start = False
-            begin = yield from self._head()
-            if begin is None:
+            if not (yield from self._calls_at(0)):
                 self._give(self._held[:1])
                 self._drop(1)
-                continue
-            self._start(begin[0])
-            self._drop(begin[1])
-            yield from self._json_arguments()
-            self._end_call()
-            if self.satisfied:
+            elif self.satisfied:
                 return
+
+    def _calls_at(self, begin: int) -> Waiting[bool]:
+        head = yield from self._head()
+        if head is None:
+            return False
+        yield from self._call(*head)
+        if not self.satisfied:
             yield from self._skip(CALL)
             yield from self._skip(END)
-
-    def _starts_with_recipient(self) -> Waiting[bool]:
-        while True:
-            text = self._held.lstrip()
-            if text.startswith(_TO):
-                return True
-            if self._final or not _TO.startswith(text):
-                return False
-            yield
+        return True
 
     def _head(self) -> Waiting[tuple[str, int] | None]:
         """The name that the header calls, and where its arguments begin; None where it is no call."""
@@ -61,9 +53,3 @@ class HarmonyParser(ToolCallParser):
             if self._final or len(window) >= lead + LONGEST_HEADER:
                 return None
             yield
-
-
-def harmony_opening(name: str | None) -> str:
-    """Text that begins a call; see `hermes_opening`."""
-    head = f"{CHANNEL}commentary to=functions."
-    return head if name is None else f"{head}{name} {CONSTRAIN}json{MESSAGE}"

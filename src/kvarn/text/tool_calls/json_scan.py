@@ -76,11 +76,9 @@ class HeadState(Enum):
     """Result for the beginning of an object that is not a `Head`."""
 
     OPEN = "open"
-    """More text is needed."""
     WHOLE = "whole"
     """A call perhaps, in an order that shows only when the object is complete."""
     OTHER = "other"
-    """No call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +143,8 @@ def plain_json(text: str) -> Any:
 
 
 def to_json(value: object) -> str:
-    """JSON text of plain data, with its characters as they are; lone surrogates, which UTF-8 cannot carry, escaped.
-
-    Raises ValueError for a number that JSON has not.
-    """
+    """JSON text of plain data, its characters as they are; lone surrogates, which UTF-8 cannot carry, escaped.
+    Raises ValueError."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import math
 import re
+import warnings
 
-from kvarn.text.tool_calls.base import Waiting
-from kvarn.text.tool_calls.pythonic import PythonicParser
+from kvarn.text.tool_calls.base import ToolCallParser, Waiting
+from kvarn.text.tool_calls.json_scan import to_json
 
 _TAG = "<|python_tag|>"
 _AT_START = re.compile(r"[\s;]*+(?:<\|python_tag\|>)?\s*+(?=[\[{])")
@@ -17,8 +20,13 @@ _FUNCTION_SO_FAR = re.compile(r"\s*(?:([A-Za-z_][\w.-]*)\s*(?:\(\s*(?:[A-Za-z_]\
 _LONGEST_FUNCTION = 512
 """Characters within which a call's name and first argument must stand, so that nothing is held for long."""
 
+_KEY = re.compile(r"\s*([A-Za-z_]\w*)\s*=")
+_OUTSIDE = re.compile(r"""['"\[\](){},]""")
+_INSIDE = re.compile(r"""[^\\'"]*+(?:\\.[^\\'"]*+)*""", re.DOTALL)
+_WORDS = {"true": True, "false": False, "null": None}
 
-class Llama3Parser(PythonicParser):
+
+class Llama3Parser(ToolCallParser):
     """Reads calls at the beginning of a line, or after `<|python_tag|>`, one after another or parted by semicolons.
 
     {"name": "add", "parameters": {"a": 1, "b": 2}}
@@ -26,15 +34,15 @@ class Llama3Parser(PythonicParser):
 
     An object without `parameters` is not a call, nor is a name that nobody offered: in an answer that happens to be
     JSON nothing else tells them apart.
+
+    An argument in Python's form is given out when it is complete. Expressions that are no literals become strings as
+    they are written; an argument without a name is called `arg` and its number.
     """
 
     def _parse(self) -> Waiting[None]:
         at_start = True
         while (place := (yield from self._find_bracket(at_start))) is not None:
-            if self._held[place] == "{":
-                called = yield from self._json_call(place, needs_arguments=True)
-            else:
-                called = yield from self._list(place)
+            called = yield from self._calls_at(place)
             if self.satisfied:
                 return
             at_start = called
@@ -71,10 +79,14 @@ class Llama3Parser(PythonicParser):
         assert found is not None
         return _TAG.startswith(self._held[found.end() :])
 
-    def _list(self, begin: int) -> Waiting[bool]:
-        """Read the Python list at `begin`; False where it does not begin with a call."""
+    def _calls_at(self, begin: int) -> Waiting[bool]:
+        """Read the object or the Python list at `begin`; False where it does not begin with a call."""
+        if self._held[begin] == "{":
+            return (yield from self._json_call(begin, needs_arguments=True))
         called = False
-        while (found := (yield from self._function(begin + 1))) is not None:
+        while (
+            found := (yield from self._named(begin + 1, _FUNCTION, _FUNCTION_SO_FAR, _LONGEST_FUNCTION))
+        ) is not None:
             called = True
             self._start(found[1])
             self._drop(found.end())
@@ -88,18 +100,31 @@ class Llama3Parser(PythonicParser):
             begin = mark
         return called
 
-    def _function(self, begin: int) -> Waiting[re.Match[str] | None]:
-        """The name and bracket of a call with named arguments or none."""
-        end = begin + _LONGEST_FUNCTION
-        while (found := _FUNCTION.match(self._held, begin, end)) is None:
-            so_far = _FUNCTION_SO_FAR.fullmatch(self._held, begin)
-            if self._final or len(self._held) >= end or so_far is None or not self._may_be_called(so_far[1] or ""):
-                return None
-            yield
-        return found if self._names is None or found[1] in self._names else None
-
-    def _may_be_called(self, beginning: str) -> bool:
-        return self._names is None or any(name.startswith(beginning) for name in self._names)
+    def _python_arguments(self) -> Waiting[None]:
+        """Read up to the closing bracket; the opening one has been read."""
+        count, scan = 0, _ArgumentScan()
+        while True:
+            end = scan.find_end(self._held)
+            text = self._held[:end]
+            if text.strip() and end is not None:
+                found = _KEY.match(text)
+                name, value = (found[1], text[found.end() :]) if found else (f"arg{count}", text)
+                head = ("{" if count == 0 else ", ") + to_json(name) + ": "
+                self._argue(head + _literal_to_json(value.strip()))
+                count += 1
+            if end is not None:
+                closed = self._held[end] != ","
+                self._drop(end + 1)
+                if closed:
+                    self._argue("}" if count else "{}")
+                    self.is_open = False
+                    return
+                scan = _ArgumentScan()
+            elif self._final:
+                self._held = ""
+                return
+            else:
+                yield
 
 
 def _bracket_of_call(text: str) -> int | None:
@@ -124,7 +149,68 @@ def _end_of_certain_text(text: str) -> int:
     return len(rest)
 
 
-def llama3_opening(name: str | None) -> str:
-    """Text that begins an object; see `hermes_opening`. A forced call is one for all these models: arguments in
-    Python's form cannot be kept to a schema."""
-    return '{"name":' if name is None else f'{{"name": "{name}", "parameters":'
+class _ArgumentScan:
+    """Finds the comma or the bracket that ends an argument, reading each character once however the text comes."""
+
+    def __init__(self) -> None:
+        self._position = 0
+        self._depth = 0
+        self._quote = ""
+        """Quote of the string that is being read."""
+
+    def find_end(self, text: str) -> int | None:
+        """Position of the comma or bracket; None if it has not come."""
+        while True:
+            if self._quote:
+                inside = _INSIDE.match(text, self._position)
+                assert inside is not None
+                self._position = inside.end()
+                rest = text[self._position : self._position + 3]
+                if len(rest) < len(self._quote) or rest[0] == "\\":
+                    return None
+                ends = rest.startswith(self._quote)
+                self._position += len(self._quote) if ends else 1
+                self._quote = "" if ends else self._quote
+                continue
+            found = _OUTSIDE.search(text, self._position)
+            self._position = len(text) if found is None else found.start()
+            mark = text[self._position : self._position + 1]
+            if mark in "\"'":
+                three = text[self._position : self._position + 3]
+                if len(three) < 3:  # the string may begin with three quotes, or it is the end of the text
+                    return None
+                self._quote = three if three == 3 * mark else mark
+                self._position += len(self._quote)
+                continue
+            if mark in ",])}" and self._depth == 0:
+                return self._position
+            self._depth += (mark in "[({") - (mark in "])}")
+            self._position += 1
+
+
+def _literal_to_json(source: str) -> str:
+    if not source:
+        return "null"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            return to_json(_value(ast.parse(f"({source})", mode="eval").body))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return to_json(source)
+
+
+def _value(node: ast.expr) -> object:
+    match node:
+        case ast.Constant(value=None | bool() | int() | str() as value):
+            return value
+        case ast.Constant(value=float() as value) if math.isfinite(value):
+            return value
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant(value=int() | float())):
+            return ast.literal_eval(node)
+        case ast.Name(id=word):
+            return _WORDS.get(word, word)
+        case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
+            return [_value(part) for part in parts]
+        case ast.Dict(keys=keys, values=values) if None not in keys:
+            return {str(_value(key)): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
+    raise ValueError("not plain data")

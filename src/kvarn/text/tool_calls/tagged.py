@@ -1,4 +1,4 @@
-"""Calls as Granite and Phi write them: a tag and a list of objects."""
+"""Calls as objects behind a tag: Hermes, Qwen and `kvarn-demo`, Granite and Phi."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from typing import ClassVar
 from kvarn.text.tool_calls.base import ToolCallParser, Waiting
 
 
-class TaggedListParser(ToolCallParser):
-    """Reads a list of calls, or a single one, after a tag."""
+class HermesParser(ToolCallParser):
+    """Reads an object between tags, as often as one comes, anywhere in the text.
 
-    tags: ClassVar[tuple[str, ...]]
-    """Any of them begins calls."""
-    end: ClassVar[str]
-    """Tag that may end them."""
+    <tool_call>
+    {"name": "add", "arguments": {"a": 1, "b": 2}}
+    </tool_call>
+    """
 
-    def _parse(self) -> Waiting[None]:
-        while tag := (yield from self._text_up_to(*self.tags)):
-            begin = self._held.index(tag) + len(tag)
-            place = yield from self._next(begin)
-            mark = "" if place is None else self._held[place]
-            if place is not None and mark == "[":
-                called = yield from self._json_list(place)
-            else:
-                called = place is not None and mark == "{" and (yield from self._json_call(place))
-            if self.satisfied:
-                return
-            if called:
-                yield from self._skip(self.end)
-            else:
-                self._give(self._held[:begin])
-                self._drop(begin)
+    tags: ClassVar[tuple[str, ...]] = ("<tool_call>",)
+    end: ClassVar[str] = "</tool_call>"
+    """Tag that may end calls."""
+    reads_lists: ClassVar[bool] = False
+
+    def _calls_at(self, begin: int) -> Waiting[bool]:
+        place = yield from self._next(begin)
+        if place is None:
+            return False
+        if self.reads_lists and self._held[place] == "[":
+            called = yield from self._json_list(place)
+        else:
+            called = yield from self._json_call(place)
+        if called and not self.satisfied:
+            yield from self._skip(self.end)
+        return called
 
 
-class GraniteParser(TaggedListParser):
-    """Granite 3 and 4.
+class GraniteParser(HermesParser):
+    """Reads calls of Granite 3 and 4.
 
     <|tool_call|>[{"name": "add", "arguments": {"a": 1, "b": 2}}]
     <tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>
     """
 
     tags = ("<|tool_call|>", "<tool_call>")
-    end = "</tool_call>"
+    reads_lists = True
 
 
-class PhiParser(TaggedListParser):
-    """Phi 4.
+class PhiParser(HermesParser):
+    """Reads calls of Phi 4.
 
     <|tool_call|>[{"name": "add", "arguments": {"a": 1, "b": 2}}]<|/tool_call|>
     functools[{"name": "add", "arguments": {"a": 1, "b": 2}}]
@@ -53,17 +53,4 @@ class PhiParser(TaggedListParser):
 
     tags = ("<|tool_call|>", "functools")
     end = "<|/tool_call|>"
-
-
-def tagged_opening(name: str | None) -> str:
-    """Text that begins a list after a special token; see `hermes_opening`."""
-    return f"<|tool_call|>{_list_opening(name)}"
-
-
-def functools_opening(name: str | None) -> str:
-    """Text that begins a list after a word; see `hermes_opening`."""
-    return f"functools{_list_opening(name)}"
-
-
-def _list_opening(name: str | None) -> str:
-    return '[{"name":' if name is None else f'[{{"name": "{name}", "arguments":'
+    reads_lists = True

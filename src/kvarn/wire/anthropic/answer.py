@@ -21,22 +21,16 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
-    """Text."""
-
     text: str
 
 
 class AnswerToolUse(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_use"):
-    """A call the model makes."""
-
     id: str
     name: str
     input: dict[str, Any]
 
 
 class AnswerThinking(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="thinking"):
-    """Reasoning of the model."""
-
     thinking: str
     signature: str  # a checksum: clients expect one and send it back, and nobody checks it
 
@@ -54,8 +48,6 @@ AnswerBlock = AnswerText | AnswerToolUse | AnswerThinking
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of the answer."""
-
     id: str
     model: str
     content: list[AnswerBlock]
@@ -95,7 +87,5 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenCount(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of a prompt."""
-
     input_tokens: int
     context_management: dict[str, int] | UnsetType = UNSET  # `original_input_tokens`: before its edits

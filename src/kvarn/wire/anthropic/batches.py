@@ -19,8 +19,6 @@ class BatchedRequest(RequestModel):
 
 
 class MessageBatchRequest(RequestModel):
-    """The body of a request for a batch."""
-
     requests: Annotated[list[BatchedRequest], Field(min_length=1, fail_fast=True)]
 
     @model_validator(mode="after")
@@ -68,7 +66,5 @@ class BatchResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class BatchResultLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the results."""
-
     custom_id: str
     result: BatchResult

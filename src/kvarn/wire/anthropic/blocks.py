@@ -33,8 +33,6 @@ class TextBlock(Cached):
 
 
 class ToolUseBlock(Cached):
-    """A call the model made in an earlier turn."""
-
     type: Literal["tool_use"]
     id: str
     name: str
@@ -51,7 +49,6 @@ class ToolReferenceBlock(Cached):
 
     @property
     def text(self) -> str:
-        """Text in its place, for the model."""
         return f"Tool found: {self.tool_name}"
 
 
@@ -70,7 +67,6 @@ class ImageBlock(Cached):
 
     @property
     def text(self) -> str:
-        """Text in its place, for the model."""
         return f"[{self.type}: this model reads text only]"
 
 
@@ -78,8 +74,6 @@ ResultBlock = Annotated[TextBlock | ToolReferenceBlock | ImageBlock, Field(discr
 
 
 class ToolResultBlock(Cached):
-    """The result of a call."""
-
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Annotated[list[ResultBlock], Field(fail_fast=True)] | None = None
@@ -88,14 +82,11 @@ class ToolResultBlock(Cached):
 
     @property
     def text(self) -> str:
-        """Text in its place, for the model."""
         text = text_of(self.content or "")
         return f"Error: {text}" if self.is_error else text
 
 
 class ThinkingBlock(Cached):
-    """Reasoning of the model in an earlier turn."""
-
     type: Literal["thinking"]
     thinking: str
     signature: str | None = None  # not checked

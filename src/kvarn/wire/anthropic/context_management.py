@@ -66,8 +66,6 @@ Edit = Annotated[
 
 
 class ContextManagement(LenientModel):
-    """Edits of the conversation before the model is shown it."""
-
     edits: Annotated[list[Edit], Field(fail_fast=True, max_length=16)] | None = None
 
     @model_validator(mode="after")

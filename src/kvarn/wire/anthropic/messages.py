@@ -37,8 +37,6 @@ _SHOWN_CHARS = 40
 
 
 class UserMessage(RequestModel):
-    """Message of the user, and results of tools."""
-
     role: Literal["user"]
     content: str | Annotated[list[UserBlock], Field(fail_fast=True)]
 
@@ -73,14 +71,11 @@ class Thinking(LenientModel):
     budget_tokens: Annotated[
         int | None, ignored("ignored 'thinking.budget_tokens', the model decides how much it thinks")
     ] = None
-    display: Literal["summarized", "omitted", "updates"] | None = None
-    """Whether the thinking is sent: if so, as it is."""
+    display: Literal["summarized", "omitted", "updates"] | None = None  # whether the thinking is sent: if so, as it is
     block_binding: dict[str, Any] | None = None  # signatures are not checked
 
 
 class JsonFormat(RequestModel):
-    """JSON that a schema describes."""
-
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
@@ -89,8 +84,6 @@ Effort = Literal["low", "medium", "high", "xhigh", "max"]
 
 
 class OutputConfig(LenientModel):
-    """Effort and format of the answer."""
-
     effort: Annotated[Effort | None, only(*get_args(Effort))] = None
     format: JsonFormat | None = None
     task_budget: Annotated[
@@ -99,8 +92,6 @@ class OutputConfig(LenientModel):
 
 
 class Metadata(RequestModel):
-    """Metadata of a request."""
-
     model_config = ConfigDict(extra="ignore")
 
     user_id: str | None = Field(None, max_length=4096)
@@ -184,13 +175,10 @@ class MessagesPrompt(LenientModel):
 
     @property
     def format(self) -> JsonFormat | None:
-        """The form that the answer shall have."""
         return self.output_format if self.output_config is None else self.output_config.format or self.output_format
 
 
 class MessagesRequest(MessagesPrompt):
-    """The body of a request to `/v1/messages`."""
-
     max_tokens: int = Field(ge=1)
 
 

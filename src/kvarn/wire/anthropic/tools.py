@@ -41,7 +41,6 @@ class ClientTool(RequestModel):
 
     @property
     def definition(self) -> TypedTool:
-        """Its description and the schema of its inputs."""
         return TYPED_TOOLS[_family(self.type)]
 
 

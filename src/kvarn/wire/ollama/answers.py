@@ -14,23 +14,17 @@ Logprobs = list[TokenLogprobs | msgspec.Raw] | UnsetType
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A function's name and its arguments."""
-
     index: int
     name: str
     arguments: dict[str, Any]
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call the model makes."""
-
     id: str
     function: Call
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """Message of the model, or a piece of it."""
-
     content: str
     role: str = "assistant"
     thinking: str | UnsetType = UNSET
@@ -55,14 +49,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatAnswer(Answer, frozen=True, kw_only=True):
-    """The answer of `/api/chat`."""
-
     message: AnswerMessage
 
 
 class GenerateAnswer(Answer, frozen=True, kw_only=True):
-    """The answer of `/api/generate`."""
-
     response: str
     thinking: str | UnsetType = UNSET
     context: list[int] | UnsetType = UNSET  # tokens of prompt and answer
@@ -85,8 +75,6 @@ class EmbeddingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):
-    """Kind of a model."""
-
     family: str
     families: list[str]
     parameter_size: str  # such as `7.6B`
@@ -139,6 +127,4 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a pull."""
-
     status: str

@@ -10,7 +10,6 @@ from kvarn.wire.sse import encode_json
 
 
 def line(data: object) -> bytes:
-    """One item of a stream."""
     return encode_json(data) + b"\n"
 
 

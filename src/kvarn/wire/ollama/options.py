@@ -15,17 +15,14 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int | None, BeforeValidator(_whole)]
-"""A whole number, which clients may write as `128.0`."""
-Hint = object
-"""Says how Ollama loads a model: there is nothing of it to decide here."""
+Whole = Annotated[int | None, BeforeValidator(_whole)]  # a whole number, which clients may write as `128.0`
+Hint = object  # says how Ollama loads a model: there is nothing of it to decide here
 
 _WHOLE_TEXT = "ignored 'options.repeat_last_n', penalties look at the whole text"
 _OTHER_SAMPLER = "ignored 'options.{}', this server does not draw so"
 
 
-_LEAST_TOP_P = 1e-6
-"""Keeps the likeliest token only, as 0 does in Ollama."""
+_LEAST_TOP_P = 1e-6  # keeps the likeliest token only, as 0 does in Ollama
 
 
 def _between(least: float, most: float) -> AfterValidator:
@@ -119,13 +116,10 @@ class ModelRequest(RequestModel):
 
     @property
     def model_name(self) -> str:
-        """The model's name, as the client writes it."""
         return self.model or self.name or ""
 
 
 class WorkRequest(LenientModel):
-    """A request that a model answers."""
-
     model: str = Field(min_length=1)
     options: Options | None = None
     keep_alive: int | float | str | None = None  # of no effect: the server decides which models are loaded
@@ -138,8 +132,6 @@ class WorkRequest(LenientModel):
 
 
 class AnswerRequest(WorkRequest):
-    """A request for text."""
-
     fields_that_may_be_empty = frozenset({"format"})
 
     stream: bool | None = None  # as lines of JSON, unless it is false
@@ -152,10 +144,8 @@ class AnswerRequest(WorkRequest):
 
     @property
     def streams(self) -> bool:
-        """Whether the answer comes in pieces."""
         return self.stream is not False
 
     @property
     def sampling(self) -> Options:
-        """Its options."""
         return self.options or Options()

@@ -9,16 +9,13 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from kvarn.wire.ollama.options import AnswerRequest, WorkRequest
 from kvarn.wire.openai.common import RequestModel, Strings, TokenIds, refused
 
-_ECHO = ConfigDict(extra="ignore")
-"""Clients send back what they have added to an answer."""
+_ECHO = ConfigDict(extra="ignore")  # clients send back what they have added to an answer
 
 
 Images = Annotated[None, refused("the models of this server read text")]
 
 
 class CalledFunction(RequestModel):
-    """A function's name and its arguments."""
-
     model_config = _ECHO
 
     name: str
@@ -26,8 +23,6 @@ class CalledFunction(RequestModel):
 
 
 class EarlierCall(RequestModel):
-    """A call the model made in an earlier turn."""
-
     model_config = _ECHO
 
     id: str | None = None
@@ -35,8 +30,6 @@ class EarlierCall(RequestModel):
 
 
 class Message(RequestModel):
-    """A turn of a chat."""
-
     model_config = _ECHO
 
     role: Annotated[
@@ -52,8 +45,6 @@ class Message(RequestModel):
 
 
 class Function(RequestModel):
-    """A function the model may call."""
-
     model_config = _ECHO
 
     name: str
@@ -62,8 +53,6 @@ class Function(RequestModel):
 
 
 class Tool(RequestModel):
-    """A tool the model may use."""
-
     model_config = _ECHO
 
     type: Literal["function"] | None = None
@@ -98,7 +87,6 @@ class EmbedRequest(WorkRequest):
 
     @property
     def texts(self) -> list[str]:
-        """The inputs."""
         return ([self.input] if self.input else []) if isinstance(self.input, str) else self.input or []
 
 

@@ -15,8 +15,6 @@ WINDOW_S = {"24h": 24 * 3600}  # seconds of each completion window
 
 
 class BatchRequest(RequestModel):
-    """The body of a request for a batch."""
-
     input_file_id: str = Field(max_length=64, pattern=r"^[!-~]+$")
     endpoint: str
     completion_window: Literal["24h"]
@@ -42,8 +40,6 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch."""
-
     id: str
     endpoint: str
     input_file_id: str

@@ -224,8 +224,6 @@ Obfuscation = Annotated[bool | None, ignored("ignored 'include_obfuscation', eve
 
 
 class StreamOptions(LenientModel):
-    """Options of a stream."""
-
     include_usage: bool | None = None  # send one more chunk with the request's usage before `[DONE]`
     include_obfuscation: Obfuscation = None
 
@@ -319,7 +317,6 @@ class SamplingFields(LenientModel):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the request's usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 

@@ -22,8 +22,6 @@ from kvarn.wire.openai.common import (
 
 
 class EmbeddingRequest(LenientModel):
-    """The body of an embedding request."""
-
     unsupported_fields = FIELDS_OF_OTHER_SERVERS
 
     model: str
@@ -42,15 +40,11 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of an embedding request."""
-
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to an embedding request."""
-
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
@@ -74,8 +68,6 @@ class Pooled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PooledList(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a pooling request."""
-
     id: str
     created: int
     model: str
@@ -85,8 +77,6 @@ class PooledList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassifyRequest(LenientModel):
-    """The body of a classification request (vLLM's)."""
-
     model: str
     input: TextOrTokens | None = None
     messages: list[Any] | None = None
@@ -96,14 +86,10 @@ _NO_TRUNCATION = "'truncate_prompt_tokens' is not supported: shorten the texts, 
 
 
 class Document(RequestModel):
-    """A text to be ranked."""
-
     text: str
 
 
 class RerankRequest(LenientModel):
-    """The body of a rerank request."""
-
     model: str
     query: str = Field(min_length=1)
     documents: Annotated[list[str | Document], Field(min_length=1, fail_fast=True)]
@@ -121,7 +107,6 @@ class RerankRequest(LenientModel):
 
     @property
     def texts(self) -> list[str]:
-        """The documents' texts."""
         return [each if isinstance(each, str) else each.text for each in self.documents]
 
 
@@ -155,8 +140,7 @@ class ScoreRequest(LenientModel):
     model: str
     text_1: OneOrMore
     text_2: OneOrMore
-    instruction: str | None = Field(None, min_length=1)
-    """Meaning of relevance; see `RerankRequest`."""
+    instruction: str | None = Field(None, min_length=1)  # meaning of relevance; see `RerankRequest`
     user: str | None = None
 
     truncate_prompt_tokens: Refused = None
@@ -176,16 +160,12 @@ class ScoreRequest(LenientModel):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """Score of the two texts of a pair."""
-
     index: int
     score: float
     object: str = "score"
 
 
 class ScoreAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The scores in the pairs' order."""
-
     id: str
     created: int
     model: str
@@ -195,8 +175,6 @@ class ScoreAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModerationPart(RequestModel):
-    """A part of a text to be moderated."""
-
     type: Annotated[Literal["text"], only("text", why="Only content parts of type 'text' are moderated.")]
     text: str
 
@@ -209,8 +187,6 @@ def _form_of(value: object) -> str | None:
 
 
 class ModerationRequest(LenientModel):
-    """The body of a moderation request."""
-
     input: Annotated[
         Annotated[str, Tag("text")]
         | Annotated[list[str], Tag("texts")]
@@ -225,7 +201,6 @@ class ModerationRequest(LenientModel):
 
     @property
     def texts(self) -> list[str]:
-        """The texts one by one."""
         if isinstance(self.input, str):
             return [self.input]
         parts = [part.text for part in self.input if isinstance(part, ModerationPart)]
@@ -233,8 +208,6 @@ class ModerationRequest(LenientModel):
 
 
 class ModerationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Moderation result of one text."""
-
     flagged: bool
     categories: dict[str, bool]
     category_scores: dict[str, float]

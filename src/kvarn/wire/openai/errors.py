@@ -35,19 +35,12 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The JSON body: `{"error": {"message", "type", "param", "code"}}`."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 class ContextLengthError(ApiError):
-    """The 400 for what is longer than a model's context, in the words that OpenAI's clients look for.
-
-    Args:
-        limit: Tokens of the model's context.
-        prompt_tokens: Those of the prompt, or of the text at fault.
-        output_tokens: Those asked for besides; at least 1 where an answer is written.
-        param: The field to change.
-    """
+    """The 400 for what is longer than a model's context, in the words that OpenAI's clients look for. `output_tokens`:
+    those asked for besides the prompt; at least 1 where an answer is written."""
 
     def __init__(self, limit: int, prompt_tokens: int, output_tokens: int, param: str) -> None:
         total = prompt_tokens + output_tokens

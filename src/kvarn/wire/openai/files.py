@@ -16,8 +16,6 @@ MAX_EXPIRY_S = 30 * 24 * HOUR_S
 
 
 class FileExpiry(RequestModel):
-    """Expiry of a file."""
-
     anchor: Literal["created_at"]
     seconds: int = Field(ge=HOUR_S, le=MAX_EXPIRY_S)
 
@@ -40,8 +38,6 @@ class UploadCompletion(RequestModel):
 
 
 class FileObject(msgspec.Struct, frozen=True, kw_only=True):
-    """A file, without its content."""
-
     id: str
     bytes: int
     created_at: int
@@ -67,8 +63,6 @@ class UploadObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UploadPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of an upload."""
-
     id: str
     created_at: int
     upload_id: str

@@ -20,8 +20,6 @@ class ListObject(TypedDict, Generic[ItemT]):
 
 
 class DeletedObject(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to the deletion of an object."""
-
     id: str
     object: str
     deleted: bool = True

@@ -34,7 +34,5 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """All served models."""
-
     data: list[Model]
     object: str = "list"

@@ -18,8 +18,7 @@ MAX_CONTAINERS = 20_000
 """Objects and arrays in a body at most. Validating one takes some 4 us, during which nothing else runs: a hundred
 thousand tiny messages in 3 MB would hold up every other request for half a second."""
 
-_MAX_COMPLAINTS = 100
-"""Pydantic errors examined for one body: an object of 100,000 unknown fields has as many."""
+_MAX_COMPLAINTS = 100  # pydantic errors examined for one body: an object of 100,000 unknown fields has as many
 
 _CODES = {
     "extra_forbidden": "unknown_parameter",
@@ -34,11 +33,8 @@ RequestT = TypeVar("RequestT", bound=BaseModel)
 
 
 def parse_request(model: type[RequestT], body: bytes, warnings: list[str] | None = None) -> RequestT:
-    """Validate a JSON body. What is ignored of it is added to `warnings`.
-
-    Raises:
-        ApiError: 400; `param` is the path of the offending field, such as `messages[0].content`.
-    """
+    """Validate a JSON body. What is ignored of it is added to `warnings`. Raises `ApiError`: 400; `param` is the path
+    of the field, such as `messages[0].content`."""
     return validate(model, decode_body(body), warnings)
 
 
@@ -56,11 +52,7 @@ def validate(model: type[RequestT], data: dict[str, Any], warnings: list[str] | 
 
 def decode_body(body: bytes) -> dict[str, Any]:
     """Decode a JSON object: UTF-8, no NaN or Infinity, no lone surrogates, at most `MAX_DEPTH` levels deep and with at
-    most `MAX_CONTAINERS` objects and arrays.
-
-    Raises:
-        ApiError: 400 that says what is wrong with the body.
-    """
+    most `MAX_CONTAINERS` objects and arrays. Raises `ApiError`: 400."""
     try:
         data = msgspec.json.decode(body)
     except RecursionError:

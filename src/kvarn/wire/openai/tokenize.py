@@ -38,12 +38,10 @@ class TokenizeRequest(LenientModel):
 
     @property
     def active_tools(self) -> list[dict[str, Any]] | None:
-        """The tools as plain data, for the chat template."""
         return [{"type": "function", "function": tool.function.shown} for tool in self.tools] if self.tools else None
 
     @property
     def plain_messages(self) -> list[dict[str, Any]]:
-        """The messages as plain data, for the chat template."""
         return plain_messages(self.messages or [])
 
 
@@ -76,6 +74,4 @@ class DetokenizeRequest(LenientModel):
 
 
 class DetokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The text."""
-
     prompt: str

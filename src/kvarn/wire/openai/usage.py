@@ -6,15 +6,11 @@ import msgspec
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Kinds of prompt tokens."""
-
     cached_tokens: int = 0
     audio_tokens: int = 0
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Kinds of output tokens."""
-
     reasoning_tokens: int = 0
     audio_tokens: int = 0
     accepted_prediction_tokens: int = 0

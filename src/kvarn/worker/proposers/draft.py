@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.engine.proposals.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
 from kvarn.kernels.batch import PagedBatch
@@ -32,15 +32,12 @@ class _Draft:
     """Content of the cache for one sequence."""
 
     table: npt.NDArray[np.int32]
-    """Its blocks, as far as it has some."""
     num_blocks: int = 0
     num_computed: int = 0
-    """Known tokens in the cache."""
     guess: list[int] = field(default_factory=list)
     """Guessed tokens that are in the cache behind those."""
 
     def settle(self, tokens: list[int]) -> None:
-        """Count the guesses that came true as computed; at least the last token is left to compute."""
         for guessed, token in zip(self.guess, tokens[self.num_computed :], strict=False):
             if guessed != token:
                 break
@@ -56,19 +53,13 @@ class _Row:
     index: int
     draft: _Draft
     tokens: list[int]
-    """Known tokens to compute now."""
     length: int
     """Tokens to guess; 0 if known tokens remain after that."""
 
 
 class DraftProposer:
-    """See `kvarn.engine.proposals.record.Proposer`. Not thread-safe.
-
-    Args:
-        model: The draft model. Its tokens must be those of the large one.
-        num_blocks: Blocks of its KV cache.
-        vocab_size: Tokens of the large model's vocabulary; others are not guessed.
-    """
+    """See `kvarn.engine.proposals.proposer.Proposer`. Not thread-safe. The draft model's tokens are those of the
+    large one; tokens beyond the large model's `vocab_size` are not guessed."""
 
     grades: tuple[float, ...] = (0.7,)
     is_free: bool = False
@@ -83,7 +74,8 @@ class DraftProposer:
     PREPARE_S = 40e-6
     """Estimate for a guess beside its tensors and passes."""
 
-    def __init__(self, model: Decoder, *, num_blocks: int, vocab_size: int) -> None:
+    def __init__(self, model: Decoder, *, num_blocks: int, vocab_size: int, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._model = model
         self._vocab_size = min(vocab_size, model.spec.vocab_size)
         self._cache = model.new_kv_cache(num_blocks)
@@ -104,20 +96,18 @@ class DraftProposer:
         shortest = {1: math.inf, self.WARM_TOKENS: math.inf}
         for _ in range(self.WARM_CALLS):
             for length in shortest:
-                began = SYSTEM_CLOCK.now()
+                began = self._clock.now()
                 self._draw(self._tensor(row), batch, [length])
-                shortest[length] = min(shortest[length], SYSTEM_CLOCK.now() - began)
+                shortest[length] = min(shortest[length], self._clock.now() - began)
         one, many = shortest.values()
         a_pass = max(0.0, many - one) / (self.WARM_TOKENS - 1)
         self._times.observe(1, a_pass)
         self.call_s = max(0.0, one - a_pass) + self.PREPARE_S
 
     def seconds(self, num_sequences: int) -> float:
-        """See `Proposer`."""
         return self._times.expected(num_sequences)
 
     def forget(self, sequence: Sequence) -> None:
-        """Free what is held of the sequence."""
         draft = self._drafts.pop(sequence, None)
         if draft is not None:
             self._free.extend(draft.table[: draft.num_blocks].tolist())
@@ -127,7 +117,7 @@ class DraftProposer:
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
         """See `Proposer`. A sequence with known tokens left to compute gets no guess."""
-        began = SYSTEM_CLOCK.now()
+        began = self._clock.now()
         rows = self._rows(wanted)
         guesses = [NO_GUESS] * len(wanted)
         if not rows:
@@ -141,7 +131,7 @@ class DraftProposer:
             row.draft.guess = tokens[:-1]
             guesses[row.index] = Guess(tokens)
         if len(token_ids) <= 2 * len(rows):  # else it took long to catch up
-            took = SYSTEM_CLOCK.now() - began - self.call_s
+            took = self._clock.now() - began - self.call_s
             self._times.observe(len(rows), max(0.0, took) / len(drawn))
         return guesses
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.engine.plan import BlockCopy, BlockTransfer, NewSequence, Row
 from kvarn.engine.proposals.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
@@ -29,13 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class EagleProposer:
-    """Implements `Proposer`. The executor passes each step to it (`hidden_states`, `process_step`). Not thread-safe.
-
-    Args:
-        head: The head.
-        num_blocks: Blocks of the model's KV cache.
-        max_num_seqs: Slots of the executor.
-    """
+    """Implements `Proposer`. The executor passes each step to it (`hidden_states`, `process_step`). Not thread-safe."""
 
     grades: tuple[float, ...] = (0.7,)
     is_free: bool = False
@@ -47,13 +41,13 @@ class EagleProposer:
     LENGTH = BLOCK_SIZE
     """Most tokens guessed: two blocks always hold them."""
 
-    def __init__(self, head: EagleHead, *, num_blocks: int, max_num_seqs: int) -> None:
+    def __init__(self, head: EagleHead, *, num_blocks: int, max_num_seqs: int, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._head = head
         self._num_blocks = num_blocks
         self._cache = head.new_kv_cache(num_blocks + 2 * max_num_seqs)
         self._device = head.kernels.device.torch_device
         self._entered: dict[int, NewSequence] = {}
-        """Sequences by slot."""
         self._followed: dict[int, tuple[int, torch.Tensor]] = {}
         """Tokens known after the last step of a slot, and the head's output for the last but one of them."""
         self._tables = np.zeros((max_num_seqs, 0), dtype=np.int32)
@@ -67,9 +61,7 @@ class EagleProposer:
 
     def hidden_states(self) -> HiddenStates | None:
         """Hidden states for the forward pass to keep for `process_step`; None while no guesses are requested.
-
-        Sequences that were not followed from their beginning get no guesses later.
-        """
+        Sequences that were not followed from their beginning get no guesses later."""
         self._unasked += 1
         if self._unasked > self.IDLE_AFTER:
             self._entered.clear()
@@ -78,7 +70,6 @@ class EagleProposer:
         return HiddenStates(self._head.aux_layers)
 
     def admit(self, new: NewSequence) -> None:
-        """Follow a sequence that enters a slot."""
         self._followed.pop(new.slot, None)
         self._entered[new.slot] = new
 
@@ -99,16 +90,9 @@ class EagleProposer:
         hidden_states: HiddenStates,
         tables: npt.NDArray[np.int32],
     ) -> None:
-        """Compute the tokens of a step, whose outcome is known.
-
-        Args:
-            rows: Rows of the plan.
-            batch: The step.
-            drawn: Tokens drawn for each of `batch.sampled_rows`.
-            hidden_states: Filled by the forward pass.
-            tables: The executor's block tables, by slot; kept for `propose`.
-        """
-        began = SYSTEM_CLOCK.now()
+        """Compute the tokens of a step whose outcome is known: `drawn` has those of each of `batch.sampled_rows`.
+        `tables`, the executor's block tables by slot, are kept for `propose`."""
+        began = self._clock.now()
         self._tables = tables
         following, ends = self._following(rows, batch, drawn)
         hidden = self._head.read(hidden_states.joined())
@@ -121,7 +105,7 @@ class EagleProposer:
             first = int(batch.query_starts[index])
             if row.slot in self._entered:
                 self._followed[row.slot] = (row.start + end - first + 2, hidden[end].clone())
-        self.overhead_s += 0.05 * (SYSTEM_CLOCK.now() - began - self.overhead_s)
+        self.overhead_s += 0.05 * (self._clock.now() - began - self.overhead_s)
 
     def _following(
         self, rows: Items[Row], batch: StepBatch, drawn: Items[Items[int]]
@@ -147,7 +131,6 @@ class EagleProposer:
     # Called by the engine --------------------------------------------------------------------------------------------
 
     def seconds(self, num_sequences: int) -> float:
-        """See `Proposer`."""
         return self._times.expected(num_sequences)
 
     def forget(self, sequence: Sequence) -> None:
@@ -171,14 +154,14 @@ class EagleProposer:
         tables = self._spare_tables([sequence.slot or 0 for sequence in sequences], known)
         guessed = [[token] for token in self._head.guess(hidden).tolist()]
         for depth in range(1, lengths[0]):
-            began = SYSTEM_CLOCK.now()
+            began = self._clock.now()
             active = sum(1 for length in lengths if length > depth)
             tokens = torch.tensor([tokens[-1] for tokens in guessed[:active]], device=self._device)
             batch = self._batch(known[:active] - 2 + depth, tables[:active])
             hidden = self._head.forward(hidden[:active].clone(), tokens, batch, self._cache)
             for own, token in zip(guessed, self._head.guess(hidden).tolist(), strict=False):
                 own.append(token)
-            self._times.observe(active, SYSTEM_CLOCK.now() - began)
+            self._times.observe(active, self._clock.now() - began)
         for index, own in zip(rows, guessed, strict=True):
             guesses[index] = Guess(own)
         return guesses
@@ -189,10 +172,10 @@ class EagleProposer:
         batch = self._batch(np.zeros(1, dtype=np.int64), np.full((1, 1), self._num_blocks, dtype=np.int32))
         times: list[float] = []
         for _ in range(8):
-            began = SYSTEM_CLOCK.now()
+            began = self._clock.now()
             hidden = self._head.forward(self._head.zero_hidden(), token, batch, self._cache)
             self._head.guess(hidden)
-            times.append(SYSTEM_CLOCK.now() - began)
+            times.append(self._clock.now() - began)
         self._times.observe(1, min(times))
 
     def _is_followed(self, sequence: Sequence) -> bool:
@@ -219,7 +202,6 @@ class EagleProposer:
         return tables
 
     def _batch(self, positions: Ints, tables: npt.NDArray[np.int32]) -> PagedBatch:
-        """One token of each sequence."""
         return PagedBatch.of(positions, np.arange(len(positions) + 1), tables, self._device)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.proposals.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
@@ -45,7 +45,6 @@ class TokenLog:
 
     @property
     def nbytes(self) -> int:
-        """Memory held."""
         return self._array.nbytes
 
     def extend(self, tokens: list[int]) -> None:
@@ -87,9 +86,7 @@ class _Text:
 
     log: TokenLog
     source: TokenLog | None = None
-    """Holds the last guess: the sequence's own tokens, or its scope's answers."""
     times_dropped: int = 0
-    """The source's `times_dropped` when the guess was made."""
     place: int = 0
     """Position of the last guess in it."""
     match: int = 0
@@ -99,10 +96,8 @@ class _Text:
 
 
 class NgramProposer:
-    """See `kvarn.engine.proposals.record.Proposer`. Not thread-safe.
-
-    Memory: 4 to 8 bytes a token of the sequences that run, and at most `SCOPES` times `HISTORY` tokens of answers.
-    """
+    """See `kvarn.engine.proposals.proposer.Proposer`. Not thread-safe. Memory: 4 to 8 bytes a token of the sequences
+    that run, and at most `SCOPES` times `HISTORY` tokens of answers."""
 
     grades: tuple[float, ...] = (0.15, 0.15, 0.3, 0.5, 0.7, 0.85, 0.3)
     """Expected share by matching tokens: only the template's, 1, 2, 3 to 4, 5 to 8, more; one differs."""
@@ -119,7 +114,8 @@ class NgramProposer:
     """Tokens of a prompt's end kept before its answer, so that an answer's beginning can be found. So many are the chat
     template's: that they match says nothing."""
 
-    def __init__(self, config: SpeculationConfig | None = None) -> None:
+    def __init__(self, config: SpeculationConfig | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         config = config or SpeculationConfig()
         self._min_match = config.prompt_lookup_min
         self._max_match = config.prompt_lookup_max
@@ -131,19 +127,16 @@ class NgramProposer:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all tokens held."""
         texts = sum(text.log.nbytes for text in self._texts.values())
         return texts + sum(answers.nbytes for answers in self._answers.values())
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
-        """See `Proposer`."""
-        began = SYSTEM_CLOCK.now()
+        began = self._clock.now()
         guesses = [self._guess(sequence, limit) for sequence, limit in wanted]
-        self._times.observe(1, (SYSTEM_CLOCK.now() - began) / max(1, len(wanted)))
+        self._times.observe(1, (self._clock.now() - began) / max(1, len(wanted)))
         return guesses
 
     def seconds(self, num_sequences: int) -> float:
-        """Seconds to look up the guesses of `num_sequences` sequences."""
         return self._times.expected(1) * num_sequences
 
     def forget(self, sequence: Sequence) -> None:

@@ -18,8 +18,7 @@ import msgspec
 from kvarn.engine.plan import BlockContents, BlockTransfer, StepPlan
 from kvarn.kvstore import TieredStore
 from kvarn.kvstore.fetch import copy_parts
-from kvarn.worker.ranks.collectives import RankLayout, RankLostError
-from kvarn.worker.ranks.pipes import read_frame
+from kvarn.worker.ranks.collectives import RankLayout, RankLostError, read_frame
 
 
 class BlockPart(msgspec.Struct, frozen=True):
@@ -40,13 +39,8 @@ class BlockSlots(msgspec.Struct, frozen=True, array_like=True):
 
 
 def block_parts(layout: RankLayout, copies: int, sizes: Sequence[int]) -> list[BlockPart]:
-    """The part of each rank: they lie in the order of ranks.
-
-    Args:
-        layout: Layout of the ranks. Ranks that share long prompts have the same part.
-        copies: So many ranks of a stage, one after the other, have the same heads, and so the same part.
-        sizes: Bytes of the part of each rank.
-    """
+    """The part of each rank, in their order, of `sizes` bytes. Ranks that share long prompts have the same part, as
+    have `copies` ranks of a stage, one after the other."""
     parts: list[BlockPart] = []
     first_of: dict[tuple[int, int], BlockPart] = {}
     end = 0
@@ -61,7 +55,6 @@ def block_parts(layout: RankLayout, copies: int, sizes: Sequence[int]) -> list[B
 
 
 def slot_bytes(parts: Sequence[BlockPart]) -> int:
-    """Bytes of a whole block."""
     return sum(part.num_bytes for part in parts if part.stores)
 
 
@@ -74,18 +67,12 @@ def anonymous_file() -> int:
 
 
 def map_memory(file: int, num_bytes: int) -> memoryview:
-    """Map `num_bytes` of such a file."""
     return memoryview(mmap.mmap(file, num_bytes))
 
 
 class SlotMemory:
-    """Copies one rank's part of blocks: see `kvarn.worker.kv_blocks.BlockMemory`.
-
-    Args:
-        memory: All slots.
-        size: Bytes of a slot.
-        part: This rank's part of it.
-    """
+    """Copies one rank's part of blocks, into and from slots of `size` bytes: see
+    `kvarn.worker.kv_blocks.BlockMemory`."""
 
     def __init__(self, memory: memoryview, size: int, part: BlockPart) -> None:
         self.slots = BlockSlots([], [])
@@ -111,13 +98,8 @@ class SlotMemory:
 
 
 class RankBlocks:
-    """Rank 0's records of the blocks that all ranks move.
-
-    Args:
-        store: Keeps the blocks: its memory tier is the memory that all ranks map.
-        memory: This rank's part.
-        answers: Pipes from the other ranks, which send a frame once they have copied their parts.
-    """
+    """Rank 0's records of the blocks that all ranks move: the memory tier of `store` is the memory that all ranks
+    map. `answers` are pipes from the other ranks, which send a frame once they have copied their parts."""
 
     def __init__(self, store: TieredStore, memory: SlotMemory, answers: Sequence[IO[bytes]]) -> None:
         self.memory = memory
@@ -131,10 +113,8 @@ class RankBlocks:
         return BlockSlots(self._store.begin_store(plan.kv_stores), self._store.slots(plan.kv_loads))
 
     def end(self, plan: StepPlan, slots: BlockSlots) -> None:
-        """Wait until all ranks have copied their parts; then the blocks are kept, and those loaded may go.
-
-        Raises RankLostError where a rank has ended.
-        """
+        """Wait until all ranks have copied their parts: the blocks are kept. Raises RankLostError where a rank has
+        ended."""
         for answer in self._answers:
             if read_frame(answer) is None:
                 raise RankLostError("another rank of this model has ended")

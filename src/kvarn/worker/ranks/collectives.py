@@ -1,14 +1,16 @@
-"""Communication of ranks in several processes: one torch.distributed group, gloo on CPUs and NCCL on GPUs."""
+"""Communication of ranks in several processes: pipes, and a torch.distributed group (gloo on CPUs, NCCL on GPUs)."""
 
 from __future__ import annotations
 
 import os
+import struct
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import IO
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,7 @@ from kvarn.worker.errors import WorkerError
 
 TIMEOUT = timedelta(hours=1)
 """Longer than any step may take: the supervisor ends a process that hangs (`replica.step_timeout_s`)."""
+_LENGTH = struct.Struct("<Q")
 
 
 class RankLostError(WorkerError):
@@ -36,20 +39,16 @@ class RankLayout:
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
         return self.stage_size * self.pipeline_parallel_size
 
     @property
     def stage_size(self) -> int:
-        """Ranks of a stage."""
         return self.tensor_parallel_size * self.prefill_context_parallel_size
 
     def stage(self, rank: int) -> int:
-        """Index of the stage of a rank."""
         return self.pipeline_parallel_size - 1 - rank // self.stage_size
 
     def shard(self, rank: int) -> int:
-        """Place of a rank among those that share its layers."""
         return rank % self.tensor_parallel_size
 
     def context(self, rank: int) -> int:
@@ -68,10 +67,8 @@ class RankLayout:
 
 
 class RankGroup:
-    """One rank's end of the group: the `Collectives` and `Neighbours` of `kvarn.models.parallel`.
-
-    It may be given to a model before it has joined the others.
-    """
+    """One rank's end of the group: the `Collectives` and `Neighbours` of `kvarn.models.parallel`. A model may have
+    it before it has joined the others."""
 
     def __init__(self, layout: RankLayout, rank: int, device: torch.device) -> None:
         self._layout = layout
@@ -79,13 +76,10 @@ class RankGroup:
         self._device = device
         self._peers, self._context_peers = layout.peers(rank), layout.context_peers(rank)
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        """Groups of this rank, by their ranks."""
 
     def join(self, store: Path) -> None:
-        """Wait for all ranks to come. `store`: a file that only they may write, the same for all and new each time.
-
-        Nothing listens beyond this machine's loopback interface, unless GLOO_SOCKET_IFNAME names another.
-        """
+        """Wait for all ranks to come. `store`: a new file that only they may write. Nothing listens beyond this
+        machine's loopback interface, unless GLOO_SOCKET_IFNAME names another."""
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         world = self._layout.world_size
         backend = "gloo" if is_host(self._device) else "nccl"
@@ -100,13 +94,11 @@ class RankGroup:
                     self._groups[peers] = group
 
     def leave(self) -> None:
-        """Close the connections. Idempotent."""
         if self._groups:
             self._groups = {}
             dist.destroy_process_group()
 
     def exchange(self, tensor: torch.Tensor, peer: int) -> torch.Tensor:
-        """See `Collectives.exchange`."""
         ours, other = tensor.contiguous(), self._peers[peer]
         theirs = torch.empty_like(ours)
         group = self._groups[tuple(self._peers)]  # as the others: each group has buffers of its own on a GPU
@@ -117,11 +109,9 @@ class RankGroup:
         return theirs
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """See `Collectives.all_gather`."""
         return self._all_gather(tensor, self._peers)
 
     def all_to_all(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
-        """See `Collectives.all_to_all`."""
         taken = rows.new_empty((sum(received), *rows.shape[1:]))
         with _lost():
             dist.all_to_all_single(
@@ -134,12 +124,10 @@ class RankGroup:
         return self._all_gather(tensor, self._context_peers)
 
     def send(self, tensor: torch.Tensor) -> None:
-        """See `Neighbours.send`."""
         with _lost():
             dist.send(tensor.contiguous(), self._rank - self._layout.stage_size)
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """See `Neighbours.receive`."""
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
         with _lost():
             dist.recv(tensor, self._rank + self._layout.stage_size)
@@ -162,3 +150,21 @@ def _lost() -> Iterator[None]:
         raise
     except RuntimeError as error:
         raise RankLostError(f"another rank of this model is gone: {str(error).splitlines()[0][:300]}") from error
+
+
+def send_frame(pipe: IO[bytes], message: bytes) -> None:
+    try:
+        pipe.write(_LENGTH.pack(len(message)) + message)
+        pipe.flush()
+    except (BrokenPipeError, ValueError) as error:
+        raise RankLostError("another rank of this model has ended") from error
+
+
+def read_frame(pipe: IO[bytes]) -> bytes | None:
+    """The next message; None where the pipe was closed."""
+    head = pipe.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    message = pipe.read(length)
+    return message if len(message) == length else None

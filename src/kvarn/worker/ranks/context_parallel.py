@@ -54,13 +54,8 @@ class SharedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class ContextParallel:
-    """One rank's place among those that share long prompts.
-
-    Args:
-        rank: Rank 0 has each prompt's last token.
-        size: Number of those ranks.
-        all_gather: The tensors of all of them, of one shape and type, in their order.
-    """
+    """One rank's place among those that share long prompts: rank 0 has each prompt's last token. `all_gather` gives
+    the tensors of all of them, of one shape and type, in their order."""
 
     rank: int
     size: int
@@ -96,10 +91,8 @@ class ContextParallel:
         return rank, 2 * self.size - 1 - rank
 
     def _bounds(self, row: Row) -> list[int] | None:
-        """Positions at which a row is cut into pieces, its start and end among them; None where it is not cut.
-
-        Rank 0 needs the logits of all positions of a row that reports on its prompt, and of all proposals.
-        """
+        """Positions at which a row is cut into pieces, its start and end among them; None where it is not cut: rank
+        0 needs all logits of a row that reports on its prompt, and of proposals."""
         if row.num_proposals or row.prompt_logprobs:
             return None
         end = row.start + len(row.token_ids)

@@ -18,7 +18,7 @@ from kvarn.engine.plan import StepPlan, StepResult
 from kvarn.models.adapters import LoadedAdapter
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.ranks.blocks import BlockSlots, RankBlocks
-from kvarn.worker.ranks.pipes import send_frame
+from kvarn.worker.ranks.collectives import send_frame
 from kvarn.worker.ranks.protocol import AddAdapter, DrawnTokens, ForgetAdapter, Message, RankProtocol, RunPlan
 
 Result = TypeVar("Result")
@@ -58,18 +58,14 @@ class RanksExecutor:
         """Plans that the other stages have, and this one not yet."""
         self._rank = RankProtocol(own)
         self._drawn: DrawnTokens = []
-        """Tokens to send to the others with the next plan."""
         self._blocks = blocks
         self._load = load
         self._paths: dict[str, Path] = {}
         own.adapters.on_change = self._announce_adapter
 
     def submit(self, plan: StepPlan) -> None:
-        """Send the plan to the other ranks, without its masks: only this rank draws with them. Where there is one
-        stage, this rank begins, too.
-
-        Raises RankLostError where one is gone, and as rank 0's own executor.
-        """
+        """Send the plan to the other ranks, without masks: only this rank draws with them. With one stage, this rank
+        begins. Raises RankLostError where one is gone, and as rank 0's own executor."""
         slots = None if self._blocks is None else self._blocks.begin(plan)
         ahead = self._rank.runs_ahead(plan)
         self._send(RunPlan(msgspec.structs.replace(plan, masks={}), slots, ahead, self._drawn))

@@ -14,21 +14,15 @@ from kvarn.models.adapters import LoadedAdapter
 from kvarn.worker.errors import PlanError
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.ranks.blocks import SlotMemory
-from kvarn.worker.ranks.pipes import send_frame
+from kvarn.worker.ranks.collectives import send_frame
 from kvarn.worker.ranks.protocol import AddAdapter, ForgetAdapter, Message, RankProtocol, RunPlan
 
 _messages = msgspec.msgpack.Decoder(Message)
 
 
 class Follower:
-    """Loop of a rank that is not rank 0.
-
-    Args:
-        own: Part of the model, with its KV cache.
-        load: Reads an adapter; called in a thread.
-        memory: Memory for its part of blocks beyond the cache; `own` has the same.
-        answers: Pipe to rank 0, which gets an empty frame when blocks were moved.
-    """
+    """Loop of a rank that is not rank 0. `load` reads an adapter, in a thread; `own` has the same `memory`, for its
+    part of blocks beyond the cache; `answers`, to rank 0, gets an empty frame when blocks were moved."""
 
     def __init__(
         self,
@@ -46,12 +40,8 @@ class Follower:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="read-adapters")
 
     def run(self, frames: Iterator[bytes]) -> None:
-        """Run the messages of rank 0 until there are no more.
-
-        Raises:
-            PlanError: A plan contradicts the state of this rank.
-            Exception: Computing a step, or reading an adapter, failed.
-        """
+        """Run the messages of rank 0 until there are no more. Raises PlanError where a plan contradicts this rank's
+        state."""
         for frame in frames:
             match _messages.decode(frame):
                 case AddAdapter(adapter, path):

@@ -64,22 +64,18 @@ class RankProtocol:
         return [] if result is None else [(row.slot, row.token_ids) for row in result.rows if row.token_ids]
 
     def receive_tokens(self, drawn: DrawnTokens) -> None:
-        """Enter the tokens that rank 0 drew."""
         for slot, tokens in drawn:
             self._runner.slots.record_drawn(slot, tokens)
         if self._ahead is not None:
             self._ahead.send_last_tokens()
 
     def transfer_blocks(self, plan: StepPlan) -> None:
-        """Move this rank's part of blocks, before the plan is run."""
         (self._ahead or self._runner).transfer_blocks(plan)
 
     @torch.inference_mode()
     def run_follower(self, plan: StepPlan, *, ahead: bool) -> None:
-        """Run a plan as another rank than 0, its blocks moved already. `ahead`: draw its tokens, too.
-
-        Raises InvalidLogitsError where logits of an earlier step are not finite.
-        """
+        """Run a plan as another rank than 0, its blocks moved already. `ahead`: draw its tokens, too. Raises
+        InvalidLogitsError where logits of an earlier step are not finite."""
         if ahead:
             assert self._ahead is not None, "rank 0 has an executor of the same kind"
             while self._ahead.num_in_flight >= IN_FLIGHT:

@@ -4,42 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
-import msgspec
 from sqlalchemy import func, select
 
 from kvarn.store.engine import Store
-from kvarn.store.ledger import LedgerEvent, UsageFilter, UsageSum
+from kvarn.store.ledger import UsageFilter, UsageSum
 from kvarn.store.models import OutboxEntry, UsageEvent, UsagePeriod
 from kvarn.store.repositories import leases
 from kvarn.store.repositories.usage import events as usage_events
 from kvarn.store.repositories.usage import sums as usage_sums
+from sample_usage import make_event
 
 DAY = 1_790_000_000 // 86_400 * 86_400
-
-EVENT = LedgerEvent(
-    id="use_1",
-    request_id="req-1",
-    organization_id="org-a",
-    project_id="proj_a",
-    endpoint="/v1/chat/completions",
-    model="tiny",
-    outcome="finished",
-    input_tokens=10,
-    cached_tokens=4,
-    output_tokens=5,
-    started_at=DAY,
-    finished_at=DAY + 1,
-    duration_ms=900,
-    ttft_ms=100,
-    cost=1_000,
-    currency="usd",
-)
-
-
-def event(number: int, **changes: Any) -> LedgerEvent:
-    return msgspec.structs.replace(EVENT, id=f"use_{number}", **changes)
 
 
 async def count(store: Store, table: type) -> int:
@@ -48,8 +24,8 @@ async def count(store: Store, table: type) -> int:
 
 
 async def test_an_event_written_again_changes_nothing(store: Store) -> None:
-    first = await usage_events.record(store, [event(1), event(2)], [b"1", b"2"])
-    again = await usage_events.record(store, [event(2, output_tokens=99), event(3)], [b"2", b"3"])
+    first = await usage_events.record(store, [make_event(1), make_event(2)], [b"1", b"2"])
+    again = await usage_events.record(store, [make_event(2, output_tokens=99), make_event(3)], [b"2", b"3"])
     assert (first, again) == ({"use_1", "use_2"}, {"use_3"})
     assert await count(store, UsageEvent) == await count(store, OutboxEntry) == 3
     (total,) = await usage_sums.sums(store, UsageFilter(), start=0, end=DAY * 2)
@@ -65,7 +41,7 @@ async def test_an_event_written_again_changes_nothing(store: Store) -> None:
 
 async def test_of_an_event_twice_in_one_batch_the_first_counts(store: Store) -> None:
     written = await usage_events.record(
-        store, [event(1), event(1, output_tokens=99, outcome="lost")], [b"first", b"second"]
+        store, [make_event(1), make_event(1, output_tokens=99, outcome="lost")], [b"first", b"second"]
     )
     assert written == {"use_1"}
     (total,) = await usage_sums.sums(store, UsageFilter(), start=0, end=DAY * 2, group_by=["outcome"])
@@ -78,7 +54,9 @@ async def test_writers_at_once_add_up(store: Store) -> None:
     async def write(writer: int) -> None:
         for number in range(10):
             # Every event is written by two writers.
-            await usage_events.record(store, [event(writer // 2 * 100 + number), event(writer * 1000 + 500 + number)])
+            await usage_events.record(
+                store, [make_event(writer // 2 * 100 + number), make_event(writer * 1000 + 500 + number)]
+            )
 
     await asyncio.gather(*[write(writer) for writer in range(4)])
     (total,) = await usage_sums.sums(store, UsageFilter(), start=0, end=DAY * 2)
@@ -92,11 +70,11 @@ async def test_sums_by_time_and_group(store: Store) -> None:
     await usage_events.record(
         store,
         [
-            event(1),
-            event(2, finished_at=DAY + 3_600, service_tier="batch", user_id="user-1"),
-            event(3, finished_at=DAY + 3_700, key_id="key_1", model="other"),
-            event(4, organization_id="org-b", project_id="proj_b"),
-            event(5, endpoint="/v1/embeddings"),
+            make_event(1, finished_at=DAY + 1),
+            make_event(2, finished_at=DAY + 3_600, service_tier="batch", user_id="user-1"),
+            make_event(3, finished_at=DAY + 3_700, key_id="key_1", model="other"),
+            make_event(4, finished_at=DAY + 1, organization_id="org-b", project_id="proj_b"),
+            make_event(5, finished_at=DAY + 1, endpoint="/v1/embeddings"),
         ],
     )
     mine = UsageFilter(organization_id="org-a", not_endpoints=("/v1/embeddings",))

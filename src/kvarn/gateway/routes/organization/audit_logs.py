@@ -21,8 +21,6 @@ router = APIRouter(
 
 
 class TimeRange(BaseModel):
-    """Bounds of a time, in seconds since 1970."""
-
     gt: Time | None = None
     gte: Time | None = None
     lt: Time | None = None
@@ -30,8 +28,6 @@ class TimeRange(BaseModel):
 
 
 class AuditLogQuery(BackwardQuery):
-    """Which entries."""
-
     effective_at: TimeRange = Field(TimeRange(), description="Within these bounds only.")
     projects: Texts = Field(alias="project_ids[]", description="In these projects only.")
     types: Texts = Field(alias="event_types[]", description="Select events of these types.")

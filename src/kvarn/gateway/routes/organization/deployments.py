@@ -47,8 +47,6 @@ router = APIRouter(
 
 
 class ModelQuery(QueryModel):
-    """Which model."""
-
     model: str
 
 

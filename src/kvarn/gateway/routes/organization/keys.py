@@ -30,8 +30,6 @@ _PROJECT_KEYS = "/projects/{project_id}/api_keys"
 
 
 class ProjectKeyQuery(OldestFirstQuery):
-    """Which keys of a project."""
-
     owner_project_access: Literal["active", "inactive", "any"] | None = Field(
         None, description="Whether the keys' owners have access to the project. Default: all."
     )

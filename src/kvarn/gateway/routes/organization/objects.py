@@ -27,7 +27,6 @@ ShapeT = TypeVar("ShapeT")
 
 
 def role_of(wire: OrganizationRole) -> Role:
-    """OpenAI's role in an organisation as ours."""
     return Role.ADMIN if wire == "owner" else Role.MEMBER
 
 
@@ -41,22 +40,18 @@ def scopes_of(texts: Sequence[str]) -> Scopes:
 
 
 def project_object(project: Project) -> ProjectObject:
-    """`organization.project`."""
     return _shown(ProjectObject, project, object="organization.project", status=_status(project))
 
 
 def tenant_object(organization: Organization, **more: Any) -> TenantObject:
-    """`organization.tenant`: ours."""
     return _shown(TenantObject, organization, object="organization.tenant", status=_status(organization), **more)
 
 
 def user_object(user: User) -> UserObject:
-    """`organization.user`."""
     return _shown(UserObject, user, object="organization.user", role=_wire_role(user.role), added_at=user.created_at)
 
 
 def project_user_object(member: ProjectMember) -> ProjectUserObject:
-    """`organization.project.user`."""
     own = {"object": "organization.project.user", "role": member.role, "added_at": member.created_at}
     return _shown(ProjectUserObject, member.user, **own)
 

@@ -37,8 +37,6 @@ _SECRET_KEY = "Secret Key"  # OpenAI's name of a key that was given none
 
 
 class ProjectQuery(OldestFirstQuery):
-    """Which projects."""
-
     include_archived: Flag = Field(False, description="Archived projects too.")
 
 

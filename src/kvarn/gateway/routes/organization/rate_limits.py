@@ -40,12 +40,9 @@ _COLUMNS = {
     "max_tokens_per_1_minute": "tokens_per_minute",
     "max_concurrent_requests": "concurrency",
 }
-"""Columns of a request's fields."""
 
 
 class RateLimitQuery(BackwardQuery, OldestFirstQuery):
-    """Which limits."""
-
     limit: int = Field(100, ge=1, le=100, description="Objects at most.")
 
 

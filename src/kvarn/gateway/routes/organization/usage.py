@@ -45,8 +45,6 @@ _GROUP_BY = "One result for each value of these. Default: one for all."
 
 
 class BucketQuery(QueryModel):
-    """Times and filters of all requests for usage and costs."""
-
     limits: ClassVar[Mapping[str, tuple[int, int]]]  # buckets of a page by their width: the default, the maximum
 
     start_time: Time = Field(description="The first second, since 1970, that is counted.")
@@ -74,10 +72,7 @@ class BucketQuery(QueryModel):
 
     def filter_for(self, principal: Principal) -> UsageFilter:
         """The events that are summed: an administrator sees those of the organisation, a member those of the project.
-
-        Raises:
-            ApiError: 403, the key is a program's.
-        """
+        Raises `ApiError`: 403, the key is a program's."""
         if principal.role not in (Role.ADMIN, Role.MEMBER):
             message = "This key may not see usage: its role is 'service'. Use a key of role 'admin' or 'member'."
             raise ApiError(403, message, code="insufficient_permissions")
@@ -97,11 +92,8 @@ class BucketQuery(QueryModel):
     async def answer(
         self, reports: Reports, where: UsageFilter, group_by: Sequence[str], describe: Callable[[UsageSum], ResultT]
     ) -> UsagePage[ResultT]:
-        """All buckets of the page, aligned to their width in UTC; those too in which nothing happened.
-
-        Raises:
-            ApiError: 400, `page` is not a cursor of this query.
-        """
+        """All buckets of the page, aligned to their width in UTC; empty ones too. Raises `ApiError`: 400, `page` is not
+        a cursor of this query."""
         start = self.start_time
         end = max(int(SYSTEM_CLOCK.time()) + 1, start + 1) if self.end_time is None else self.end_time
         name = self._chosen("bucket_width")
@@ -144,8 +136,6 @@ class BucketQuery(QueryModel):
 
 
 class CostQuery(BucketQuery):
-    """`/v1/organization/costs`."""
-
     limits: ClassVar = {"1d": (7, 180)}
 
     bucket_width: Literal["1d"] = Field("1d", description="Width of a bucket.")
@@ -168,14 +158,10 @@ class _UsageFields(BucketQuery):
 
 
 class UsageQuery(_UsageFields):
-    """`/v1/organization/usage/...` of what has no output tokens."""
-
     group_by: list[Literal["project_id", "user_id", "api_key_id", "model"]] = Field([], description=_GROUP_BY)
 
 
 class CompletionsUsageQuery(_UsageFields):
-    """`/v1/organization/usage/completions`."""
-
     group_by: list[Literal["project_id", "user_id", "api_key_id", "model", "batch", "service_tier"]] = Field(
         [], description=_GROUP_BY
     )

@@ -22,8 +22,6 @@ _MEMBERS = "/projects/{project_id}/users"
 
 
 class UserQuery(OldestFirstQuery):
-    """Which people of the organisation."""
-
     emails: Texts = Field(description="With these addresses only.")
 
 

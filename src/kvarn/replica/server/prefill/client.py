@@ -31,6 +31,8 @@ from kvarn.replica.server.prefill.messages import (
     Forget,
     FromPrefill,
     Greeting,
+    Received,
+    Rejected,
     Welcome,
     open_socket,
 )
@@ -83,14 +85,12 @@ class PrefillClient:
     # The engine's thread ----------------------------------------------------------------------------------------------
 
     def load(self) -> PeerLoad | None:
-        """See `PrefillPeer`."""
         if self._generation is None:
             return None
         with self._lock:
             return PeerLoad(sum([job.tokens for job in self._jobs.values()]), self._token_s)
 
     def prefill(self, sequence: Sequence, names: list[bytes], scope: bytes) -> KVFetch | None:
-        """See `PrefillPeer`."""
         request = sequence.request
         if self._generation is None:
             return None
@@ -126,7 +126,6 @@ class PrefillClient:
             return KVTierStats(stored_bytes_total=size, dropped_total=dict(self._dropped))
 
     def close(self) -> None:
-        """End the connection. Idempotent."""
         if not self._send.closed:
             self._send.send(_CLOSE)
             self._thread.join()
@@ -194,8 +193,12 @@ class PrefillClient:
             raise BadBlockError("frame") from None
         if len(frames) != (3 if isinstance(message, Block) else 1):
             raise BadBlockError("frame")
+        if isinstance(message, Block):
+            peer.send(self._encoder.encode(Received(1)))
         if isinstance(message, Welcome):
             self._generation = message.generation
+        elif isinstance(message, Rejected):
+            log.error("the prefill engine refused this one; prompts are computed here: %s", message.reason)
         elif message.generation != self._generation:
             self._count("stale")
         else:

@@ -1,8 +1,12 @@
 """Messages between an engine that decodes (a DEALER socket) and one that computes prompts for it (a ROUTER socket).
 
+    Greeting ──▶                      Ask ──▶                      Received ──▶
+             ◀── Welcome | Rejected       ◀── Block, ..., Done
+
 A `Block` is followed by two frames: the header and the contents of its record, as `kvarn.kvstore.record` writes it. Its
-receiver verifies all of it. The process that computes draws a random generation when it starts, and names it in each
-message: what an earlier one has sent is never taken for its answer. The engine that asks numbers its jobs, each once.
+receiver verifies all of it and answers `Received`: only so many are on their way at a time. The process that computes
+draws a random generation when it starts and names it in each message: what an earlier one has sent is never taken for
+its answer. The engine that asks numbers its jobs, each once.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import zmq
 
 from kvarn.wire.messages import Submit
 
-VERSION = 2
+VERSION = 3
 _PING_MS, _SILENT_MS = 2000, 10_000
 """The other end is asked whether it is there; one that says nothing for so long is not."""
 _MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -32,14 +36,16 @@ class Greeting(_Frame, frozen=True):
 
 
 class Welcome(_Frame, frozen=True):
-    """The answer to a greeting."""
+    """The answer to a greeting. It may come again, to find out whether there is still somebody."""
 
     generation: bytes
 
 
-class Ask(_Frame, frozen=True):
-    """Compute a prompt and send these blocks of it."""
+class Rejected(_Frame, frozen=True):
+    reason: str
 
+
+class Ask(_Frame, frozen=True):
     job: int
     request: Submit
     names: list[bytes]
@@ -47,14 +53,16 @@ class Ask(_Frame, frozen=True):
 
 
 class Cancel(_Frame, frozen=True):
-    """A job is not waited for any more."""
-
     job: int
 
 
-class Forget(_Frame, frozen=True):
-    """A tenant is deleted."""
+class Received(_Frame, frozen=True):
+    """Blocks that have come, used or not."""
 
+    count: int
+
+
+class Forget(_Frame, frozen=True):
     tenant: str
 
 
@@ -75,8 +83,8 @@ class Done(_Frame, frozen=True):
     problem: str = ""
 
 
-ToPrefill = Greeting | Ask | Cancel | Forget
-FromPrefill = Welcome | Block | Done
+ToPrefill = Greeting | Ask | Cancel | Received | Forget
+FromPrefill = Welcome | Rejected | Block | Done
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:

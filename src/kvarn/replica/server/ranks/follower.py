@@ -26,9 +26,8 @@ from kvarn.replica.server.parent import exit_with_parent
 from kvarn.replica.server.ranks.parts import context_of, device_of, executor_type, layout_of, load_part
 from kvarn.replica.server.ranks.processes import Begin, Loaded, RankSpec
 from kvarn.worker.kv_blocks import block_bytes
-from kvarn.worker.ranks.collectives import RankGroup
+from kvarn.worker.ranks.collectives import RankGroup, read_frame, send_frame
 from kvarn.worker.ranks.follower import Follower
-from kvarn.worker.ranks.pipes import read_frame, send_frame
 
 log = logging.getLogger(__name__)
 

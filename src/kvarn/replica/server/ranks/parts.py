@@ -22,7 +22,6 @@ from kvarn.worker.ranks.context_parallel import ContextParallel
 
 
 def layout_of(config: ModelConfig) -> RankLayout:
-    """Division of a model among ranks."""
     return RankLayout(config.tensor_parallel_size, config.pipeline_parallel_size, config.prefill_context_parallel_size)
 
 
@@ -54,7 +53,6 @@ def device_of(config: ModelConfig, rank: int) -> torch.device:
 
 
 def _packed_cache(config: ModelConfig) -> Path | Literal["auto"] | None:
-    """Directory of packed weights, as `load_model` takes it."""
     match config.packed_cache:
         case "off":
             return None
@@ -119,7 +117,6 @@ def executor_type(model: Decoder, config: ModelConfig) -> type[InProcessExecutor
 
 
 def _threads(config: ModelConfig, threads: int) -> int:
-    """Threads of one rank: its part of the configured number, or of `threads`."""
     return max(1, (config.threads or threads) // layout_of(config).world_size)
 
 

@@ -26,8 +26,7 @@ from kvarn.kernels.device.memory import DeviceMemory
 from kvarn.replica.server.ranks.parts import device_of, keeps_blocks, layout_of
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.worker.ranks.blocks import BlockPart, SlotMemory, anonymous_file, map_memory
-from kvarn.worker.ranks.collectives import RankGroup, RankLostError
-from kvarn.worker.ranks.pipes import read_frame, send_frame
+from kvarn.worker.ranks.collectives import RankGroup, RankLostError, read_frame, send_frame
 
 EXIT_RANK_LOST = 3
 """Exit status of an engine process after the loss of a rank."""
@@ -69,7 +68,6 @@ class KeptBlocks(msgspec.Struct, frozen=True):
     num_bytes: int
     slot_bytes: int
     part: BlockPart
-    """The rank's own, of each slot."""
 
     def map(self, file: int) -> SlotMemory:
         """Map this memory in the rank's process."""
@@ -103,9 +101,7 @@ class RankProcesses:
         self._store = Path(self._own_directory or spec.endpoint.directory) / "ranks"
         self._block_file = anonymous_file() if keeps_blocks(spec) else -1
         self.pipes: list[IO[bytes]] = []
-        """To each, in their order."""
         self.answers: list[IO[bytes]] = []
-        """From each."""
         self._processes: list[subprocess.Popen[bytes]] = []
         command = [sys.executable, "-P", "-m", "kvarn.replica.server.ranks.follower"]
         for rank in range(1, layout.world_size):
@@ -143,7 +139,6 @@ class RankProcesses:
         return loaded
 
     def memory(self, num_bytes: int) -> memoryview:
-        """Memory in which blocks are kept: all ranks can map it, and pages come when they are written."""
         os.ftruncate(self._block_file, num_bytes)
         return map_memory(self._block_file, num_bytes)
 
@@ -167,7 +162,6 @@ class RankProcesses:
         return msgspec.structs.replace(message.kept, part=parts[0]).map(self._block_file)
 
     def close(self) -> None:
-        """End them. Idempotent."""
         self._closing = True
         self.group.leave()
         for process in self._processes:

@@ -179,9 +179,7 @@ def _join(
 class _BuiltExecutor(NamedTuple):
     executor: Executor
     own: InProcessExecutor
-    """This rank's part of it."""
     load: LoadFunction
-    """Reads an adapter."""
 
 
 def _build_executor(
@@ -223,7 +221,6 @@ def _warm_up(
 
 
 def _expected_step_time(model: Decoder) -> StepTimeModel:
-    """Predict steps from the measured speed of a few products."""
     device, dtype = model.kernels.device.torch_device, model.kernels.operations.activation_dtype(model.dtype)
     recorder = recorder_for(device) if model.kernels.operations.captures_steps else None
     speeds = product_speeds(model.input_products, dtype, device, recorder)

@@ -82,7 +82,6 @@ def check_vocabulary(draft: Path, target: Path) -> None:
 
 
 def _vocabulary(directory: Path) -> dict[str, int]:
-    """Token ids by token."""
     path = directory / "tokenizer.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

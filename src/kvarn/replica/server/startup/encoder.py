@@ -17,7 +17,6 @@ def kind_of_encoder(model: Encoder | CausalEncoder) -> str:
 
 
 def build_encoder(model: Encoder | CausalEncoder, config: ModelConfig, phases: Phases) -> EmbedService:
-    """Warm an encoder up and wrap it in its service."""
     runner = EncoderRunner(model, config.engine.token_budget)
     with phases("warm up"):
         compile_ahead(runner.compile_ahead)

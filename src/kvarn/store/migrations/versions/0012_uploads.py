@@ -7,12 +7,9 @@ from alembic import op
 
 revision = "0012"
 down_revision = "0011"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
-    """Apply."""
     op.create_table(
         "uploads",
         sa.Column("id", sa.String(length=64), nullable=False),
@@ -34,18 +31,14 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_uploads")),
     )
-    op.create_index(op.f("ix_uploads_created_at"), "uploads", ["created_at"], unique=False)
-    op.create_index(op.f("ix_uploads_expires_at"), "uploads", ["expires_at"], unique=False)
-    op.create_index("ix_uploads_organization_id_created_at", "uploads", ["organization_id", "created_at"], unique=False)
+    op.create_index(op.f("ix_uploads_created_at"), "uploads", ["created_at"])
+    op.create_index(op.f("ix_uploads_expires_at"), "uploads", ["expires_at"])
+    op.create_index("ix_uploads_organization_id_created_at", "uploads", ["organization_id", "created_at"])
     op.add_column("files", sa.Column("upload_id", sa.String(length=64), nullable=True))
-    op.create_index(op.f("ix_files_upload_id"), "files", ["upload_id"], unique=False)
+    op.create_index(op.f("ix_files_upload_id"), "files", ["upload_id"])
 
 
 def downgrade() -> None:
-    """Undo."""
     op.drop_index(op.f("ix_files_upload_id"), "files")
     op.drop_column("files", "upload_id")
-    op.drop_index("ix_uploads_organization_id_created_at", "uploads")
-    op.drop_index(op.f("ix_uploads_expires_at"), "uploads")
-    op.drop_index(op.f("ix_uploads_created_at"), "uploads")
     op.drop_table("uploads")

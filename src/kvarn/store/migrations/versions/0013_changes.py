@@ -7,12 +7,9 @@ from alembic import op
 
 revision = "0013"
 down_revision = "0012"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
-    """Apply."""
     op.create_table(
         "changes",
         sa.Column("number", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
@@ -44,7 +41,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Undo."""
     op.create_table(
         "revisions",
         sa.Column("name", sa.String(length=64), nullable=False),

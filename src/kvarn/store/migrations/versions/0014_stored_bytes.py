@@ -7,14 +7,11 @@ from alembic import op
 
 revision = "0014"
 down_revision = "0013"
-branch_labels = None
-depends_on = None
 
 _SUMMED = ("conversations", "responses", "stored_completions", "prompt_samples")
 
 
 def upgrade() -> None:
-    """Apply."""
     for name in ("file_bytes", "other_bytes", "summed_at"):
         op.add_column("organizations", sa.Column(name, sa.BigInteger(), nullable=False, server_default="0"))
     op.execute(
@@ -29,7 +26,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Undo."""
     for table in _SUMMED:
         op.drop_index(f"ix_{table}_organization_id_counted_bytes", table)
     op.add_column("batches", sa.Column("reserved_bytes", sa.BigInteger(), nullable=False, server_default="0"))

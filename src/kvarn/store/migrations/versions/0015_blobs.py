@@ -8,17 +8,13 @@ from alembic.util import CommandError
 
 revision = "0015"
 down_revision = "0014"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
-    """Apply."""
     op.add_column("files", sa.Column("in_blobs", sa.Boolean(), nullable=False, server_default=sa.false()))
 
 
 def downgrade() -> None:
-    """Undo."""
     if op.get_bind().scalar(sa.text("SELECT count(*) FROM files WHERE in_blobs")):
         raise CommandError("contents of files lie outside the database (store.blobs): delete those files first")
     op.drop_column("files", "in_blobs")

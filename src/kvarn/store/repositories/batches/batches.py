@@ -62,12 +62,7 @@ async def create_batch(
     id_prefix: str = "batch_",
     total: int = 0,
 ) -> Batch:
-    """Take a batch; whoever runs batches finds it.
-
-    Raises:
-        StorageFullError: Its organisation would store more than it may with the `input_bytes` of its lines, which
-            will be kept beside the file and count from now on.
-    """
+    """Take a batch. The `input_bytes` of its lines, which are kept beside the file, count from now on."""
     now, counted = int(store.now()), ROW_BYTES + json_bytes(metadata or {}) + input_bytes
     batch = Batch(
         id=new_id(id_prefix),
@@ -93,11 +88,8 @@ async def create_batch(
 
 
 async def check_batch(store: Store, batch_id: str) -> None:
-    """See that there is or was a batch of this id, whoever's: one that has been deleted is known by what it used.
-
-    Raises:
-        NotFoundError: Neither is known.
-    """
+    """Raise `NotFoundError` unless a batch of this id is or was there, of any owner: a deleted one is known by its
+    usage."""
     async with store.reading() as session:
         if await session.get(Batch, batch_id) is None:
             used = select(UsageEvent.id).where(UsageEvent.batch_id == batch_id).limit(1)
@@ -105,8 +97,6 @@ async def check_batch(store: Store, batch_id: str) -> None:
 
 
 async def list_batches(store: Store, owner: Owner, cursor: Cursor, endpoint: str | None = None) -> Page[Batch]:
-    """A page of an owner's batches, or of those for one endpoint, newest first. Raises `NotFoundError` where the
-    cursor's batch is none of them."""
     query = owned_by(owner, Batch)
     if endpoint is not None:
         query = query.where(Batch.endpoint == endpoint)
@@ -115,7 +105,6 @@ async def list_batches(store: Store, owner: Owner, cursor: Cursor, endpoint: str
 
 
 async def find_batch(store: Store, owner: Owner, batch_id: str, endpoint: str) -> Batch:
-    """An owner's batch for an endpoint. Raises `NotFoundError`."""
     batch = await read_owned(store, owner, Batch, batch_id)
     if batch.endpoint != endpoint:
         raise NotFoundError(f"There is no batch {batch_id[:80]!r}.")
@@ -123,12 +112,7 @@ async def find_batch(store: Store, owner: Owner, batch_id: str, endpoint: str) -
 
 
 async def delete_batch(store: Store, owner: Owner, batch_id: str, endpoint: str) -> None:
-    """Delete an owner's batch for an endpoint that is over, with its input and its results.
-
-    Raises:
-        NotFoundError: There is none of this id, or it is not theirs.
-        ConflictError: It is not over.
-    """
+    """Delete an owner's batch that is over, with its input and its results. Raises `ConflictError` where it is not."""
     batch = await find_batch(store, owner, batch_id, endpoint)
     if batch.status not in OVER:
         raise ConflictError(f"The batch {batch_id} is {batch.status}: cancel it, and delete it once it has ended.")
@@ -139,12 +123,7 @@ async def delete_batch(store: Store, owner: Owner, batch_id: str, endpoint: str)
 
 
 async def cancel_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
-    """Ask that a batch be given up; one that is being given up already stays so.
-
-    Raises:
-        NotFoundError: There is none of this id, or it is not theirs.
-        ConflictError: It is over, or as good as.
-    """
+    """Ask that a batch be given up. Raises `ConflictError` where it is over, or as good as."""
     async with store.transaction() as session:
         batch = await find_owned(session, owner, Batch, batch_id, to_change=True)
         if batch.status in _CANCELLABLE:
@@ -157,8 +136,7 @@ async def cancel_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
 
 async def claim_batches(store: Store, holder: str, lease_s: float, count: int) -> list[Batch]:
     """Take up to `count` batches that nobody works on: of each organisation its oldest first, so that one with many
-    does not keep the others waiting.
-    """
+    does not keep the others waiting."""
     now = int(store.now())
     turn = func.row_number().over(partition_by=Batch.organization_id, order_by=(Batch.created_at, Batch.id))
     live = select(Batch.id, Batch.created_at, turn.label("turn")).where(Batch.status.not_in(OVER)).subquery()
@@ -180,35 +158,25 @@ async def claim_batches(store: Store, holder: str, lease_s: float, count: int) -
 
 
 async def waiting_organizations(store: Store) -> set[str]:
-    """Organisations with a batch that nobody works on, and that could be worked on now."""
     free = and_(Batch.status.not_in(OVER), _free(int(store.now())))
     async with store.reading() as session:
         return set(await session.scalars(select(Batch.organization_id).where(free).distinct()))
 
 
 async def renew_lease(store: Store, holder: str, batch_id: str, lease_s: float) -> Batch:
-    """Hold a batch for longer; the batch as it is now.
-
-    Raises:
-        LeaseLostError: Another has it.
-    """
     async with store.transaction() as session:
         return await change_batch(session, holder, batch_id, leased_until=int(store.now()) + int(lease_s))
 
 
 async def release_batch(store: Store, holder: str, batch_id: str, until: int | None = None) -> None:
-    """Let another take a batch: at once, or from the second `until` on. Nothing happens where it is not held."""
+    """Let another take a batch: at once, or from the second `until` on."""
     async with store.transaction() as session:
         held = _held(holder, batch_id)
         await session.execute(held.values(leased_by=None, leased_until=until))
 
 
 async def change_batch(session: AsyncSession, holder: str, batch_id: str, **values: Any) -> Batch:
-    """Change columns of a batch that one holds, as part of a transaction; the batch as it is then.
-
-    Raises:
-        LeaseLostError: Another has it.
-    """
+    """Change columns of a batch that one holds, as part of a transaction; the batch as it is then."""
     changed = _held(holder, batch_id).values(**values).returning(Batch)
     batch = (await session.execute(changed, execution_options={"populate_existing": True})).scalar_one_or_none()
     if batch is None:
@@ -220,11 +188,7 @@ async def move_batch(
     store: Store, holder: str, batch_id: str, origin: Collection[BatchStatus], status: BatchStatus, **values: Any
 ) -> Batch:
     """Bring a batch from one of the states `origin` into another; one that is in none of them (its client cancelled it
-    meanwhile) stays as it is. The batch as it is then.
-
-    Raises:
-        LeaseLostError: Another has it.
-    """
+    meanwhile) stays as it is. The batch as it is then."""
     async with store.transaction() as session:
         batch = await _locked(session, holder, batch_id)
         if batch.status in origin:

@@ -65,7 +65,6 @@ class Result(NamedTuple):
 
 
 async def add_lines(store: Store, batch_id: str, lines: Sequence[Line]) -> None:
-    """Write requests. Raises `LeaseLostError` where the batch was deleted."""
     rows = [{"batch_id": batch_id, **{name: getattr(each, name) for name in Line.__slots__}} for each in lines]
     async with store.transaction() as session:
         batch = await session.scalar(select(Batch).where(Batch.id == batch_id).with_for_update())
@@ -116,11 +115,7 @@ async def open_lines(
 
 
 async def read_line(store: Store, batch_id: str, line: int) -> Line:
-    """A request without an answer.
-
-    Raises:
-        LeaseLostError: It has one, or is gone: whoever did that has the batch.
-    """
+    """A request without an answer. Raises `LeaseLostError` where it has one, or is gone."""
     query = select(BatchLine.line, BatchLine.custom_id, BatchLine.body, BatchLine.model).where(
         BatchLine.batch_id == batch_id, BatchLine.line == line, BatchLine.failed.is_(None)
     )
@@ -133,11 +128,7 @@ async def read_line(store: Store, batch_id: str, line: int) -> Line:
 
 async def answer_lines(store: Store, holder: str, batch_id: str, answers: Sequence[Answer]) -> Batch:
     """Keep answers; a line that has one already keeps it. Counts and tokens of the batch grow with them. They have been
-    paid for: they are kept however much their organisation has stored.
-
-    Raises:
-        LeaseLostError: Another gateway runs the batch now.
-    """
+    paid for: they are kept however much their organisation has stored."""
     async with store.transaction() as session:
         lines = [answer.line for answer in answers]
         still_open = select(BatchLine.line).where(
@@ -178,5 +169,4 @@ async def read_results(store: Store, batch_id: str, after: int, count: int) -> l
 
 
 async def delete_lines(store: Store, batch_id: str) -> None:
-    """Delete all lines of a batch."""
     await delete_rows(store, BatchLine, "line", BatchLine.batch_id == batch_id, at_once=_DELETED_AT_ONCE)

@@ -34,11 +34,7 @@ async def queue_response(
     gateway_id: str,
     lease_s: int,
 ) -> None:
-    """Keep a response that shall run in the background, leased to this gateway.
-
-    Raises:
-        StorageFullError: Its organisation would store more than it may. How it ends is kept without asking.
-    """
+    """Keep a response that shall run in the background, leased to this gateway."""
     now, counted = int(store.now()), response_bytes(body, input_items, [], request)
     async with storing(store, owner.organization_id, counted) as session:
         row = new_response(owner, body, input_items, conversation_id, counted)
@@ -76,11 +72,8 @@ async def claim_response(
 
 
 async def renew_leases(store: Store, gateway_id: str, response_ids: list[str], lease_s: int) -> set[str]:
-    """Keep working on these responses.
-
-    Returns:
-        Those that are still this gateway's: the others were cancelled, deleted or taken over.
-    """
+    """Keep working on these responses; those that are still this gateway's: the others were cancelled, deleted or taken
+    over."""
     async with store.transaction() as session:
         renewed = await session.scalars(
             update(StoredResponse)
@@ -119,11 +112,7 @@ async def release_response(store: Store, gateway_id: str, response_id: str) -> N
 
 async def cancel_response(store: Store, owner: Owner, response_id: str) -> StoredResponse:
     """Mark a background response as cancelled, unless it has ended; the gateway that works on it finds out when it
-    renews its lease.
-
-    Raises:
-        NotFoundError: The owner has none of that id.
-    """
+    renews its lease."""
     async with store.transaction() as session:
         row = await find_owned(session, owner, StoredResponse, response_id, to_change=True)
         if not row.background or row.status not in RUNNING:

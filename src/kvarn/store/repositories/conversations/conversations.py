@@ -32,12 +32,6 @@ class ConversationLockedError(ConflictError):
 
 
 async def create_conversation(store: Store, owner: Owner, metadata: dict[str, str], items: list[Item]) -> Conversation:
-    """A new conversation that begins with `items`.
-
-    Raises:
-        ConflictError: Two of the items have one id.
-        StorageFullError: Its organisation would store more than it may.
-    """
     now = int(store.now())
     conversation = Conversation(
         id=new_id("conv_"),
@@ -60,11 +54,6 @@ async def create_conversation(store: Store, owner: Owner, metadata: dict[str, st
 async def update_conversation(
     store: Store, owner: Owner, conversation_id: str, metadata: dict[str, str]
 ) -> Conversation:
-    """Give it other metadata.
-
-    Raises:
-        NotFoundError: The owner has no such conversation.
-    """
     async with store.transaction() as session:
         conversation = await find_owned(session, owner, Conversation, conversation_id, to_change=True)
         conversation.counted_bytes += json_bytes(metadata) - json_bytes(conversation.extra)
@@ -74,7 +63,6 @@ async def update_conversation(
 
 
 async def list_items(store: Store, owner: Owner, conversation_id: str, cursor: Cursor) -> Page[Item]:
-    """A page of its items. Raises NotFoundError, also where the cursor's item is not in it."""
     async with store.reading() as session:
         await find_owned(session, owner, Conversation, conversation_id)
         query = select(ConversationItem).where(ConversationItem.conversation_id == conversation_id)
@@ -83,12 +71,7 @@ async def list_items(store: Store, owner: Owner, conversation_id: str, cursor: C
 
 
 async def read_history(store: Store, owner: Owner, conversation_id: str) -> list[str]:
-    """The JSON of its items, oldest first.
-
-    Raises:
-        NotFoundError: The owner has no such conversation.
-        HistoryTooLongError: They are too much to be read.
-    """
+    """The JSON of its items, oldest first. Raises `HistoryTooLongError`."""
     of_it = ConversationItem.conversation_id == conversation_id
     measure = select(func.count(), func.sum(size_of(ConversationItem.item))).where(of_it)
     async with store.reading() as session:
@@ -99,15 +82,8 @@ async def read_history(store: Store, owner: Owner, conversation_id: str) -> list
 
 
 async def add_items(store: Store, owner: Owner, conversation_id: str, items: list[Item]) -> None:
-    """Add items at its end.
-
-    Raises:
-        NotFoundError: The owner has no such conversation.
-        ConversationLockedError: A response is being made in it.
-        ConflictError: It has an item of one of the ids already.
-        HistoryTooLongError: It would have more items than a response may go on from.
-        StorageFullError: Its organisation would store more than it may.
-    """
+    """Add items at its end. Raises `ConversationLockedError`, `ConflictError` for an id that it has,
+    `HistoryTooLongError` past the items that a response may go on from."""
     now = int(store.now())
     async with storing(store, owner.organization_id, _bytes_of(items)) as session:
         conversation = await find_owned(session, owner, Conversation, conversation_id, to_change=True)
@@ -120,11 +96,6 @@ async def add_items(store: Store, owner: Owner, conversation_id: str, items: lis
 
 
 async def find_item(store: Store, owner: Owner, conversation_id: str, item_id: str) -> Item:
-    """One of its items.
-
-    Raises:
-        NotFoundError: The owner has no such conversation, or it has no such item.
-    """
     async with store.reading() as session:
         await find_owned(session, owner, Conversation, conversation_id)
         row = await _item(session, conversation_id, item_id)
@@ -132,12 +103,8 @@ async def find_item(store: Store, owner: Owner, conversation_id: str, item_id: s
 
 
 async def find_items_by_id(store: Store, owner: Owner, item_ids: Collection[str]) -> dict[str, str]:
-    """Items of any of the owner's conversations: their JSON by their ids, as far as there are any. Clients may choose
-    ids: where several items have one, the newest is found.
-
-    Raises:
-        HistoryTooLongError: They are too much to be read.
-    """
+    """JSON of items of any of the owner's conversations, by their ids. Clients may choose ids: where several items have
+    one, the newest is found. Raises `HistoryTooLongError`."""
     newest_first = (ConversationItem.created_at.desc(), Conversation.created_at.desc(), Conversation.id.desc())
     age = func.row_number().over(partition_by=ConversationItem.id, order_by=newest_first)
     aged = (
@@ -155,7 +122,6 @@ async def find_items_by_id(store: Store, owner: Owner, item_ids: Collection[str]
 
 
 async def delete_item(store: Store, owner: Owner, conversation_id: str, item_id: str) -> Conversation:
-    """Delete one of its items. Raises as `find_item` does."""
     async with store.transaction() as session:
         conversation = await find_owned(session, owner, Conversation, conversation_id, to_change=True)
         row = await _item(session, conversation_id, item_id)
@@ -166,12 +132,7 @@ async def delete_item(store: Store, owner: Owner, conversation_id: str, item_id:
 
 
 async def lock_conversation(store: Store, owner: Owner, lock: Lock, seconds: int) -> None:
-    """Take hold of a conversation for a response, or keep hold of it.
-
-    Raises:
-        NotFoundError: The owner has no such conversation.
-        ConversationLockedError: Another response is being made in it.
-    """
+    """Take hold of a conversation for a response, or keep hold of it. Raises `ConversationLockedError`."""
     now = int(store.now())
     async with store.transaction() as session:
         conversation = await find_owned(session, owner, Conversation, lock.conversation_id, to_change=True)
@@ -182,7 +143,6 @@ async def lock_conversation(store: Store, owner: Owner, lock: Lock, seconds: int
 
 
 async def renew_locks(store: Store, response_ids: list[str], seconds: int) -> None:
-    """Keep hold of the conversations that these responses have locked."""
     until = int(store.now()) + seconds
     async with store.transaction() as session:
         await session.execute(
@@ -197,12 +157,9 @@ async def unlock_conversation(store: Store, lock: Lock) -> None:
 
 
 async def finish_turn(session: AsyncSession, owner: Owner, lock: Lock, items: list[Item], now: int) -> None:
-    """Add a response's items to its conversation and let go of it, within the caller's transaction. Where the
-    conversation has been deleted meanwhile there is nothing to add to: deletion wins.
-
-    Raises:
-        ConversationLockedError: The hold ran out, and the conversation has gone on without this response.
-    """
+    """Add a response's items to its conversation and let go of it, within the caller's transaction. A deleted
+    conversation is left alone. Raises `ConversationLockedError` where the hold ran out and the conversation has gone
+    on."""
     try:
         conversation = await find_owned(session, owner, Conversation, lock.conversation_id, to_change=True)
     except NotFoundError:
@@ -214,11 +171,8 @@ async def finish_turn(session: AsyncSession, owner: Owner, lock: Lock, items: li
 
 
 async def append_items(session: AsyncSession, conversation: Conversation, items: list[Item], now: int) -> None:
-    """Add items at the end of a conversation that is held for a change.
-
-    Raises:
-        ConflictError: It has an item of one of the ids already.
-    """
+    """Add items at the end of a conversation that is held for a change. Raises `ConflictError` for an id that it
+    has."""
     ids = [item["id"] for item in items]
     known = select(func.count()).where(
         ConversationItem.conversation_id == conversation.id, ConversationItem.id.in_(ids)

@@ -42,11 +42,9 @@ class StoredTurn:
 
     @property
     def size(self) -> int:
-        """Characters of JSON."""
         return len(self.input_items) + len(self.body)
 
     def items(self) -> list[Item]:
-        """Its items, oldest first."""
         given = msgspec.json.decode(self.input_items, type=list[Item])
         return given + msgspec.json.decode(self.body, type=_Body).output
 
@@ -56,36 +54,25 @@ class _Body(msgspec.Struct):
 
 
 def decode_item(text: str) -> Item:
-    """An item from its JSON."""
     return msgspec.json.decode(text, type=Item)
 
 
 def text_of(column: InstrumentedAttribute[Any]) -> ColumnElement[str]:
-    """A column of JSON, not decoded."""
     return cast(column, Text)
 
 
 def size_of(column: InstrumentedAttribute[Any]) -> ColumnElement[int]:
-    """Characters of JSON in a column."""
     return func.length(text_of(column))
 
 
 def check_measure(items: int | None, size: int | None) -> None:
-    """Check what a database has counted (None: nothing at all).
-
-    Raises:
-        HistoryTooLongError: It is too much.
-    """
+    """Check what a database has counted (None: nothing at all). Raises `HistoryTooLongError`."""
     if (items or 0) > MAX_HISTORY_ITEMS or (size or 0) > MAX_HISTORY_BYTES:
         raise HistoryTooLongError
 
 
 def check_items(items: Sequence[Item]) -> None:
-    """Check how many items these are, parts and all.
-
-    Raises:
-        HistoryTooLongError: Too many.
-    """
+    """Check how many items these are, parts and all. Raises `HistoryTooLongError`."""
     if sum(max(1, _parts(item)) for item in items) > MAX_HISTORY_ITEMS:
         raise HistoryTooLongError
 

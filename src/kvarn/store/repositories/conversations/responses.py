@@ -59,12 +59,7 @@ class Ended:
 
 async def read_chain(store: Store, owner: Owner, response_id: str) -> list[StoredTurn]:
     """A response and those it goes on from, oldest first. It begins behind the last one that has been deleted or has
-    expired: what is gone is seen by nobody, the model included.
-
-    Raises:
-        NotFoundError: The owner has no response of that id.
-        HistoryTooLongError: It has more than `MAX_CHAIN` turns, or is too much to be read.
-    """
+    expired: what is gone is seen by nobody, the model included. Raises `HistoryTooLongError`."""
     missing = NotFoundError(f"There is no response {response_id[:80]!r}.")
     if not is_id(response_id):
         raise missing
@@ -92,11 +87,7 @@ async def read_chain(store: Store, owner: Owner, response_id: str) -> list[Store
 
 
 async def read_turns(store: Store, owner: Owner, response_ids: Collection[str]) -> list[StoredTurn]:
-    """The owner's responses among these, in no order.
-
-    Raises:
-        HistoryTooLongError: They are too much to be read.
-    """
+    """The owner's responses among these, in no order. Raises `HistoryTooLongError`."""
     ids = StoredResponse.id.in_([each for each in response_ids if is_id(each)])
     among = ids & is_owned_by(owner, StoredResponse)
     async with store.reading() as session:
@@ -106,14 +97,8 @@ async def read_turns(store: Store, owner: Owner, response_ids: Collection[str]) 
 
 
 async def keep_response(store: Store, owner: Owner, ended: Ended, *, stored: bool) -> None:
-    """Keep a response that ran in the foreground, and its turn in its conversation: both or none.
-
-    Args:
-        ended: The response.
-        stored: Whether the client wants it kept; its conversation goes on either way.
-
-    It has been made: it is kept however much its organisation has stored.
-    """
+    """Keep a response that ran in the foreground, where its client wants it `stored`, and its turn in its conversation:
+    both or none. It has been made: it is kept however much its organisation has stored."""
     async with store.transaction() as session:
         if stored:
             conversation_id = ended.lock.conversation_id if ended.lock else None
@@ -126,11 +111,8 @@ async def keep_response(store: Store, owner: Owner, ended: Ended, *, stored: boo
 
 
 async def finish_background(store: Store, owner: Owner, ended: Ended, gateway_id: str) -> bool:
-    """Write how a background response ended, and its turn in its conversation.
-
-    Returns:
-        False where it is no longer this gateway's to write: it was cancelled, deleted, or taken over.
-    """
+    """Write how a background response ended, and its turn in its conversation; False where it is no longer this
+    gateway's to write: it was cancelled, deleted, or taken over."""
     mine = StoredResponse.id == ended.id, StoredResponse.leased_by == gateway_id
     known = select(text_of(StoredResponse.request)).where(*mine).with_for_update()
     content = response_bytes(ended.body, ended.input_items, ended.cuts)
@@ -155,14 +137,12 @@ async def finish_background(store: Store, owner: Owner, ended: Ended, gateway_id
 
 
 def response_bytes(*content: Any) -> int:
-    """Bytes that a response of this content counts for."""
     return ROW_BYTES + json_bytes(*content)
 
 
 def new_response(
     owner: Owner, body: dict[str, Any], input_items: list[Item], conversation_id: str | None, counted: int
 ) -> StoredResponse:
-    """A response as it is first kept, with what it counts for."""
     return StoredResponse(
         id=body["id"],
         organization_id=owner.organization_id,

@@ -17,13 +17,7 @@ from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes
 async def add_completion(
     store: Store, owner: Owner, body: Mapping[str, Any], *, metadata: Mapping[str, str], messages: list[dict[str, Any]]
 ) -> None:
-    """Keep a completion. It has been made: it is kept however much its organisation has stored.
-
-    Args:
-        body: The whole object, with its `id`, `created` and `model`.
-        metadata: What the client says of it.
-        messages: What it answers.
-    """
+    """Keep a completion of these `messages`. It has been made: it is kept however much its organisation has stored."""
     extra, kept = _without_nul(metadata), {name: value for name, value in body.items() if name != "metadata"}
     counted = ROW_BYTES + json_bytes(extra, messages, kept)
     async with store.transaction() as session:
@@ -45,11 +39,7 @@ async def add_completion(
 async def list_completions(
     store: Store, owner: Owner, cursor: Cursor, *, model: str | None = None, metadata: Mapping[str, str] | None = None
 ) -> Page[StoredCompletion]:
-    """A page of an owner's completions, by age: those of a model, and with these entries in their metadata.
-
-    Raises:
-        NotFoundError: The cursor's completion is not in the list.
-    """
+    """A page of an owner's completions, by age: those of a model, and with these entries in their metadata."""
     query = owned_by(owner, StoredCompletion)
     if model is not None:
         query = query.where(StoredCompletion.model == model)
@@ -62,11 +52,6 @@ async def list_completions(
 async def change_metadata(
     store: Store, owner: Owner, completion_id: str, metadata: Mapping[str, str]
 ) -> StoredCompletion:
-    """Replace a completion's metadata.
-
-    Raises:
-        NotFoundError: There is none of this id, or it is not theirs.
-    """
     async with store.transaction() as session:
         stored = await find_owned(session, owner, StoredCompletion, completion_id, to_change=True)
         extra = _without_nul(metadata)

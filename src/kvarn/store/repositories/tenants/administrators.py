@@ -16,11 +16,8 @@ from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 
 @asynccontextmanager
 async def keeping_an_administrator(change: AuditedChange, organization_id: str) -> AsyncGenerator[None, None]:
-    """A change after which somebody must still be able to administer the organisation, if anybody was before.
-
-    Raises:
-        ConflictError: Nobody could.
-    """
+    """A change after which somebody must still be able to administer the organisation, if anybody was before. Raises
+    `ConflictError` where nobody could."""
     before = await has_admin_key(change.session, organization_id, change.now)
     yield
     await change.session.flush()
@@ -29,8 +26,7 @@ async def keeping_an_administrator(change: AuditedChange, organization_id: str) 
 
 
 async def has_admin_key(session: AsyncSession, organization_id: str, now: float) -> bool:
-    """Whether somebody can administer the organisation at the time `now` (seconds since 1970): has a key that grants
-    it, as `principals.py` reads them."""
+    """Whether somebody has a key that administers the organisation at the time `now`, as `principals.py` reads them."""
     query = (
         select(ApiKey.id)
         .join(Project, Project.id == ApiKey.project_id)

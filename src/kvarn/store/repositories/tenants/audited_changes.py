@@ -74,16 +74,8 @@ class AuditedChange:
     def record(
         self, kind: str, organization_id: str, object_id: str, *, project_id: str | None = None, **detail: Any
     ) -> None:
-        """Write into the audit log of the organisation that is changed, and into that of whoever acts. Nothing secret
-        belongs into `detail`.
-
-        Args:
-            kind: OpenAI's name of the event, such as `api_key.created`.
-            organization_id: Whose change it is.
-            object_id: What was changed.
-            project_id: Where it belongs.
-            detail: What else there is to say, in the shape of OpenAI's event.
-        """
+        """Write an event of OpenAI's name `kind` into the audit log of the organisation that is changed, and into that
+        of whoever acts. Nothing secret belongs into `detail`."""
         if kind not in _NO_NEWS:
             self.changed.add(organization_id)
         for reader in {organization_id, self.actor.organization_id or organization_id}:
@@ -106,10 +98,8 @@ class AuditedChange:
 
 @asynccontextmanager
 async def audited_change(store: Store, actor: Actor) -> AsyncGenerator[AuditedChange, None]:
-    """One audited change.
-
-    Changes happen one after the other, in all gateways: what a change has looked at is still so when it ends.
-    """
+    """One audited change. They happen one after the other, in all gateways: what a change has looked at is still so
+    when it ends."""
     async with store.transaction() as session:
         await lock_changes(session)
         change = AuditedChange(session, await _known(session, actor), int(store.now()))

@@ -39,12 +39,8 @@ class KeyRequest:
 async def add_key(
     change: AuditedChange, organization_id: str, project_id: str, request: KeyRequest
 ) -> tuple[ApiKey, str]:
-    """A new key and its value, which nobody can ask for again.
-
-    Raises:
-        NotFoundError: The organisation has no such project, or no such user.
-        ConflictError: The project is archived, or an administrator's key is to have scopes, or a user who is none.
-    """
+    """A new key and its value, which nobody can ask for again. Raises `ConflictError` where the project is archived, or
+    an administrator's key is to have scopes, or a user who is none."""
     await get_active_project(change, organization_id, project_id)
     scopes, user = scopes_as_json(request.scopes), None
     if request.user_id is not None:
@@ -83,12 +79,10 @@ async def list_keys(
     project_id: str | None = None,
     admin: bool = False,
 ) -> Page[ApiKey]:
-    """Keys of a project (or of all), or the administrators' keys; not the revoked ones."""
     return await read_page(session, _query(organization_id, project_id, admin), cursor, _ORDER)
 
 
 async def list_all_keys(session: AsyncSession, organization_id: str) -> list[ApiKey]:
-    """All keys of an organisation, revoked ones too, oldest first."""
     query = select(ApiKey).where(ApiKey.organization_id == organization_id).order_by(*_ORDER)
     return list(await session.scalars(query))
 
@@ -96,21 +90,12 @@ async def list_all_keys(session: AsyncSession, organization_id: str) -> list[Api
 async def get_key(
     session: AsyncSession, organization_id: str, key_id: str, *, project_id: str | None = None, admin: bool = False
 ) -> ApiKey:
-    """One key.
-
-    Raises:
-        NotFoundError: There is no such key, or it is revoked.
-    """
     query = _query(organization_id, project_id, admin).where(ApiKey.id == key_id)
     return await find_one(session, query, f"No such API key: {key_id!r}.")
 
 
 async def find_key(session: AsyncSession, key: str) -> ApiKey:
-    """A key of whatever organisation, by its id or by itself: for the administrator of the machine.
-
-    Raises:
-        NotFoundError: There is no such key.
-    """
+    """A key of whatever organisation, by its id or by itself: for the administrator of the machine."""
     if is_key(key):
         return await find_one(session, select(ApiKey).where(ApiKey.lookup == lookup_of(key)), "No such API key.")
     return await find_one(session, select(ApiKey).where(ApiKey.id == key), f"No such API key: {key!r}.")
@@ -119,12 +104,7 @@ async def find_key(session: AsyncSession, key: str) -> ApiKey:
 async def revoke_key(
     change: AuditedChange, organization_id: str, key_id: str, *, project_id: str | None = None, admin: bool = False
 ) -> ApiKey:
-    """Revoke a key for good.
-
-    Raises:
-        NotFoundError: There is no such key, or it is revoked already.
-        ConflictError: It is the last with which the organisation can be administered.
-    """
+    """Revoke a key for good. Raises `ConflictError` for the last with which the organisation can be administered."""
     async with keeping_an_administrator(change, organization_id):
         key = await get_key(change.session, organization_id, key_id, project_id=project_id, admin=admin)
         key.revoked_at = change.now
@@ -133,7 +113,6 @@ async def revoke_key(
 
 
 async def revoke_keys_of(change: AuditedChange, project_id: str, user_id: str) -> None:
-    """Revoke all keys that a user or service account has in a project."""
     mine = select(ApiKey).where(ApiKey.project_id == project_id, ApiKey.user_id == user_id, ApiKey.revoked_at.is_(None))
     for key in await change.session.scalars(mine):
         key.revoked_at = change.now
@@ -152,7 +131,6 @@ async def mark_used(session: AsyncSession, used_at: Mapping[str, int]) -> None:
 
 
 def is_in_force(key: ApiKey, now: float) -> bool:
-    """Neither revoked nor expired."""
     return key.revoked_at is None and (key.expires_at is None or key.expires_at > now)
 
 
@@ -163,7 +141,6 @@ def scopes_as_json(scopes: Scopes) -> dict[str, Any]:
 
 
 def scopes_from_json(stored: Mapping[str, list[str]]) -> Scopes:
-    """The other way."""
     return Scopes(**{name: tuple(values) for name, values in stored.items()})
 
 

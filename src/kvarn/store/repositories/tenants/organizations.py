@@ -20,11 +20,8 @@ _THE_SERVER = Actor("server")
 
 
 async def ensure_default_organization(store: Store) -> bool:
-    """Make the organisation and the project that requests without a key belong to, where they are missing.
-
-    Returns:
-        Whether they were missing: the database is new.
-    """
+    """Make the organisation and the project that requests without a key belong to, where they are missing: the database
+    is new. Whether they were."""
     async with store.reading() as session:  # most often it is there, and nobody need wait for a writer
         if await session.get(Organization, DEFAULT_ORGANIZATION) is not None:
             return False
@@ -67,29 +64,21 @@ async def add_organization(
 
 
 async def list_organizations(session: AsyncSession, cursor: Cursor) -> Page[Organization]:
-    """All organisations."""
     return await read_page(session, select(Organization), cursor, (Organization.created_at, Organization.id))
 
 
 async def get_organization(session: AsyncSession, organization_id: str) -> Organization:
-    """One organisation. Raises NotFoundError."""
     query = select(Organization).where(Organization.id == organization_id)
     return await find_one(session, query, f"No such organization: {organization_id!r}.")
 
 
 async def default_project_id(session: AsyncSession, organization_id: str) -> str:
-    """The project that an organisation was made with. Raises as `get_organization` does."""
     query = select(Project.id).where(Project.organization_id == organization_id, Project.is_default)
     return await find_one(session, query, f"No such organization: {organization_id!r}.")
 
 
 async def change_organization(change: AuditedChange, organization_id: str, changes: dict[str, Any]) -> Organization:
-    """Set fields of an organisation: `name`, `weight`, `priority`, `retention_days`, `archived`.
-
-    Raises:
-        NotFoundError: There is none of that id.
-        ConflictError: The default organisation is to be archived: its administrators run the platform.
-    """
+    """Set fields of an organisation: `name`, `weight`, `priority`, `retention_days`, `archived`."""
     organization = await get_organization(change.session, organization_id)
     fields = dict(changes)
     archived = fields.pop("archived", None)

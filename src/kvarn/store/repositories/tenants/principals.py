@@ -27,7 +27,6 @@ class Grant:
     expires_at: int | None
 
     def principal_at(self, now: float) -> Principal | None:
-        """The principal at a later time."""
         return self.principal if self.expires_at is None or now < self.expires_at else None
 
 

@@ -19,7 +19,6 @@ from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 async def list_projects(
     session: AsyncSession, organization_id: str, cursor: Cursor, *, archived: bool = False
 ) -> Page[Project]:
-    """Projects of an organisation; archived ones only where asked for."""
     query = select(Project).where(Project.organization_id == organization_id)
     if not archived:
         query = query.where(Project.archived_at.is_(None))
@@ -27,18 +26,12 @@ async def list_projects(
 
 
 async def get_project(session: AsyncSession, organization_id: str, project_id: str) -> Project:
-    """One project. Raises NotFoundError."""
     query = select(Project).where(Project.organization_id == organization_id, Project.id == project_id)
     return await find_one(session, query, f"No such project: {project_id!r}.")
 
 
 async def get_active_project(change: AuditedChange, organization_id: str, project_id: str) -> Project:
-    """A project that something is to be added to.
-
-    Raises:
-        NotFoundError: The organisation has none of that id.
-        ConflictError: It is archived.
-    """
+    """A project that something is to be added to. Raises `ConflictError` where it is archived."""
     project = await get_project(change.session, organization_id, project_id)
     if project.archived_at is not None:
         raise ConflictError(f"The project {project_id!r} is archived.")
@@ -46,7 +39,6 @@ async def get_active_project(change: AuditedChange, organization_id: str, projec
 
 
 async def add_project(change: AuditedChange, organization_id: str, name: str) -> Project:
-    """A new project."""
     project = Project(id=new_id("proj_"), organization_id=organization_id, name=name, created_at=change.now)
     change.session.add(project)
     change.record("project.created", organization_id, project.id, project_id=project.id, data={"name": name})
@@ -56,7 +48,7 @@ async def add_project(change: AuditedChange, organization_id: str, name: str) ->
 async def change_project(
     change: AuditedChange, organization_id: str, project_id: str, changes: dict[str, Any]
 ) -> Project:
-    """Set fields of a project: `name`, `log_prompts`. Raises as `get_active_project` does."""
+    """Set fields of a project: `name`, `log_prompts`."""
     project = await get_active_project(change, organization_id, project_id)
     for name, value in changes.items():
         setattr(project, name, value)
@@ -65,12 +57,7 @@ async def change_project(
 
 
 async def archive_project(change: AuditedChange, organization_id: str, project_id: str) -> Project:
-    """Archive a project: its keys stop working, its objects stay. Done again, it changes nothing.
-
-    Raises:
-        NotFoundError: The organisation has none of that id.
-        ConflictError: It is the organisation's default project, or nobody could administer the organisation any more.
-    """
+    """Archive a project: its keys stop working, its objects stay. Done again, it changes nothing."""
     project = await get_project(change.session, organization_id, project_id)
     if project.is_default:
         raise ConflictError("The default project cannot be archived: the administrators' keys belong to it.")

@@ -18,7 +18,6 @@ LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency")
 
 
 async def limits_of(session: AsyncSession, holders: Collection[str]) -> tuple[LimitRule, ...]:
-    """All limits of these organisations, projects and keys, in no order that means anything."""
     query = select(RateLimit).where(RateLimit.holder_id.in_(holders)).order_by(RateLimit.holder_id, RateLimit.model)
     return tuple(
         LimitRule(row.holder_id, row.model, row.requests_per_minute, row.tokens_per_minute, row.concurrency)
@@ -35,16 +34,8 @@ async def set_limit(
     *,
     project_id: str | None = None,
 ) -> LimitRule:
-    """Set limits of one holder for one model, or for each (`*`).
-
-    Args:
-        change: The change; the caller has made sure that the holder is the organisation's.
-        organization_id: Whose holder it is.
-        holder_id: The organisation, project or key.
-        model: Name of the model, or `*`.
-        changes: Some of `LIMITS`.
-        project_id: The project of the holder, for the audit log.
-    """
+    """Set some of the `LIMITS` of one holder for one model, or for each (`*`). The caller has made sure that the holder
+    is the organisation's."""
     row = await change.session.scalar(_query(holder_id, model))
     if row is None:
         row = RateLimit(id=new_id("rl_"), organization_id=organization_id, holder_id=holder_id, model=model)
@@ -59,11 +50,6 @@ async def set_limit(
 async def drop_limit(
     change: AuditedChange, organization_id: str, holder_id: str, model: str, *, project_id: str | None = None
 ) -> None:
-    """Take away the limits of one holder for one model.
-
-    Raises:
-        NotFoundError: It has none.
-    """
     row = await find_one(change.session, _query(holder_id, model), f"No such rate limit: {model!r}.")
     await change.session.delete(row)
     change.record("rate_limit.deleted", organization_id, row.id, project_id=project_id, holder=holder_id, model=model)

@@ -30,7 +30,6 @@ _ORDER = (User.created_at, User.id)
 async def list_users(
     session: AsyncSession, organization_id: str, cursor: Cursor, emails: Collection[str] = ()
 ) -> Page[User]:
-    """People of an organisation, or those with these addresses."""
     query = _people(organization_id)
     if emails:
         query = query.where(User.email.in_([email.lower() for email in emails]))
@@ -38,22 +37,15 @@ async def list_users(
 
 
 async def get_user(session: AsyncSession, organization_id: str, user_id: str) -> User:
-    """One person. Raises NotFoundError."""
     return await find_one(session, _people(organization_id).where(User.id == user_id), f"No such user: {user_id!r}.")
 
 
 async def find_user(session: AsyncSession, organization_id: str, email: str) -> User:
-    """The person with an address. Raises NotFoundError."""
     query = _people(organization_id).where(User.email == email.lower())
     return await find_one(session, query, f"No such user: {email!r}.")
 
 
 async def add_user(change: AuditedChange, organization_id: str, email: str, name: str, role: Role) -> User:
-    """A new person.
-
-    Raises:
-        ConflictError: Somebody of the organisation has that address.
-    """
     taken = select(User.id).where(User.organization_id == organization_id, User.email == email.lower())
     if await change.session.scalar(taken) is not None:
         raise ConflictError(f"There is a user with the address {email!r} already.")
@@ -63,12 +55,6 @@ async def add_user(change: AuditedChange, organization_id: str, email: str, name
 
 
 async def change_user(change: AuditedChange, organization_id: str, user_id: str, role: Role) -> User:
-    """Set a person's role in the organisation.
-
-    Raises:
-        NotFoundError: The organisation has none of that id.
-        ConflictError: Nobody could administer the organisation any more.
-    """
     async with keeping_an_administrator(change, organization_id):
         user = await get_user(change.session, organization_id, user_id)
         user.role = str(role)
@@ -77,7 +63,6 @@ async def change_user(change: AuditedChange, organization_id: str, user_id: str,
 
 
 async def delete_user(change: AuditedChange, organization_id: str, user_id: str) -> None:
-    """Delete a person with all their keys. Raises as `change_user` does."""
     async with keeping_an_administrator(change, organization_id):
         await change.session.delete(await get_user(change.session, organization_id, user_id))
         change.record("user.deleted", organization_id, user_id)
@@ -86,7 +71,6 @@ async def delete_user(change: AuditedChange, organization_id: str, user_id: str)
 async def list_members(
     session: AsyncSession, organization_id: str, project_id: str, cursor: Cursor, kind: Kind
 ) -> Page[ProjectMember]:
-    """People or service accounts of a project."""
     await get_project(session, organization_id, project_id)
     return await read_page(session, _members(project_id).where(User.kind == kind), cursor, _ORDER)
 
@@ -104,11 +88,6 @@ async def get_member(
 async def add_member(
     change: AuditedChange, organization_id: str, project_id: str, user: User, role: str
 ) -> ProjectMember:
-    """Give a person of the organisation a place in a project.
-
-    Raises:
-        ConflictError: The project is archived, or they are in it.
-    """
     await get_active_project(change, organization_id, project_id)
     if await change.session.get(ProjectMember, (project_id, user.id)) is not None:
         raise ConflictError(f"The user {user.id!r} is in the project already.")
@@ -126,7 +105,6 @@ async def change_member(
     role: str | None = None,
     name: str | None = None,
 ) -> ProjectMember:
-    """Set a person's or a service account's role in a project, or its name."""
     member = await get_member(change.session, organization_id, project_id, user_id, kind)
     member.role, member.user.name = role or member.role, name or member.user.name
     wanted = {key: value for key, value in (("name", name), ("role", role)) if value is not None}
@@ -136,11 +114,7 @@ async def change_member(
 
 
 async def remove_member(change: AuditedChange, organization_id: str, project_id: str, user_id: str) -> None:
-    """Take a person out of a project; the keys they have in it are revoked.
-
-    Raises:
-        ConflictError: Nobody could administer the organisation any more.
-    """
+    """Take a person out of a project; the keys they have in it are revoked."""
     async with keeping_an_administrator(change, organization_id):
         await change.session.delete(await get_member(change.session, organization_id, project_id, user_id, "person"))
         await revoke_keys_of(change, project_id, user_id)
@@ -150,7 +124,6 @@ async def remove_member(change: AuditedChange, organization_id: str, project_id:
 async def add_service_account(
     change: AuditedChange, organization_id: str, project_id: str, name: str, role: str
 ) -> ProjectMember:
-    """A new service account in a project. Raises ConflictError where that is archived."""
     await get_active_project(change, organization_id, project_id)
     user = _new_user(change, organization_id, name, Role.MEMBER, kind="service_account")
     change.record("service_account.created", organization_id, user.id, project_id=project_id, data={"role": role})
@@ -158,7 +131,6 @@ async def add_service_account(
 
 
 async def delete_service_account(change: AuditedChange, organization_id: str, project_id: str, user_id: str) -> None:
-    """Delete a service account with all its keys."""
     member = await get_member(change.session, organization_id, project_id, user_id, "service_account")
     await change.session.delete(member.user)
     change.record("service_account.deleted", organization_id, user_id, project_id=project_id)

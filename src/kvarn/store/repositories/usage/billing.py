@@ -14,11 +14,7 @@ from kvarn.store.repositories.usage import rollups
 
 
 async def bill(store: Store, events: Sequence[LedgerEvent]) -> int:
-    """Count events into their hours, in one transaction. Those that have been counted before are left out.
-
-    Returns:
-        How many were new.
-    """
+    """Count events into their hours, in one transaction, but those that have been counted before; how many were new."""
     if not events:
         return 0
     async with store.transaction() as session:

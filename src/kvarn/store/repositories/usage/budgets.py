@@ -74,13 +74,11 @@ async def note_alert(store: Store, rule: Budget, period: str) -> bool:
 
 
 async def list_budgets(session: AsyncSession, organization_id: str, cursor: Cursor) -> Page[Budget]:
-    """A page of an organisation's budgets."""
     query = select(Budget).where(Budget.organization_id == organization_id)
     return await read_page(session, query, cursor, (Budget.created_at, Budget.id))
 
 
 async def find_budget(session: AsyncSession, organization_id: str, budget_id: str) -> Budget:
-    """One budget of an organisation. Raises NotFoundError."""
     query = select(Budget).where(Budget.id == budget_id, Budget.organization_id == organization_id)
     return await find_one(session, query, f"There is no budget {budget_id[:80]!r}.")
 
@@ -89,12 +87,7 @@ async def add_budget(
     change: AuditedChange, organization_id: str, project_id: str | None, fields: Mapping[str, Any]
 ) -> Budget:
     """A new budget of an organisation or one of its projects. `fields` are those of `Budget`: `unit`, `currency` (of
-    one of money), `period`, `hard_limit`, `soft_limit`.
-
-    Raises:
-        NotFoundError: The organisation has no such project.
-        ConflictError: The project is archived.
-    """
+    one of money), `period`, `hard_limit`, `soft_limit`."""
     if project_id is not None:
         await get_active_project(change, organization_id, project_id)
     holder_id = project_id or organization_id
@@ -117,6 +110,5 @@ def change_budget(change: AuditedChange, budget: Budget, limits: Mapping[str, in
 
 
 async def delete_budget(change: AuditedChange, budget: Budget) -> None:
-    """Take a budget away."""
     await change.session.delete(budget)
     change.record("budget.deleted", budget.organization_id, budget.id, project_id=budget.project_id)

@@ -21,19 +21,9 @@ _DATA_AT_FAULT = ("22", "23")
 
 
 async def record(store: Store, events: Sequence[LedgerEvent], payloads: Sequence[bytes] | None = None) -> set[str]:
-    """Write events in one transaction with their outbox entries and the sums of their hours and periods. One whose id
-    is in the ledger already changes nothing.
-
-    Args:
-        events: At most some hundreds.
-        payloads: What is to be published, one for each event; None: nothing is.
-
-    Returns:
-        The ids that are new.
-
-    Raises:
-        UnstorableError: It refuses one of them as it is; nothing is written.
-    """
+    """Write events, some hundreds at most, in one transaction with their outbox entries (`payloads`, where they are to
+    be published) and the sums of their hours and periods. One whose id is in the ledger already changes nothing; the
+    ids that are new. Raises `UnstorableError` where the database refuses one as it is; nothing is written."""
     try:
         return await _record(store, events, payloads)
     except DBAPIError as error:

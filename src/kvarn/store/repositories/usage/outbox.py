@@ -18,7 +18,6 @@ async def oldest(store: Store, limit: int) -> list[tuple[int, str, bytes]]:
 
 
 async def forget(store: Store, numbers: Collection[int]) -> None:
-    """The broker has these."""
     async with store.transaction() as session:
         await session.execute(delete(OutboxEntry).where(OutboxEntry.id.in_(numbers)))
 

@@ -36,18 +36,9 @@ _Table = type[UsageEvent] | type[UsageHour]
 async def sums(
     store: Store, where: UsageFilter, *, start: int, end: int, width: int = 0, group_by: Sequence[str] = ()
 ) -> list[UsageSum]:
-    """Sums of the events that ended from `start` on and before `end` (seconds since 1970).
-
-    Args:
-        where: Which events.
-        start: First second.
-        end: First second no longer counted.
-        width: Seconds of a bucket of time, aligned to 1970; 0: one bucket.
-        group_by: Names of `GROUPS`, or `batch` (`true` or `false`).
-
-    Returns:
-        By time, then by group. Events in several currencies have a sum in each.
-    """
+    """Sums of the events that ended from `start` on and before `end` (seconds since 1970), by time, then by group;
+    events in several currencies have a sum in each. `width`: seconds of a bucket of time, aligned to 1970; 0: one
+    bucket. `group_by`: names of `GROUPS`, or `batch` (`true` or `false`)."""
     by_hours = where.batch_ids is None and "batch_id" not in group_by
     times = _times(start, end, width) if by_hours else [(UsageEvent, (start, end))]
     parts = [_part(table, where, *each, width, group_by) for table, each in times]

@@ -34,37 +34,27 @@ class ChoiceLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A function's name and its arguments as JSON text."""
-
     name: str
     arguments: str
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call the model makes."""
-
     id: str
     function: FunctionCall
     type: str = "function"
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of the answer."""
-
     content: str | None
     role: str = "assistant"
-    reasoning: str | UnsetType = UNSET
-    """Reasoning before the answer (vLLM's extension)."""
-    reasoning_content: str | UnsetType = UNSET
-    """The same by the name that vLLM gave it at first, as DeepSeek does."""
+    reasoning: str | UnsetType = UNSET  # reasoning before the answer (vLLM's extension)
+    reasoning_content: str | UnsetType = UNSET  # the same by the name that vLLM gave it at first, as DeepSeek does
     refusal: str | None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
     function_call: FunctionCall | UnsetType = UNSET  # where the request spoke of functions
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer."""
-
     index: int
     message: AnswerMessage
     finish_reason: FinishReason
@@ -75,8 +65,6 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a chat completion request."""
-
     id: str
     created: int
     model: str
@@ -110,8 +98,6 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """More of a message."""
-
     role: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
@@ -122,8 +108,6 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """More of one answer."""
-
     index: int
     delta: Delta
     finish_reason: FinishReason | None = None

@@ -60,15 +60,11 @@ class PlainMessage(RequestModel):
 
 
 class FunctionCallArguments(RequestModel):
-    """A function's name and its arguments as JSON text."""
-
     name: str
     arguments: str
 
 
 class EarlierToolCall(RequestModel):
-    """A call the model made in an earlier turn."""
-
     model_config = _ECHO
 
     id: str
@@ -79,8 +75,6 @@ class EarlierToolCall(RequestModel):
 
 
 class AssistantMessage(RequestModel):
-    """Answer of the model in an earlier turn."""
-
     model_config = _ECHO
 
     role: Literal["assistant"]
@@ -96,8 +90,6 @@ class AssistantMessage(RequestModel):
 
 
 class ToolMessage(RequestModel):
-    """The result of a tool call."""
-
     role: Literal["tool"]
     content: str | Parts
     tool_call_id: str
@@ -117,11 +109,7 @@ Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1)]
 
 
 def check_tool_results(messages: Sequence[Message]) -> None:
-    """Make sure that every result belongs to a call made before it.
-
-    Raises:
-        PydanticCustomError: One does not; it says which.
-    """
+    """Refuse results that belong to no call before them. Raises `PydanticCustomError`."""
     calls: set[str] = set()
     functions = False
     for index, message in enumerate(messages):

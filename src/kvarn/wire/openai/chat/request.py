@@ -48,8 +48,6 @@ class FunctionDefinition(RequestModel):
 
 
 class Tool(RequestModel):
-    """A tool the model may use."""
-
     type: Annotated[Literal["function"], only("function", why="Only tools of type 'function' are supported.")]
     function: FunctionDefinition
 
@@ -58,14 +56,10 @@ Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=128)]
 
 
 class FunctionReference(RequestModel):
-    """A function by its name."""
-
     name: str
 
 
 class NamedToolChoice(RequestModel):
-    """The model must call this function."""
-
     type: Literal["function"]
     function: FunctionReference
 
@@ -100,8 +94,6 @@ FunctionCallChoice = Literal["none", "auto"] | FunctionReference
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Use of tools in a request."""
-
     functions: tuple[FunctionDefinition, ...]  # what the model is shown and may call
     forced: bool = False  # it must call one
     named: str | None = None  # it must call this one
@@ -110,7 +102,6 @@ class ToolUse:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the functions that may be called."""
         return frozenset(function.name for function in self.functions)
 
     @property
@@ -141,8 +132,6 @@ TemplateKwargs = Annotated[dict[str, Any], BeforeValidator(_check_template_kwarg
 
 
 class ChatCompletionRequest(SamplingFields):
-    """The body of a chat completion request."""
-
     fields_that_may_be_empty = SamplingFields.fields_that_may_be_empty | {"web_search_options"}
 
     messages: Messages
@@ -230,7 +219,6 @@ class ChatCompletionRequest(SamplingFields):
 
     @property
     def end_user(self) -> str | None:
-        """The client's name of its own user."""
         return self.safety_identifier or self.user
 
     @property
@@ -275,13 +263,10 @@ class ChatCompletionRequest(SamplingFields):
 
     @property
     def plain_messages(self) -> list[dict[str, Any]]:
-        """The messages as plain data, for the chat template."""
         return plain_messages(self.messages)
 
 
 class CompletionChange(RequestModel):
-    """The body of a change to a stored completion."""
-
     metadata: Metadata | None  # stands in the place of what it had
 
 

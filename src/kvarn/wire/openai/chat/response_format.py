@@ -12,8 +12,6 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class JsonSchemaFormat(RequestModel):
-    """JSON that a schema describes."""
-
     name: FunctionName
     description: str | None = None
     schema_: JsonSchema = Field(True, alias="schema")
@@ -21,8 +19,6 @@ class JsonSchemaFormat(RequestModel):
 
 
 class ResponseFormat(RequestModel):
-    """The form of the answer."""
-
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     structures: list[dict[str, Any]] | None = None

@@ -11,8 +11,6 @@ from kvarn.wire.openai.organization.requests import Name
 
 
 class DeploymentCreate(RequestModel):
-    """`POST /v1/organization/deployments`."""
-
     model: Name
     settings: dict[str, Any] = Field(default_factory=dict)  # as `models[]`; what is left out stays, null is the default
     replicas: Annotated[int, Field(ge=0, le=256)] | None = None
@@ -20,15 +18,11 @@ class DeploymentCreate(RequestModel):
 
 
 class DeploymentScale(RequestModel):
-    """`POST /v1/organization/deployments/scale`."""
-
     model: Name
     replicas: Annotated[int, Field(ge=0, le=256)] | None  # null: as the version says
 
 
 class DeploymentRollback(RequestModel):
-    """`POST /v1/organization/deployments/rollback`."""
-
     model: Name
     version: Annotated[int, Field(ge=0)] | None = None  # null: the one that served before; 0: the configuration's
 
@@ -69,8 +63,6 @@ class DeploymentObject(TypedDict):
 
 
 class DeploymentVersionObject(TypedDict):
-    """A version of a model."""
-
     object: str
     model: str
     version: int

@@ -15,8 +15,6 @@ class _NamedObject(TypedDict):
 
 
 class ProjectObject(_NamedObject):
-    """A project."""
-
     archived_at: int | None
     status: str
     log_prompts: bool
@@ -31,8 +29,6 @@ class _KeyObject(_NamedObject):
 
 
 class ProjectKeyObject(_KeyObject):
-    """A project's API key."""
-
     role: str
     scopes: list[str]
     owner_project_access: str
@@ -56,8 +52,6 @@ class ServiceAccountObject(_NamedObject):
 
 
 class ProjectUserObject(TypedDict):
-    """A user as a member of a project."""
-
     object: str
     id: str
     name: str
@@ -71,8 +65,6 @@ class UserObject(ProjectUserObject):
 
 
 class RateLimitObject(TypedDict):
-    """The limits of a model's requests."""
-
     object: str
     id: str
     model: str
@@ -154,15 +146,11 @@ class InputUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """Money."""
-
     value: float
     currency: str
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """Costs in one bucket."""
-
     object: str = "organization.costs.result"
     amount: Amount
     line_item: str | None = None  # the model

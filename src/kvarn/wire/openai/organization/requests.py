@@ -9,8 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from kvarn.wire.openai.common import Refused, RequestModel, disagreement
 
-UNLIMITED = 2**53 - 1
-"""Number that means "no limit" in OpenAI's fields: the largest that every JSON client keeps."""
+UNLIMITED = 2**53 - 1  # number that means "no limit" in OpenAI's fields: the largest that every JSON client keeps
 
 _KINDS_OF_SCOPE = ("models", "endpoints", "adapters")
 
@@ -45,16 +44,12 @@ OrganizationRole = Literal["owner", "reader"]  # OpenAI's names of administrator
 
 
 class ProjectCreate(RequestModel):
-    """`POST /v1/organization/projects`."""
-
     name: Name
     residency: Refused = None
     external_key_id: Refused = None
 
 
 class ProjectUpdate(RequestModel):
-    """`POST /v1/organization/projects/{project_id}`."""
-
     name: Name | None = None
     external_key_id: Refused = None
     log_prompts: bool | None = None  # ours: let prompts be sampled and kept, encrypted
@@ -72,37 +67,27 @@ class ProjectKeyCreate(RequestModel):
 
 
 class AdminKeyCreate(RequestModel):
-    """`POST /v1/organization/admin_api_keys`."""
-
     name: Name
     expires_in_seconds: Lifetime | None = None
 
 
 class ServiceAccountCreate(RequestModel):
-    """`POST /v1/organization/projects/{project_id}/service_accounts`."""
-
     name: Name
     create_service_account_only: bool | None = None
 
 
 class ServiceAccountUpdate(RequestModel):
-    """`POST /v1/organization/projects/{project_id}/service_accounts/{service_account_id}`."""
-
     name: Name | None = None
     role: ProjectRole | None = None
 
 
 class ServiceAccountKeyCreate(RequestModel):
-    """`POST …/service_accounts/{service_account_id}/api_keys`."""
-
     name: Name | None = None
     scopes: ScopeList = Field(default_factory=list)
     expires_in_seconds: Lifetime | None = None  # ours
 
 
 class ProjectUserCreate(RequestModel):
-    """`POST /v1/organization/projects/{project_id}/users`."""
-
     user_id: ObjectId | None = None
     email: Email | None = None
     role: ProjectRole
@@ -115,8 +100,6 @@ class ProjectUserCreate(RequestModel):
 
 
 class ProjectUserUpdate(RequestModel):
-    """`POST /v1/organization/projects/{project_id}/users/{user_id}`."""
-
     role: ProjectRole
 
 
@@ -129,8 +112,6 @@ class UserCreate(RequestModel):
 
 
 class UserUpdate(RequestModel):
-    """`POST /v1/organization/users/{user_id}`."""
-
     role: OrganizationRole
     role_id: Refused = None
     technical_level: Refused = None
@@ -161,8 +142,6 @@ class TenantSettings(RequestModel):
 
 
 class TenantCreate(TenantSettings):
-    """`POST /v1/organization/tenants`: ours."""
-
     name: Name
 
 

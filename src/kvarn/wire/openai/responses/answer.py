@@ -17,8 +17,6 @@ ENDED: frozenset[str] = frozenset({"completed", "incomplete", "failed", "cancell
 
 
 class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of a response."""
-
     input_tokens: int
     input_tokens_details: dict[str, int]
     output_tokens: int

@@ -24,8 +24,6 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputText(RequestModel):
-    """A text in a message or in a call's result."""
-
     type: Literal["input_text"]
     text: str
     prompt_cache_breakpoint: dict[str, Any] | None = None
@@ -47,7 +45,6 @@ class ImagePart(RequestModel):
 
     @property
     def text(self) -> str:
-        """Text in its place, for the model."""
         return f"[{self.type.removeprefix('input_')}: this model reads text only]"
 
 
@@ -62,8 +59,6 @@ class OutputText(RequestModel):
 
 
 class Refusal(RequestModel):
-    """A refusal the model wrote."""
-
     type: Literal["refusal"]
     refusal: str
 
@@ -89,49 +84,28 @@ class MessageItem(RequestModel):
 _Caller = Annotated[dict[str, Any] | None, only({"type": "direct"}, why="Calls are made by the model itself.")]
 
 
-class FunctionCallItem(RequestModel):
-    """A call the model made."""
-
-    type: Literal["function_call"]
+class _Call(RequestModel):
     call_id: CallId
     name: str
-    arguments: str
     id: OptionalId = None
     status: ItemStatus | None = None
     namespace: str | None = None  # of the function
     caller: _Caller = None
 
 
-class FunctionCallOutputItem(RequestModel):
-    """Result of a call."""
-
-    type: Literal["function_call_output"]
-    call_id: CallId
-    output: str | ResultParts
-    id: OptionalId = None
-    status: ItemStatus | None = None
-    name: str | None = None
-    namespace: str | None = None
-    caller: _Caller = None
+class FunctionCallItem(_Call):
+    type: Literal["function_call"]
+    arguments: str
 
 
-class CustomToolCallItem(RequestModel):
+class CustomToolCallItem(_Call):
     """A call the model made of a tool whose input is plain text."""
 
     type: Literal["custom_tool_call"]
-    call_id: CallId
-    name: str
     input: str
-    id: OptionalId = None
-    status: ItemStatus | None = None
-    namespace: str | None = None
-    caller: _Caller = None
 
 
-class CustomToolCallOutputItem(RequestModel):
-    """Output of a custom tool's call."""
-
-    type: Literal["custom_tool_call_output"]
+class _CallOutput(RequestModel):
     call_id: CallId
     output: str | ResultParts
     id: OptionalId = None
@@ -139,6 +113,14 @@ class CustomToolCallOutputItem(RequestModel):
     name: str | None = None
     namespace: str | None = None
     caller: _Caller = None
+
+
+class FunctionCallOutputItem(_CallOutput):
+    type: Literal["function_call_output"]
+
+
+class CustomToolCallOutputItem(_CallOutput):
+    type: Literal["custom_tool_call_output"]
 
 
 def _check_summary(value: str) -> str:
@@ -278,27 +260,19 @@ NewItems = Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_NEW_I
 
 
 class CreateConversationRequest(RequestModel):
-    """The body of a request for a new conversation."""
-
     items: NewItems | None = None
     metadata: Metadata | None = None
 
 
 class UpdateConversationRequest(RequestModel):
-    """The body of a request to change a conversation."""
-
     metadata: Metadata | None  # replaces what was there
 
 
 class CreateItemsRequest(RequestModel):
-    """The body of a request to add items to a conversation."""
-
     items: NewItems
 
 
 class ConversationAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation."""
-
     id: str
     created_at: int
     metadata: dict[str, str]

@@ -53,8 +53,6 @@ class TextFormat(RequestModel):
 
 
 class TextConfig(RequestModel):
-    """The form of the answer's text."""
-
     format: Annotated[TextFormat | None, EMPTY_IS_NULL] = None
     verbosity: Annotated[str | None, ignored("ignored 'text.verbosity', ask for it in the instructions", "medium")] = (
         None
@@ -62,8 +60,6 @@ class TextConfig(RequestModel):
 
 
 class ConversationId(RequestModel):
-    """A conversation, by its id."""
-
     id: str
 
 
@@ -71,8 +67,6 @@ Summary = Annotated[str | None, ignored("ignored 'reasoning.summary', reasoning 
 
 
 class ReasoningConfig(LenientModel):
-    """Options of reasoning."""
-
     effort: Annotated[ReasoningEffort | None, only(*get_args(ReasoningEffort))] = None
     summary: Summary = None
     generate_summary: Summary = None  # its older name
@@ -114,13 +108,10 @@ class ContextFields(LenientModel):
 
     @property
     def conversation_id(self) -> str | None:
-        """Id of the conversation it belongs to."""
         return self.conversation.id if isinstance(self.conversation, ConversationId) else self.conversation
 
 
 class TokenCountRequest(ContextFields):
-    """The body of a request to count a response's input tokens."""
-
     model: str | None = None  # default: the first served model
     personality: Annotated[None, refused("write it in the instructions")] = None
 
@@ -138,14 +129,10 @@ class CompactRequest(ContextFields):
 
 
 class StreamOptions(LenientModel):
-    """Options of a stream."""
-
     include_obfuscation: Obfuscation = None
 
 
 class ResponseRequest(ContextFields):
-    """The body of a request for a response."""
-
     model: str
     store: bool | None = None  # default: true
     background: bool | None = None
@@ -187,10 +174,8 @@ class ResponseRequest(ContextFields):
 
     @property
     def stored(self) -> bool:
-        """Whether the response is kept."""
         return self.store is not False
 
     @property
     def with_logprobs(self) -> bool:
-        """Whether the text's log-probabilities are asked for."""
         return "message.output_text.logprobs" in (self.include or ())

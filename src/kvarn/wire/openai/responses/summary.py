@@ -15,11 +15,7 @@ def encoded_summary(text: str) -> str:
 
 
 def summary_of(content: str) -> str:
-    """The summary that a client sends back.
-
-    Raises:
-        PydanticCustomError: It is none of ours.
-    """
+    """The summary that a client sends back. Raises `PydanticCustomError`: it is none of ours."""
     try:
         if content.startswith(_BEGIN):
             return base64.b64decode(content.removeprefix(_BEGIN), altchars=b"-_", validate=True).decode()

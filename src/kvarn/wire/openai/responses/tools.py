@@ -9,8 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from kvarn.wire.openai.chat.response_format import FunctionName
 from kvarn.wire.openai.common import EMPTY_IS_NULL, RequestModel, disagreement, only
 
-OFFERED_TYPES = ("function", "custom", "namespace")
-"""Types of the tools that the model is offered."""
+OFFERED_TYPES = ("function", "custom", "namespace")  # types of the tools that the model is offered
 _CALLED_DIRECTLY = only(["direct"])
 
 

@@ -12,7 +12,7 @@ constexpr std::int64_t kSegment = 256;      // positions of a segment
 constexpr std::int64_t kSegmentBlocks = kSegment / kBlock;
 constexpr std::int64_t kTileTokens = 64;    // most tokens whose queries one work item answers
 
-// A step as the engine describes it (kvarn/kernels/batch.py). The arrays must outlive the plan.
+// A step as the engine describes it (kvarn/kernels/batch.py). The arrays must outlive the metadata.
 struct StepTables {
     std::int64_t sequences;               // S
     std::int64_t tokens;                  // T
@@ -41,12 +41,12 @@ struct TokenReads {
 // Some tokens read some segments of the blocks of `sequence`. For every key/value head it is one piece of work.
 struct WorkItem {
     std::int32_t sequence;        // whose block table is read; tokens of several sequences may share it
-    std::int32_t first_token;     // into AttentionPlan::item_tokens
+    std::int32_t first_token;     // into AttentionMetadata::item_tokens
     std::int32_t num_tokens;
     std::int32_t first_segment;
     std::int32_t last_segment;    // one past
     std::int64_t cost;            // roughly
-    std::int32_t first_of_run = 0, run_items = 1;    // the run it belongs to, see AttentionPlan::piece
+    std::int32_t first_of_run = 0, run_items = 1;    // the run it belongs to, see AttentionMetadata::piece
 };
 
 // A work item for one key/value head.
@@ -60,10 +60,10 @@ struct WriteRange {
     std::int32_t last_token;    // one past
 };
 
-class AttentionPlan {
+class AttentionMetadata {
   public:
     // Throws std::invalid_argument where the step does not fit together: nothing is read past the end of its arrays.
-    explicit AttentionPlan(const StepTables& step);
+    explicit AttentionMetadata(const StepTables& step);
 
     const StepTables step;
     std::vector<TokenReads> reads;          // of every token

@@ -1,4 +1,4 @@
-#include "attention/plan.h"
+#include "attention/metadata.h"
 
 #include <algorithm>
 #include <numeric>
@@ -32,7 +32,7 @@ struct Tile {
 
 }  // namespace
 
-AttentionPlan::AttentionPlan(const StepTables& tables) : step(tables) {
+AttentionMetadata::AttentionMetadata(const StepTables& tables) : step(tables) {
     require(step.query_starts[0] == 0 && step.query_starts[step.sequences] == step.tokens,
             "the query starts do not begin at 0 and end at the number of tokens");
     reads.reserve(step.tokens);
@@ -49,14 +49,14 @@ AttentionPlan::AttentionPlan(const StepTables& tables) : step(tables) {
     order_items();
 }
 
-std::span<const std::int32_t> AttentionPlan::blocks_of(std::int64_t sequence, std::int64_t segment) const {
+std::span<const std::int32_t> AttentionMetadata::blocks_of(std::int64_t sequence, std::int64_t segment) const {
     const std::int64_t blocks = (step.context_lens[sequence] + kBlock - 1) / kBlock;
     const std::int64_t first = segment * kSegmentBlocks;
     const std::int64_t count = std::clamp<std::int64_t>(blocks - first, 0, kSegmentBlocks);
     return {step.block_tables + sequence * step.table_stride + first, static_cast<std::size_t>(count)};
 }
 
-void AttentionPlan::check_sequence(std::int64_t sequence) const {
+void AttentionMetadata::check_sequence(std::int64_t sequence) const {
     const std::int64_t count = last_token(sequence) - first_token(sequence), context = step.context_lens[sequence];
     require(count >= 0 && last_token(sequence) <= step.tokens, "the query starts do not ascend");
     require(count <= context, "a sequence has more queries than tokens");
@@ -64,7 +64,7 @@ void AttentionPlan::check_sequence(std::int64_t sequence) const {
 }
 
 // Takes note of the blocks in which this step reads and writes.
-void AttentionPlan::use_blocks(std::int64_t sequence) {
+void AttentionMetadata::use_blocks(std::int64_t sequence) {
     std::int32_t lowest = 0, highest = -1;
     for (std::int64_t segment = own_from_[sequence]; !ends_before(sequence, segment); ++segment)
         for (const std::int32_t block : blocks_of(sequence, segment)) {
@@ -79,7 +79,7 @@ void AttentionPlan::use_blocks(std::int64_t sequence) {
     }
 }
 
-void AttentionPlan::read_sequence(std::int64_t sequence) {
+void AttentionMetadata::read_sequence(std::int64_t sequence) {
     const std::int64_t count = last_token(sequence) - first_token(sequence);
     std::int64_t own_from = 0;
     for (std::int64_t i = 0; i < count; ++i) {
@@ -99,7 +99,7 @@ void AttentionPlan::read_sequence(std::int64_t sequence) {
 }
 
 // Two tokens of one block share words of its values, so one range holds both, and its tokens are written together.
-void AttentionPlan::cut_writes(std::int64_t sequence) {
+void AttentionMetadata::cut_writes(std::int64_t sequence) {
     const std::int64_t last = last_token(sequence);
     for (std::int64_t token = first_token(sequence); token < last;) {
         const std::int64_t offset = reads[token].position % kBlock, end = std::min(last, token + kBlock - offset);
@@ -111,7 +111,7 @@ void AttentionPlan::cut_writes(std::int64_t sequence) {
     }
 }
 
-std::vector<std::int32_t> AttentionPlan::tokens_of_sequences(std::span<const std::int32_t> sequences) const {
+std::vector<std::int32_t> AttentionMetadata::tokens_of_sequences(std::span<const std::int32_t> sequences) const {
     std::vector<std::int32_t> tokens;
     for (const std::int32_t sequence : sequences)
         for (std::int64_t t = first_token(sequence); t < last_token(sequence); ++t)
@@ -119,7 +119,7 @@ std::vector<std::int32_t> AttentionPlan::tokens_of_sequences(std::span<const std
     return tokens;
 }
 
-void AttentionPlan::add_item(std::int64_t sequence, std::span<const std::int32_t> tokens, std::int64_t first_segment,
+void AttentionMetadata::add_item(std::int64_t sequence, std::span<const std::int32_t> tokens, std::int64_t first_segment,
                              std::int64_t last_segment) {
     const std::int64_t positions =
         std::min<std::int64_t>(step.context_lens[sequence], last_segment * kSegment) - first_segment * kSegment;
@@ -131,7 +131,7 @@ void AttentionPlan::add_item(std::int64_t sequence, std::span<const std::int32_t
 }
 
 // Gives each token a slot for the result of every segment it reads.
-void AttentionPlan::split(std::span<const std::int32_t> tokens) {
+void AttentionMetadata::split(std::span<const std::int32_t> tokens) {
     for (const std::int32_t token : tokens) {
         if (reads[token].partial >= 0) continue;
         reads[token].partial = static_cast<std::int32_t>(num_partials);
@@ -141,7 +141,7 @@ void AttentionPlan::split(std::span<const std::int32_t> tokens) {
 }
 
 // More tokens share what is read for them, up to a hundred rows or so, but threads must not stand idle.
-std::int64_t AttentionPlan::choose_tile_tokens() const {
+std::int64_t AttentionMetadata::choose_tile_tokens() const {
     std::int64_t items = 0;
     for (std::int64_t sequence = 0; sequence < step.sequences; ++sequence)
         items += (last_token(sequence) - first_token(sequence)) / kTileTokens * step.kv_heads;
@@ -150,7 +150,7 @@ std::int64_t AttentionPlan::choose_tile_tokens() const {
 
 // Finds segments that are the same blocks for several sequences. Sequences share a prefix, so one that shares a
 // segment with nobody is not looked at again: without sharing this costs one sort.
-void AttentionPlan::share_segments() {
+void AttentionMetadata::share_segments() {
     std::vector<std::int32_t> waiting;
     for (std::int64_t sequence = 0; sequence < step.sequences; ++sequence) {
         const std::int64_t count = last_token(sequence) - first_token(sequence);
@@ -190,7 +190,7 @@ void AttentionPlan::share_segments() {
 
 // Dear items first, so that no thread is left with one at the end. Those that read much of the same keys and values, of a
 // prompt or of many sequences with one prefix, are a run, whose cost is theirs together.
-void AttentionPlan::order_items() {
+void AttentionMetadata::order_items() {
     std::vector<std::int64_t> of_run(step.sequences);    // costs of items of many tokens
     const auto is_long = [](const WorkItem& item) { return item.num_tokens > kFewTokens; };
     for (const WorkItem& item : items)
@@ -212,7 +212,7 @@ void AttentionPlan::order_items() {
 }
 
 // Tokens that share nothing are read in one item each tile, unless that would leave threads idle at the end.
-void AttentionPlan::cut_tiles() {
+void AttentionMetadata::cut_tiles() {
     std::vector<Tile> tiles;
     std::int64_t total = 0;
     for (std::int32_t sequence = 0; sequence < step.sequences; ++sequence)
