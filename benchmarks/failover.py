@@ -167,7 +167,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with serving("kvarn-demo", "kvarn-demo", log, model, {"data_dir": folder}) as server:
-            tally = asyncio.run(run(server.url, server.pid, options))
+            tally = asyncio.run(run(server.url, server.process.pid, options))
             starts = start_times(log)
             page = httpx.get(f"{server.url}/metrics").text
     moved = {

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 
-from benchmarks.modelled_engine import launch_modelled_engine
+from benchmarks.modelled_engine import launch_engine
 from kvarn.catalog.models import ServedModel
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.schema import KvarnConfig
@@ -70,7 +70,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     """Serve, and print the least of all rounds for each number of streams."""
     config = KvarnConfig(gateway=GatewayConfig(port=0))
     model = config.models[0].model_copy(update={"name": "m"})
-    supervisor, replica = launch_modelled_engine(model, DEMO, StepTimes(fixed_s=STEP_S))
+    supervisor, replica = launch_engine(model, DEMO, StepTimes(fixed_s=STEP_S))
     supervisor.start()
     server = build_server(create_app(config, {"m": ServedModel("m", model, [replica], DEMO)}), config.gateway)
     listener = bind(config.gateway)

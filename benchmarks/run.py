@@ -90,7 +90,6 @@ def _percentiles(distribution: Distribution | None) -> str:
 def document(arguments: argparse.Namespace, results: list[dict[str, Any]], started: Started | None) -> dict[str, Any]:
     """The run as plain data."""
     start = started and {
-        "ready_s": round(started.ready_s, 3),
         "first_answer_s": round(started.first_answer_s, 3),
         "peak_pss_mb": round(started.memory.peak_bytes / 1e6, 1),
     }
@@ -159,7 +158,7 @@ def main() -> int:
                 tempfile.TemporaryDirectory() as folder,
                 serving(model, path, Path(folder) / "serve.log", settings) as started,
             ):
-                console.print(f"ready after {started.ready_s:.2f} s, first answer after {started.first_answer_s:.2f} s")
+                console.print(f"first answer after {started.first_answer_s:.2f} s")
                 results = measure(arguments, started.url, started.model, console)
     except (BenchError, ServerError) as error:
         print(error, file=sys.stderr)

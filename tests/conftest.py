@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import faulthandler
+import gc
 import os
 import pwd
 import random
@@ -69,6 +70,15 @@ if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MIN_MEMORY_BYTES:
 
 settings.register_profile("kvarn", deadline=None, print_blob=True)
 settings.load_profile("kvarn")
+
+
+gc.disable()  # until all is collected: passes over what is imported are a fifth of the collection
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays until the end: later passes leave it out."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure() -> None:

@@ -16,7 +16,7 @@ from benchmarks.gpu.shapes import random_decoder
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.dispatch import kernels_for
-from kvarn.kernels.router import RouterSpec
+from kvarn.kernels.experts import RouterSpec
 from kvarn.kernels.sampling import SamplingTensors
 
 KINDS = {

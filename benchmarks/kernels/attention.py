@@ -78,17 +78,7 @@ class Bench:
         print(f"{line} {seconds * 1e6:9.0f} us a layer {rate:6.1f} GB/s   plan {planning:5.0f} us", flush=True)
 
     def prefill(self, tokens: int) -> None:
-        batch = PagedBatch(
-            positions=torch.arange(tokens),
-            query_starts=torch.tensor([0, tokens], dtype=torch.int32),
-            context_lens=torch.tensor([tokens], dtype=torch.int32),
-            block_tables=(torch.randperm(tokens // BLOCK) + 1).to(torch.int32)[None],
-            slot_mapping=torch.arange(tokens),
-        )
-        slots = batch.block_tables[0].to(torch.int64)[:, None] * BLOCK + torch.arange(BLOCK)
-        batch = PagedBatch(
-            batch.positions, batch.query_starts, batch.context_lens, batch.block_tables, slots.flatten()[:tokens]
-        )
+        batch = prompt_batch(tokens)
         seconds = self.layer_time(batch, self.cache(tokens // BLOCK + 1), self.plan(batch))
         operations = 4 * self.heads.query * self.heads.dim * tokens * (tokens + 1) / 2
         rate = operations / seconds / 1e9
@@ -118,6 +108,18 @@ def decode_batch(batch_size: int, context: int, shared: int) -> PagedBatch:
         context_lens=torch.full((batch_size,), context, dtype=torch.int32),
         block_tables=tables,
         slot_mapping=last,
+    )
+
+
+def prompt_batch(tokens: int) -> PagedBatch:
+    """The whole prompt of one sequence, in whole blocks that are not in order."""
+    table = (torch.randperm(tokens // BLOCK) + 1).to(torch.int32)[None]
+    return PagedBatch(
+        positions=torch.arange(tokens),
+        query_starts=torch.tensor([0, tokens], dtype=torch.int32),
+        context_lens=torch.tensor([tokens], dtype=torch.int32),
+        block_tables=table,
+        slot_mapping=(table[0].long()[:, None] * BLOCK + torch.arange(BLOCK)).flatten()[:tokens],
     )
 
 

@@ -21,30 +21,19 @@ import numpy as np
 import torch
 
 from benchmarks.kernels.attention import SHAPES as HEADS
-from benchmarks.kernels.instruction_sets import prompt
-from kvarn.kernels.activation import Activation
+from benchmarks.kernels.attention import prompt_batch
+from benchmarks.kernels.linear import LAYER, pack_form
 from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.batch import Rotation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.attention import plan_attention
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
-from kvarn.kernels.cpu.linear import CpuLinear
-from kvarn.kernels.cpu.packing import pack
-from kvarn.kernels.torch.quantize import quantize
-from kvarn.kernels.weights import Quantization, Weight
 from kvarn.shapes import KvDtype
 
 ISA = "emulated_amx"
 HERTZ, CORES = 3.0e9, 2
 """Of the machine that `CYCLES` were measured on."""
 TILE_LINES = 16
-LAYERS: dict[str, tuple[int, int, Activation | None]] = {
-    "qkv": (4096, 1024, None),
-    "o": (1024, 2048, None),
-    "gate, up": (6144, 1024, "silu"),
-    "down": (1024, 3072, None),
-}
-"""Outputs and inputs of a layer's products, 0.6B shape."""
 
 
 def at_rate(bytes_per_s: float) -> float:
@@ -142,21 +131,20 @@ def count(name: str, operations: float, outputs: int, per_cycle: float, work: Ca
     return Counted(name, operations, outputs, per_cycle, *seen)
 
 
-def count_linear(kind: Quantization | None, layer: str, rows: int) -> Counted:
-    """One product of a layer; without a `kind`, bfloat16."""
-    out, size, activation = LAYERS[layer]
-    values = torch.randn(out, size)
-    weight = quantize(values, kind) if kind else Weight(values.bfloat16())
-    linear, x = CpuLinear(_native.Backend(ISA), pack(weight, None, activation)), torch.randn(rows, size)
-    name = f"{kind or 'bfloat16'} {layer} {out} x {size}, {rows} rows"
-    return count(name, 2.0 * rows * out * size, rows * out, 2048 if kind else 1024, lambda: linear(x))
+def count_linear(form: str, layer: str, rows: int) -> Counted:
+    out, size, activation, _ = LAYER[layer]
+    linear, x = pack_form(torch.randn(out, size), form, activation, ISA), torch.randn(rows, size)
+    per_cycle = 1024 if form == "bfloat16" else 2048
+    return count(
+        f"{form} {layer} {out} x {size}, {rows} rows", 2.0 * rows * out * size, rows * out, per_cycle, lambda: linear(x)
+    )
 
 
 def count_attention(dtype: KvDtype, tokens: int) -> Counted:
     """A prompt's attention in one layer, of whole blocks; its outputs are numbers of the heads' results."""
     tokens -= tokens % 16
-    heads, batch = HEADS["0.6b"], prompt(tokens)
-    cache = new_kv_cache(1, tokens // 16, heads, dtype)
+    heads, batch = HEADS["0.6b"], prompt_batch(tokens)
+    cache = new_kv_cache(1, tokens // 16 + 1, heads, dtype)
     qkv = torch.randn(tokens, (heads.query + 2 * heads.kv) * heads.dim)
     angles = torch.rand(tokens, heads.dim // 2)
     plan, rotation = plan_attention(_native.Backend(ISA), batch, heads), Rotation(angles.cos(), angles.sin())
@@ -172,13 +160,11 @@ def count_attention(dtype: KvDtype, tokens: int) -> Counted:
 
 def counts(kernels: list[str], rows: list[int], prompts: list[int]) -> Iterator[Counted]:
     """What was asked for."""
-    kinds: dict[str, Quantization | None] = {"bfloat16": None, "int8": "int8", "int4": "int4"}
-    for name, kind in kinds.items():
-        if name in kernels:
+    for form in ("bfloat16", "int8", "int4"):
+        if form in kernels:
             # Fewer rows than 17 are multiplied by vectors where weights are int4.
-            yield from (
-                count_linear(kind, layer, each) for each in rows for layer in LAYERS if each > 16 or kind != "int4"
-            )
+            counted = [each for each in rows if each > 16 or form != "int4"]
+            yield from (count_linear(form, layer, each) for each in counted for layer in LAYER)
     if "attention" in kernels:
         dtypes: tuple[KvDtype, ...] = ("bfloat16", "int8")
         yield from (count_attention(dtype, tokens) for dtype in dtypes for tokens in prompts)

@@ -1,6 +1,5 @@
 """Kvarn against its peers, in one run: same weights, same load, in turns. `python -m benchmarks.peers --help`.
 
-The way of a run: `engines` say how each engine is installed and started -> `plan` orders the sessions so that engines
-take turns -> `session` starts one engine, measures it and stops it -> `records` keeps every figure the moment it is
-known -> `figures` takes medians and ratios -> `report`, `section` and `plot` show them.
+`engines` holds for each peer how it is installed and started, `session` starts one after another and measures it,
+`records` keeps every figure the moment it is known, `report` makes Markdown tables of medians and ratios.
 """

@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import argparse
 import math
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
 from benchmarks.models import SHAPES
-from benchmarks.peers.engines import ENGINES, default_engines
-from benchmarks.peers.engines.base import Case, Engine, Precision
-from benchmarks.peers.load import NAMES
-from benchmarks.peers.records import Ledger, RecordsError, all_answered, read
-from benchmarks.peers.report import print_report
-from benchmarks.peers.section import write_section
-from benchmarks.peers.session import Runner, Suite
-from benchmarks.peers.workshop import ROOT, PrepareError, Workshop, processor_flags
+from benchmarks.peers.engines import Case, Precision, engines
+from benchmarks.peers.records import Failure, Ledger, RecordsError, measurements, read
+from benchmarks.peers.report import report
+from benchmarks.peers.session import NAMES, Runner, Suite
+from benchmarks.peers.workshop import PrepareError, Workshop
 from benchmarks.run import DEFAULT_CACHE as MODELS
 
-DEFAULT_CACHE = Path.home() / ".cache" / "kvarn-peers"
-DOCUMENT = ROOT / "docs" / "benchmarks.md"
+CACHE = Path.home() / ".cache" / "kvarn-peers"
 
 
-def prepare(arguments: argparse.Namespace, console: Console) -> int:
-    """Install the engines and convert the models; one engine's failure is said and does not keep the others."""
-    shop, failed = Workshop(arguments.cache, arguments.models), False
-    for name in arguments.engines:
-        engine = ENGINES[name]
+def prepare(options: argparse.Namespace, console: Console) -> int:
+    """Install the engines and convert the models; one engine's failure does not keep the others."""
+    shop, failed = Workshop(options.cache, options.models), False
+    for name in options.engines:
+        engine = engines()[name]
+        cases = [
+            Case(SHAPES[shape], each) for shape in options.shapes for each in options.classes if each in engine.notes
+        ]
         try:
             console.print(f"{name}: installing ...", highlight=False)
             engine.install(shop)
-            for case in cases(engine, arguments):
+            for case in cases:
                 console.print(f"{name}: making {case.label} ...", highlight=False)
                 engine.convert(shop, case)
                 if reason := engine.obstacle(shop, case):
@@ -48,50 +45,35 @@ def prepare(arguments: argparse.Namespace, console: Console) -> int:
     return int(failed)
 
 
-def cases(engine: Engine, arguments: argparse.Namespace) -> list[Case]:
-    """The models and precisions that were asked for and that the engine offers."""
-    offered = [each for each in arguments.classes if engine.precision_note(each)]
-    return [Case(SHAPES[shape], precision) for shape in arguments.shapes for precision in offered]
-
-
-def run(arguments: argparse.Namespace, console: Console) -> int:
+def run(options: argparse.Namespace, console: Console) -> int:
     """Measure, and print the report. 0 also where engines failed: that is a result, and stands in the report. A smoke
     run has no other result: 1."""
-    signal.signal(signal.SIGTERM, _leave)
-    ledger = Ledger.open(arguments.results, resume=arguments.resume)
+    ledger = Ledger(options.results, resume=options.resume)
     suite = Suite(
-        engines={name: ENGINES[name] for name in arguments.engines},
-        shapes=arguments.shapes,
-        precisions=arguments.classes,
-        workloads=arguments.workloads,
-        rounds=1 if arguments.smoke else arguments.rounds,
-        limit_s=arguments.limit_s,
-        start_limit_s=arguments.start_limit_s,
-        rate=arguments.w6_rate,
-        smoke=arguments.smoke,
-        minutes=arguments.minutes,
+        shapes=options.shapes,
+        precisions=options.classes,
+        workloads=options.workloads,
+        rounds=1 if options.smoke else options.rounds,
+        limit_s=options.limit_s,
+        start_limit_s=options.start_limit_s,
+        rate=options.w6_rate,
+        smoke=options.smoke,
+        minutes=options.minutes,
     )
+    chosen = {name: engines()[name] for name in options.engines}
     try:
-        Runner(suite, Workshop(arguments.cache, arguments.models), ledger, console).run()
+        Runner(suite, chosen, Workshop(options.cache, options.models), ledger, console).run()
     except KeyboardInterrupt:
-        console.print(f"interrupted; go on with: run --resume --results {arguments.results}", highlight=False)
+        console.print(f"interrupted; go on with: run --resume --results {options.results}", highlight=False)
         return 130
-    print_report(ledger.records, _terminal())
-    return int(arguments.smoke and not all_answered(ledger.records))
-
-
-def report(arguments: argparse.Namespace, console: Console) -> int:
-    """Print the report; with `--write` also into the document and its plots."""
-    records = read(arguments.results)
-    print_report(records, _terminal())
-    if arguments.write:
-        for path in write_section(records, arguments.document):
-            console.print(f"wrote {path}", highlight=False)
-    return 0
+    print(report(ledger.records))
+    measured = measurements(ledger.records)
+    all_answered = measured and all(each.whole for each in measured)
+    return int(options.smoke and (not all_answered or any(isinstance(each, Failure) for each in ledger.records)))
 
 
 def names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
-    """Reads a list separated by commas; all of it must be among `allowed`."""
+    """Read a list separated by commas; all of it must be among `allowed`."""
 
     def read_names(text: str) -> list[str]:
         by_folded = {name.casefold(): name for name in allowed}
@@ -104,35 +86,28 @@ def names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="Kvarn against its peers.")
     commands = parser.add_subparsers(dest="command", required=True)
     common = argparse.ArgumentParser(add_help=False)
-    classes, engines = [str(each) for each in Precision], default_engines(processor_flags())
-    common.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help=f"default {DEFAULT_CACHE}")
+    classes, usable = [str(each) for each in Precision], list(engines())
+    common.add_argument("--cache", type=Path, default=CACHE, help=f"default {CACHE}")
     common.add_argument("--models", type=Path, default=MODELS, help=f"made checkpoints; default {MODELS}")
-    common.add_argument("--engines", type=names(list(ENGINES)), default=engines, help=f"default {','.join(engines)}")
+    common.add_argument("--engines", type=names(usable), default=usable, help=f"default {','.join(usable)}")
     common.add_argument("--classes", type=names(classes), default=classes, help=f"default {','.join(classes)}")
     common.add_argument("--shapes", type=names(list(SHAPES)), default=["0.6b"], help="default 0.6b")
+    results = argparse.ArgumentParser(add_help=False)
+    results.add_argument("--results", type=Path, default=CACHE / "results.jsonl")
     commands.add_parser("prepare", parents=[common], help="install the engines, convert the models")
-    runner = commands.add_parser("run", parents=[common], help="measure")
+    runner = commands.add_parser("run", parents=[common, results], help="measure")
     runner.add_argument("--workloads", type=names(NAMES), default=list(NAMES), help=f"default {','.join(NAMES)}")
     runner.add_argument("--rounds", type=int, default=3)
     runner.add_argument("--limit-s", type=float, default=300.0, help="of one workload; longer ones are cut off")
     runner.add_argument("--start-limit-s", type=float, default=900.0, help="of a start")
-    runner.add_argument(
-        "--minutes", type=float, default=math.inf, help="start no engine later than this; then --resume"
-    )
+    runner.add_argument("--minutes", type=float, default=math.inf, help="start no engine later; then --resume")
     runner.add_argument("--w6-rate", type=float, help="requests/s of W6; default 80 %% of the best peer's on W3")
-    runner.add_argument(
-        "--smoke", action="store_true", help="one batch of short requests of each workload; 1 if any is not answered"
-    )
-    runner.add_argument("--results", type=Path, default=DEFAULT_CACHE / "results.jsonl")
+    runner.add_argument("--smoke", action="store_true", help="short requests, once; 1 if any is not answered")
     runner.add_argument("--resume", action="store_true", help="go on with a file of results")
-    reporter = commands.add_parser("report", help="print the results of a run")
-    reporter.add_argument("--results", type=Path, default=DEFAULT_CACHE / "results.jsonl")
-    reporter.add_argument("--write", action="store_true", help="also into docs/benchmarks.md, with plots")
-    reporter.add_argument("--document", type=Path, default=DOCUMENT)
+    commands.add_parser("report", parents=[results], help="print the results of a run as Markdown")
     parsed = parser.parse_args(arguments)
     if hasattr(parsed, "classes"):
         parsed.classes = [Precision(each) for each in parsed.classes]
@@ -141,22 +116,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     """0 if the command did what it says."""
-    arguments, console = parse(), Console(stderr=True)
+    options, console = parse(), Console(stderr=True)
     try:
-        return {"prepare": prepare, "run": run, "report": report}[arguments.command](arguments, console)
+        if options.command == "report":
+            print(report(read(options.results)))
+            return 0
+        return prepare(options, console) if options.command == "prepare" else run(options, console)
     except RecordsError as error:
         console.print(str(error), markup=False, highlight=False)
         return 2
-
-
-def _terminal() -> Console:
-    """Tables are not squeezed where the output is no terminal."""
-    return Console() if sys.stdout.isatty() else Console(width=180)
-
-
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    """A runner that is told to end must pass through its `finally` and take the engine with it."""
-    raise SystemExit(128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from kvarn.bench.summary import Summary
-
-FORMAT = "kvarn-peers/1"
 
 
 class RecordsError(Exception):
@@ -20,7 +18,7 @@ class RecordsError(Exception):
 class Machine(msgspec.Struct, frozen=True, kw_only=True, tag="machine"):
     """Where and how a run was started; a resumed run adds another."""
 
-    format: str = FORMAT
+    format: str = "kvarn-peers/2"
     started_at: str
     environment: dict[str, Any]
     settings: dict[str, Any]
@@ -35,17 +33,8 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True, tag="installation"
     without_torch_bytes: int
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, tag="limits"):
-    """What this machine can do at most."""
-
-    bytes_per_s: float
-    """Memory read on all cores."""
-    operations_per_s: dict[str, float]
-    """By precision, a multiply-add counts as two."""
-
-
-class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
-    """An engine has started."""
+class Session(msgspec.Struct, frozen=True, kw_only=True, tag="session"):
+    """One start of one engine."""
 
     shape: str
     precision: str
@@ -53,6 +42,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     round: int
     first_answer_s: float
     """From the start of the process to the end of a first one-token answer."""
+    peak_pss_bytes: int
+    """Of all its processes; the KV cache it reserves included."""
     command: list[str]
 
 
@@ -67,13 +58,11 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag="measurement"):
     summary: Summary
     cut_after_s: float | None = None
     """The time limit, where it was not done by then: its figures are then of the requests that were."""
-    smoke: bool = False
     load_before: float
     """Load average of the machine just before: above the engine's own threads, others were at work."""
 
     @property
     def key(self) -> tuple[str, str, str, int, str]:
-        """What was measured, in which round."""
         return self.shape, self.precision, self.engine, self.round, self.workload
 
     @property
@@ -83,24 +72,12 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag="measurement"):
         return self.cut_after_s is None and not (summary.failed or summary.unfinished or summary.wrong_length)
 
 
-class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
-    """An engine's session has ended."""
-
-    shape: str
-    precision: str
-    engine: str
-    round: int
-    peak_pss_bytes: int
-    """Of all its processes; the KV cache it reserves included."""
-
-
 class Rate(msgspec.Struct, frozen=True, kw_only=True, tag="rate"):
     """The arrival rate of W6 for one class: the same for all engines and rounds."""
 
     shape: str
     precision: str
     requests_per_s: float
-    because: str
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
@@ -115,34 +92,28 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
     reason: str
 
 
-Record = Machine | Installation | Limits | Start | Measurement | Stop | Rate | Failure
-Keep = Callable[[Record], None]
+Record = Machine | Installation | Session | Measurement | Rate | Failure
 
 
 class Ledger:
     """The file: what it holds, and a way to add to it."""
 
-    def __init__(self, path: Path, records: list[Record]) -> None:
-        self.records = records
-        self._path = path
-
-    @classmethod
-    def open(cls, path: Path, *, resume: bool) -> Ledger:
-        """A new file, or with `resume` what is there; a last line that an interruption cut short is dropped.
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        """Open a new file, or with `resume` what is there; a last line that an interruption cut short is dropped.
 
         Raises:
             RecordsError: The file is there and not to be resumed, or holds something else.
         """
+        self._path = path
+        self.records: list[Record] = []
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            return cls(path, [])
-        if not resume:
+        elif not resume:
             raise RecordsError(f"{path} is there: add --resume to go on with it, or name another file with --results")
-        text = path.read_bytes()
-        whole = text[: text.rfind(b"\n") + 1]
-        if whole != text:
-            path.write_bytes(whole)
-        return cls(path, read(path))
+        else:
+            text = path.read_bytes()
+            path.write_bytes(text[: text.rfind(b"\n") + 1])
+            self.records = read(path)
 
     def add(self, record: Record) -> None:
         """Keep a record, in memory and in the file."""
@@ -158,21 +129,11 @@ def read(path: Path) -> list[Record]:
         RecordsError: It cannot be read or holds something else.
     """
     try:
-        lines = path.read_bytes().splitlines()
-        decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
-        return [decoder.decode(line) for line in lines if line.strip()]
+        return [msgspec.json.decode(line, type=Record) for line in path.read_bytes().splitlines() if line.strip()]
     except (OSError, msgspec.MsgspecError) as error:
         raise RecordsError(f"{path} holds no results of this suite ({error})") from None
 
 
 def measurements(records: Iterable[Record]) -> list[Measurement]:
     """The measurements among them; of several of one key the last."""
-    latest = {each.key: each for each in records if isinstance(each, Measurement)}
-    return list(latest.values())
-
-
-def all_answered(records: Iterable[Record]) -> bool:
-    """Whether something was measured, nothing failed, and every request had its whole answer."""
-    found = list(records)
-    measured = measurements(found)
-    return bool(measured) and all(each.whole for each in measured) and not any(isinstance(r, Failure) for r in found)
+    return list({each.key: each for each in records if isinstance(each, Measurement)}.values())

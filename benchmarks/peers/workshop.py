@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -13,15 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.models import Shape, make_model
-
-ROOT = Path(__file__).resolve().parents[2]
-"""The repository."""
+from benchmarks.models import Shape
+from benchmarks.server import reason_in
 
 TORCH = "torch==2.13.0"
 """The version Kvarn is measured with: all that use torch get the same. Asked for by number, so that an index of CPU
 builds can serve it."""
-
 PREPARE_TIMEOUT_S = 3600.0
 
 
@@ -31,41 +26,29 @@ class PrepareError(Exception):
 
 @dataclass(frozen=True)
 class Workshop:
-    """Where everything lies."""
+    """Paths, and commands of the preparation."""
 
     cache: Path
     models: Path
     """Folder of the made checkpoints, shared with `benchmarks.run`."""
 
-    def folder(self, engine: str) -> Path:
+    def folder(self, name: str) -> Path:
         """An engine's own folder."""
-        folder = self.cache / engine
+        folder = self.cache / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def log(self, name: str) -> Path:
-        """A log file."""
-        folder = self.cache / "logs"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{name}.log"
+        return self.folder("logs") / f"{name}.log"
 
     def home(self) -> dict[str, str]:
         """Environment that keeps a peer's caches here and the peer off the network."""
-        home = self.cache / "home"
-        home.mkdir(parents=True, exist_ok=True)
-        return {"HOME": str(home), "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
+        home = str(self.folder("home"))
+        return {"HOME": home, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
 
-    def has_checkpoint(self, shape: Shape) -> bool:
-        """The checkpoint is made."""
-        return (self.checkpoint_folder(shape) / "config.json").exists()
-
-    def checkpoint_folder(self, shape: Shape) -> Path:
-        """Where the checkpoint of a shape is, or will be."""
+    def checkpoint(self, shape: Shape) -> Path:
+        """The folder of a shape's made checkpoint, or where it will be."""
         return self.models / shape.name
-
-    def make_checkpoint(self, shape: Shape) -> Path:
-        """The checkpoint of a shape; made where it is not there."""
-        return make_model(shape, self.models)
 
     def run(self, command: Sequence[str | Path], log: str, environment: Mapping[str, str] | None = None) -> None:
         """Run a command of the preparation at low priority; its output goes to a log.
@@ -78,67 +61,78 @@ class Workshop:
             print("$", *words, file=output, flush=True)
             try:
                 subprocess.run(
-                    words,
+                    ["nice", *words],
                     stdout=output,
                     stderr=output,
                     check=True,
                     timeout=PREPARE_TIMEOUT_S,
                     env=os.environ | dict(environment or {}),
-                    preexec_fn=_be_nice,
                 )
             except (OSError, subprocess.SubprocessError) as error:
-                failed = error
+                why = f"exit code {error.returncode}" if isinstance(error, subprocess.CalledProcessError) else error
             else:
                 return
-        raise PrepareError(f"{Path(words[0]).name} failed ({_why(failed)}): {reason_in(path)} (all of it: {path})")
+        raise PrepareError(f"{Path(words[0]).name} failed ({why}): {reason_in(path)} (all of it: {path})")
+
+    def environment(self, name: str, requirements: Sequence[str]) -> Environment:
+        """A virtual environment of these requirements, which may not be made yet."""
+        return Environment(self, self.folder(name) / "venv", tuple(requirements))
 
 
+@dataclass(frozen=True)
 class Environment:
     """A virtual environment of one peer."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.python = folder / "bin" / "python"
-        self._stamp = folder / "installed.json"
+    shop: Workshop
+    folder: Path
+    requirements: tuple[str, ...]
 
-    def has(self, requirements: Sequence[str]) -> bool:
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def is_whole(self) -> bool:
         """It was made with exactly these requirements."""
-        return self._stamp.exists() and json.loads(self._stamp.read_text(encoding="utf-8")) == list(requirements)
+        stamp = self.folder / "installed.json"
+        return stamp.exists() and json.loads(stamp.read_text(encoding="utf-8")) == list(self.requirements)
 
-    def create(self, shop: Workshop, log: str) -> None:
-        """An empty environment."""
-        shop.run([sys.executable, "-m", "venv", "--clear", self.folder], log)
+    def create(self) -> None:
+        self.shop.run([sys.executable, "-m", "venv", "--clear", self.folder], f"install-{self.folder.parent.name}")
 
-    def pip(self, shop: Workshop, log: str, *arguments: str) -> None:
-        """Install packages."""
-        shop.run([self.python, "-m", "pip", "install", "--disable-pip-version-check", *arguments], log)
+    def pip(self, *arguments: str) -> None:
+        self.shop.run([self.python, "-m", "pip", *arguments], f"install-{self.folder.parent.name}")
 
-    def stamp(self, requirements: Sequence[str]) -> None:
-        """Say that it is whole."""
-        self._stamp.write_text(json.dumps(list(requirements)), encoding="utf-8")
+    def finish(self) -> None:
+        """Note that it is whole."""
+        (self.folder / "installed.json").write_text(json.dumps(self.requirements), encoding="utf-8")
 
-    def ensure(self, shop: Workshop, requirements: Sequence[str], log: str) -> None:
-        """Make it with these requirements; returns at once where it is there."""
-        if not self.has(requirements):
-            self.create(shop, log)
-            self.pip(shop, log, *requirements)
-            self.stamp(requirements)
+    def ensure(self, *, without: str | None = None) -> Environment:
+        """Make it; return at once where it is there. `without` is uninstalled again."""
+        if not self.is_whole:
+            self.create()
+            self.pip("install", *self.requirements)
+            if without is not None:
+                self.pip("uninstall", "--yes", without)
+            self.finish()
+        return self
 
     def site_packages(self) -> Path:
-        """Where its packages are."""
-        found = sorted(self.folder.glob("lib/python*/site-packages"))
-        if not found:
-            raise PrepareError(f"{self.folder} is no virtual environment: prepare it first")
-        return found[0]
+        return next(self.folder.glob("lib/python*/site-packages"))
+
+
+def converter(shop: Workshop) -> Environment:
+    """The environment that makes the peers' copies of the models. No engine runs in it, so no engine's size counts it.
+    Raises PrepareError."""
+    requirements = (TORCH, "optimum-intel[openvino]==2.2.0", "sentencepiece")
+    # Nothing here looks at pictures, and a torchvision that does not fit the torch breaks transformers.
+    return shop.environment("converter", requirements).ensure(without="torchvision")
 
 
 def processor_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """Instruction sets the processor has; empty where the system does not tell."""
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("flags"):
-                return frozenset(line.partition(":")[2].split())
-    return frozenset()
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
+    return next((frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), frozenset())
 
 
 def multiplies_bfloat16(flags: frozenset[str]) -> bool:
@@ -146,14 +140,9 @@ def multiplies_bfloat16(flags: frozenset[str]) -> bool:
     return bool(flags & {"avx512_bf16", "amx_bf16"})
 
 
-def cores() -> list[int]:
+def cores() -> list[str]:
     """Cores this process may use; every engine gets a thread on each."""
-    return sorted(os.sched_getaffinity(0))
-
-
-def is_x86() -> bool:
-    """Instruction sets are called as on x86."""
-    return platform.machine() in ("x86_64", "AMD64")
+    return [str(core) for core in sorted(os.sched_getaffinity(0))]
 
 
 def tool(name: str) -> str:
@@ -162,38 +151,3 @@ def tool(name: str) -> str:
     if found is None:
         raise PrepareError(f"{name} is not installed: it is needed to build this engine")
     return found
-
-
-ERROR_LINE = re.compile(r"(\b\w*(Error|Exception)\b: .+|\berror: .+|^ERROR: .+|\bfailed to load .+)")
-MAX_REASON = 300
-NOISE = re.compile(r"^\s*(\[[^\]]*\]|\(\w+ pid=\d+\))\s*")
-
-
-def reason_in(log: Path) -> str:
-    """The line of a log that tells best why a program ended: the first named error, else the last line."""
-    told = [found[1] for line in _lines(log) if (found := ERROR_LINE.search(line))]
-    return NOISE.sub("", told[0])[:MAX_REASON] if told else last_line(log)
-
-
-def last_line(log: Path) -> str:
-    """What a program said last: where one that goes on has come to."""
-    lines = _lines(log)
-    return NOISE.sub("", lines[-1])[:MAX_REASON] if lines else "it said nothing"
-
-
-def _lines(log: Path) -> list[str]:
-    if not log.exists():
-        return []
-    text = log.read_text(encoding="utf-8", errors="replace").replace("\\n", "\n")  # also where a line quotes lines
-    lines = [line.strip() for line in text.splitlines()]
-    return [line for line in lines if line and not line.startswith("$ ")]  # the command itself is no reason
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, subprocess.CalledProcessError):
-        return f"exit code {error.returncode}"
-    return "it took too long" if isinstance(error, subprocess.TimeoutExpired) else str(error)
-
-
-def _be_nice() -> None:
-    os.nice(10)

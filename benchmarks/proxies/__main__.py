@@ -11,135 +11,79 @@ streams with steps that take no time, where Kvarn puts several tokens into an ev
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
+import urllib.request
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from statistics import median
 
-ROOT = Path(__file__).resolve().parents[2]
-START_S = 120.0
-LITELLM = "litellm[proxy]>=1.60"
+from benchmarks.overload.server import DEFAULT, command
+from benchmarks.server import ROOT, Started, free_port, running
 
+LITELLM = "litellm[proxy]>=1.60"
 KEYS = {"direct": "none", "kvarn": "kvarn", "litellm": "sk-of-this-measurement-alone"}
 """What the client sends; LiteLLM's proxy does not start without a key of its own."""
-
-Server = subprocess.Popen[str]
-
-
-@contextlib.contextmanager
-def process(command: list[str], log: Path, environment: dict[str, str] | None = None) -> Iterator[Server]:
-    """Run a server as long as the block lasts."""
-    with log.open("w") as errors:
-        server = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            cwd=ROOT,
-            env=dict(os.environ) | (environment or {}),
-            start_new_session=True,
-        )
-    try:
-        yield server
-    finally:
-        server.send_signal(signal.SIGTERM)
-        try:
-            server.wait(10)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
+SETTINGS = {
+    "LITELLM_MASTER_KEY": KEYS["litellm"],
+    "LITELLM_LOG": "ERROR",
+    "LITELLM_TELEMETRY": "False",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+}
 
 
-def port_of(server: Server) -> int:
-    """The port that a server of this package prints."""
-    assert server.stdout is not None
-    return int(server.stdout.readline())
-
-
-def _module(name: str, step_ms: float) -> list[str]:
-    return [sys.executable, "-m", f"benchmarks.proxies.{name}", "--step-ms", str(step_ms)]
-
-
-@contextlib.contextmanager
-def direct(step_ms: float, folder: Path) -> Iterator[str]:
+def direct(step_ms: float, folder: Path) -> AbstractContextManager[Started]:
     """The clock engine without a gateway."""
-    with process(
-        [sys.executable, "-m", "benchmarks.proxies.clock_engine", "--step-ms", str(step_ms)], folder / "d"
-    ) as p:
-        yield f"http://127.0.0.1:{port_of(p)}/v1/chat/completions"
+    port = free_port()
+    engine = [sys.executable, "-m", "benchmarks.proxies.clock_engine", "--step-ms", str(step_ms), "--port", str(port)]
+    return running(engine, port, folder / "direct.log")
 
 
-@contextlib.contextmanager
-def kvarn(step_ms: float, folder: Path) -> Iterator[str]:
-    """Kvarn's gateway and engine process, with the clock for a model."""
-    with process(
-        [sys.executable, "-m", "benchmarks.proxies.kvarn_gateway", "--step-ms", str(step_ms)], folder / "k"
-    ) as p:
-        url = f"http://127.0.0.1:{port_of(p)}/v1/chat/completions"
-        time.sleep(1.0)
-        yield url
+def kvarn(step_ms: float, folder: Path) -> AbstractContextManager[Started]:
+    """Kvarn's gateway and engine process; each step of the engine takes the same time."""
+    port = free_port()
+    return running(command(DEFAULT, port, "--step-ms", str(step_ms)), port, folder / "kvarn.log")
 
 
-def litellm_in(cache: Path) -> Callable[[float, Path], contextlib.AbstractContextManager[str]]:
-    """LiteLLM's proxy, one worker, without a database or keys, before the clock engine."""
+def install_litellm(cache: Path) -> Path:
+    """LiteLLM's program; installed where it is not there."""
     home = cache / "litellm"
     program = home / "venv" / "bin" / "litellm"
     if not program.exists():
         print("installing LiteLLM (once; some minutes) ...", file=sys.stderr)
         venv.create(home / "venv", with_pip=True)
         subprocess.run([home / "venv" / "bin" / "pip", "install", "--quiet", LITELLM], check=True)
-
-    @contextlib.contextmanager
-    def litellm(step_ms: float, folder: Path) -> Iterator[str]:
-        with direct(step_ms, folder) as engine:
-            config = folder / "litellm.yaml"
-            base = engine.removesuffix("/chat/completions")
-            parameters = {"model": "openai/m", "api_base": base, "api_key": "none"}
-            config.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": parameters}]}))
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
-            command = [str(program), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
-            quiet = {
-                "LITELLM_MASTER_KEY": KEYS["litellm"],
-                "LITELLM_LOG": "ERROR",
-                "LITELLM_TELEMETRY": "False",
-                "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-            }
-            with process(
-                [*command, "--num_workers", "1"], folder / "litellm.log", quiet | {"HOME": str(home)}
-            ) as server:
-                _wait_for(port, server)
-                yield f"http://127.0.0.1:{port}/v1/chat/completions"
-
-    return litellm
+    return program
 
 
-def _wait_for(port: int, server: Server) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and server.poll() is None:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                time.sleep(2.0)
-                return
-        time.sleep(0.2)
-    raise SystemExit("LiteLLM's proxy did not start")
+@contextmanager
+def litellm(step_ms: float, folder: Path, cache: Path) -> Iterator[Started]:
+    """LiteLLM's proxy, one worker, without a database or keys, before the clock engine."""
+    program, port, config = install_litellm(cache), free_port(), folder / "litellm.yaml"
+    with direct(step_ms, folder) as engine:
+        parameters = {"model": "openai/m", "api_base": f"{engine.url}/v1", "api_key": "none"}
+        config.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": parameters}]}))
+        proxy = [str(program), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
+        with running(
+            [*proxy, "--num_workers", "1"],
+            port,
+            folder / "litellm.log",
+            probe=lambda url, _model: urllib.request.urlopen(f"{url}/health/liveliness", timeout=10).close(),
+            environment=SETTINGS | {"HOME": str(cache / "litellm")},
+            limit_s=120.0,
+        ) as started:
+            yield started
 
 
 def measure(url: str, streams: int, tokens: int, seconds: float, key: str) -> tuple[float, float, float]:
     """Median TTFT in milliseconds, tokens and events a second."""
-    command = [sys.executable, "-m", "benchmarks.proxies.client", url, "--key", key]
+    client = [sys.executable, "-m", "benchmarks.proxies.client", f"{url}/v1/chat/completions", "--key", key]
     numbers = ["--streams", str(streams), "--tokens", str(tokens), "--seconds", str(seconds)]
-    done = subprocess.run([*command, *numbers], capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run([*client, *numbers], capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
         raise SystemExit(f"the client failed: {done.stderr[-1500:]}")
     found = json.loads(done.stdout)
@@ -154,32 +98,33 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--many", type=int, default=160, help="streams of the paced load")
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--only", help="comma-separated: direct, kvarn, litellm")
-    arguments = parser.parse_args()
-    targets = {"direct": direct, "kvarn": kvarn}
-    if arguments.only is None or "litellm" in arguments.only:
-        targets["litellm"] = litellm_in(arguments.cache.expanduser())
-    if arguments.only is not None:
-        targets = {name: target for name, target in targets.items() if name in arguments.only.split(",")}
-    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in targets}
+    parser.add_argument("--only", default="direct,kvarn,litellm", help="comma-separated")
+    asked = parser.parse_args()
+    targets = {
+        "direct": direct,
+        "kvarn": kvarn,
+        "litellm": lambda step_ms, folder: litellm(step_ms, folder, asked.cache.expanduser()),
+    }
+    chosen = {name: target for name, target in targets.items() if name in asked.only.split(",")}
+    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in chosen}
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(arguments.rounds):
-            for name, target in targets.items():
-                with target(20.0, Path(folder)) as url:
-                    ttft = measure(url, arguments.streams, 64, arguments.seconds, KEYS[name])[0]
-                    _, paced, paced_events = measure(url, arguments.many, 64, arguments.seconds, KEYS[name])
-                with target(0.0, Path(folder)) as url:
-                    _, tokens, events = measure(url, arguments.streams, 200, arguments.seconds, KEYS[name])
-                found[name].append((ttft, paced, paced_events, tokens, events))
-                print(f"round {number + 1} {name}: {_told(found[name][-1])}", flush=True)
-    print(f"\nmedians of {arguments.rounds} rounds, {arguments.streams} streams")
+        for number in range(asked.rounds):
+            for name, target in chosen.items():
+                with target(20.0, Path(folder)) as server:
+                    ttft = measure(server.url, asked.streams, 64, asked.seconds, KEYS[name])[0]
+                    _, *paced = measure(server.url, asked.many, 64, asked.seconds, KEYS[name])
+                with target(0.0, Path(folder)) as server:
+                    _, *unpaced = measure(server.url, asked.streams, 200, asked.seconds, KEYS[name])
+                found[name].append((ttft, *paced, *unpaced))
+                print(f"round {number + 1} {name}: {in_words(found[name][-1])}", flush=True)
+    print(f"\nmedians of {asked.rounds} rounds, {asked.streams} streams")
     middle = {name: tuple(median(column) for column in zip(*rows, strict=True)) for name, rows in found.items()}
     for name, row in middle.items():
         added = f"; adds {row[0] - middle['direct'][0]:+.1f} ms" if "direct" in middle else ""
-        print(f"{name:>8}: {_told(row)}{added}")
+        print(f"{name:>8}: {in_words(row)}{added}")
 
 
-def _told(row: tuple[float, ...]) -> str:
+def in_words(row: tuple[float, ...]) -> str:
     paced, fast = (f"{tokens:,.0f} tokens/s in {events:,.0f} events/s" for tokens, events in (row[1:3], row[3:5]))
     return f"TTFT {row[0]:.1f} ms; paced {paced}; unpaced {fast}"
 

@@ -3,7 +3,7 @@
 LiteLLM's proxy (or a client without any gateway) speaks to it; Kvarn's gateway has `benchmarks.modelled_engine`.
 A request joins at the next step, so both answer with the first token after one and a half steps on average.
 
-    python -m benchmarks.proxies.clock_engine --step-ms 20
+    python -m benchmarks.proxies.clock_engine --step-ms 20 --port 8000
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 
 _WORDS = (" mills", " grind", " grain", " with", " wind", " and", " running", " water")
 
@@ -80,22 +79,19 @@ def _chunked(data: bytes) -> bytes:
     return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 
 
-async def _serve(step_s: float) -> None:
+async def _serve(step_s: float, port: int) -> None:
     clock = ClockServer(step_s)
-    server = await asyncio.start_server(clock.answer, "127.0.0.1", 0, limit=1 << 20)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    async with server:
+    async with await asyncio.start_server(clock.answer, "127.0.0.1", port, limit=1 << 20):
         await clock.run()
 
 
 def main() -> None:
-    """Serve until killed; the first line of output is the port."""
+    """Serve until killed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--step-ms", type=float, default=20.0)
-    try:
-        asyncio.run(_serve(parser.parse_args().step_ms / 1000))
-    except KeyboardInterrupt:
-        sys.exit(0)
+    parser.add_argument("--port", type=int, default=8000)
+    options = parser.parse_args()
+    asyncio.run(_serve(options.step_ms / 1000, options.port))
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ void weigh_few(const FewRows& part, const std::byte* values, const std::byte* ah
         };
         int p = 0;
         for (; p + 2 <= positions; p += 2) add_pair(p, true);
-        if (p < positions) add_pair(p, false);    // nobody has written the other: it might be NaN
+        if (p < positions) add_pair(p, false);    // the other is not written: it might be NaN
         for (int g = 0; g < groups; ++g)
             for (int r = 0; r < kRows; ++r) {
                 float* sum = part.sums + r * part.sum_stride + dim + 16 * g;

@@ -149,7 +149,7 @@ std::int64_t AttentionMetadata::choose_tile_tokens() const {
 }
 
 // Finds segments that are the same blocks for several sequences. Sequences share a prefix, so one that shares a
-// segment with nobody is not looked at again: without sharing this costs one sort.
+// segment with no other is not looked at again: without sharing this costs one sort.
 void AttentionMetadata::share_segments() {
     std::vector<std::int32_t> waiting;
     for (std::int64_t sequence = 0; sequence < step.sequences; ++sequence) {

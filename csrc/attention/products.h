@@ -134,7 +134,7 @@ inline void weigh_blocks(const SegmentRows& part, const SegmentBlocks& blocks, i
                     }
                 }
         }
-        // Nobody has written the other position of a last pair: zero times what stands there might be NaN.
+        // The other position of a last pair is not written: zero times what stands there might be NaN.
         if (p < positions)
 #pragma GCC unroll 4
             for (int g = 0; g < kGroups; ++g) {

@@ -61,7 +61,7 @@ inline void soften(int first_block, int last_block, const Visible& visible, floa
     result[1] = reduce_add(sums);
 }
 
-// Multiplies weights with the scale of a block's values, of which those nobody has written may be NaN.
+// Multiplies weights with the scale of a block's values, of which those not yet written may be NaN.
 inline void scale_weights(const float* scales, int block, const Visible& visible, float* weights) {
     const int position = block * static_cast<int>(kBlock);
     const F16 scaled = mul(load(weights + position), load(scales));

@@ -22,7 +22,7 @@ struct Backend {
     std::mutex in_use;
 };
 
-// One call's use of a backend: calls from other Python threads wait for its end. Nobody waits while holding the GIL.
+// One call's use of a backend: calls from other Python threads wait for its end. None waits while holding the GIL.
 class Turn {
   public:
     explicit Turn(Backend& backend) : taken_(backend.in_use) {}

@@ -31,7 +31,7 @@ class CacheModel {
 // Lines found in the first cache, the second, the third, and in none.
 using LinesByPlace = std::array<std::int64_t, 4>;
 
-extern class TileCounter* tile_counter;    // while somebody counts, else null
+extern class TileCounter* tile_counter;    // while tiles are counted, else null
 
 class TileCounter {
   public:

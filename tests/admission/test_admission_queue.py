@@ -31,36 +31,6 @@ def drain(queue: AdmissionQueue, now: float, count: int = 1000) -> list[Demand]:
     return served
 
 
-def test_tenants_take_turns_by_weight_whatever_their_requests_cost():
-    queue = AdmissionQueue(30.0)
-    put(queue, *[demand("gold", 50, weight=3) for _ in range(400)])
-    put(queue, *[demand("silver", 200) for _ in range(40)])
-    served = drain(queue, 1.0, count=160)
-    gold = sum(each.cost for each in served if each.tenant == "gold")
-    silver = sum(each.cost for each in served if each.tenant == "silver")
-    assert abs(gold - 3 * silver) <= 3 * 200 + 50
-
-
-def test_within_a_tenant_first_come_is_first_served():
-    queue = AdmissionQueue(30.0)
-    requests = [demand("a", at=float(index)) for index in range(5)]
-    put(queue, *requests)
-    assert drain(queue, 5.0) == requests
-
-
-def test_better_tiers_go_first_until_waiting_has_lifted_the_others():
-    queue = AdmissionQueue(10.0)
-    batch, chat = demand("b", priority=2), demand("a", at=5.0)
-    put(queue, batch, chat)
-    assert queue.first(5.0) is chat
-    assert queue.first(19.0) is chat
-    late = demand("c", at=20.0)
-    put(queue, late)
-    queue.remove(chat)
-    queue.serve(chat)
-    assert queue.first(20.0) is batch, "20 s have lifted it by two tiers, and its tenant was served as little"
-
-
 def test_an_idle_tenant_saves_nothing_and_one_that_had_all_owes_nothing():
     queue = AdmissionQueue(30.0)
     put(queue, *[demand("early") for _ in range(50)])
@@ -82,14 +52,6 @@ def test_a_tenant_that_was_refused_may_catch_up_but_only_so_far():
     assert first.count("keen") >= CREDIT_REQUESTS
     later = [each.tenant for each in drain(queue, 1.0, count=20)]
     assert 9 <= later.count("keen") <= 11
-
-
-def test_the_last_of_the_worst_tier_is_the_one_to_give_way():
-    queue = AdmissionQueue(30.0)
-    assert queue.last() is None
-    worst = demand("b", priority=10, at=2.0)
-    put(queue, demand("a", at=3.0), demand("b", priority=10, at=1.0), worst, demand("c", priority=5, at=9.0))
-    assert queue.last() is worst
 
 
 demands = st.lists(

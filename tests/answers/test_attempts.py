@@ -35,9 +35,7 @@ def routes_of(*models: ServedModel) -> ModelRoutes:
     return ModelRoutes(table, [], ModelChoiceMetrics(CollectorRegistry()), lambda *_: None)
 
 
-def test_a_request_keeps_the_version_that_was_drawn_for_it_while_that_is_ready(
-    server: Any, versions: list[ServedModel]
-) -> None:
+def test_a_request_keeps_the_version_that_was_drawn_for_it_while_that_is_ready(server, versions):
     routes = routes_of(versions[0])
     catalog, drawn = Catalog(routes.models, routes, server.gateway.catalog.held_requests), set()
     for number in range(40):

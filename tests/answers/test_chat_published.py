@@ -36,12 +36,12 @@ def tenant(server: Any, answering: Callable[..., None]) -> Iterator[httpx.Client
 
 
 @pytest.mark.parametrize("fields", REQUESTS)
-def test_an_answer_is_what_the_document_says(tenant: httpx.Client, fields: dict[str, Any]) -> None:
+def test_an_answer_is_what_the_document_says(tenant, fields):
     check("CreateChatCompletionResponse", tenant.post(PATH, json={**ASK, **fields}).json())
 
 
 @pytest.mark.parametrize("fields", REQUESTS)
-def test_every_chunk_is_what_the_document_says(tenant: httpx.Client, fields: dict[str, Any]) -> None:
+def test_every_chunk_is_what_the_document_says(tenant, fields):
     body = {**ASK, **fields, "stream": True, "stream_options": {"include_usage": True}}
     lines = tenant.post(PATH, json=body).text.split("\n\n")
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
@@ -50,7 +50,7 @@ def test_every_chunk_is_what_the_document_says(tenant: httpx.Client, fields: dic
         check("CreateChatCompletionStreamResponse", chunk)
 
 
-def test_stored_completions_are_what_the_document_says(tenant: httpx.Client) -> None:
+def test_stored_completions_are_what_the_document_says(tenant):
     check("ChatCompletionList", tenant.get(PATH).json())
     kept = tenant.post(PATH, json={**ASK, "store": True, "tools": [TOOL]}).json()["id"]
     check("ChatCompletionList", tenant.get(PATH).json())

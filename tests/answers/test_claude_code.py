@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
-import anthropic
-import httpx
 import jsonschema_rs
 import pytest
 
@@ -18,6 +15,9 @@ from kvarn.answers.messages.context_edits import CLEARED, apply_edit
 from kvarn.answers.messages.request import chat_request
 from kvarn.text.errors import ChatTemplateError
 from kvarn.wire.anthropic.messages import MessagesRequest
+from lazy_modules import LazyModule
+
+anthropic = LazyModule("anthropic")
 
 ASK: dict[str, Any] = {"model": "tiny", "max_tokens": 200, "messages": HELLO}
 CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}}
@@ -56,7 +56,7 @@ FIRST_TURN: dict[str, Any] = {
 HEADERS = {"anthropic-version": "2023-06-01", "anthropic-beta": "context-management-2025-06-27", "x-api-key": "none"}
 
 
-def test_the_first_turn_is_answered(server: Any, client: httpx.Client) -> None:
+def test_the_first_turn_is_answered(server, client):
     answer = client.post("/v1/messages?beta=true", json=FIRST_TURN, headers=HEADERS)
     events = events_of(answer)
     assert events[0]["type"] == "message_start" and events[-1]["type"] == "message_stop"
@@ -66,7 +66,7 @@ def test_the_first_turn_is_answered(server: Any, client: httpx.Client) -> None:
     assert "<|system|>You are an agent.\nBe brief.<|user|>" in prompt and "Read a file" in prompt
 
 
-def test_its_tokens_are_counted_from_the_same_fields(client: httpx.Client) -> None:
+def test_its_tokens_are_counted_from_the_same_fields(client):
     counted = client.post("/v1/messages/count_tokens?beta=true", json=FIRST_TURN, headers=HEADERS)
     message = client.post("/v1/messages?beta=true", json=FIRST_TURN | {"stream": False}, headers=HEADERS)
     assert counted.status_code == message.status_code == 200, counted.text
@@ -75,9 +75,7 @@ def test_its_tokens_are_counted_from_the_same_fields(client: httpx.Client) -> No
     assert count["context_management"] == {"original_input_tokens": count["input_tokens"]}
 
 
-def test_typed_tools_of_the_client_are_functions_for_the_model(
-    server: Any, answering: Callable[..., None], claude: anthropic.Anthropic
-) -> None:
+def test_typed_tools_of_the_client_are_functions_for_the_model(server, answering, claude):
     answering('<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>')
     tools: Any = [BASH]
     message = claude.beta.messages.create(tools=tools, **ASK)
@@ -93,9 +91,7 @@ def test_typed_tools_of_the_client_are_functions_for_the_model(
         (MEMORY, ["view", "create", "str_replace", "insert", "delete", "rename"]),
     ],
 )
-def test_a_typed_tool_has_the_inputs_that_are_documented_whatever_its_version(
-    tool: dict[str, Any], commands: list[str]
-) -> None:
+def test_a_typed_tool_has_the_inputs_that_are_documented_whatever_its_version(tool, commands):
     (shown,) = chat_request(MessagesRequest.model_validate(ASK | {"tools": [tool]})).active_tools or ()
     schema = shown["function"]["parameters"]
     assert shown["function"]["name"] == tool["name"] and schema["properties"]["command"]["enum"] == commands
@@ -103,7 +99,7 @@ def test_a_typed_tool_has_the_inputs_that_are_documented_whatever_its_version(
     jsonschema_rs.validate(schema, {"command": "insert", "path": "a", "insert_line": 0, "insert_text": "b"})
 
 
-def test_tools_that_only_a_server_runs_are_passed_over_with_a_warning(server: Any, client: httpx.Client) -> None:
+def test_tools_that_only_a_server_runs_are_passed_over_with_a_warning(server, client):
     answer = client.post("/v1/messages", json={**ASK, "tools": [READ, SEARCH]})
     assert answer.status_code == 200 and answer.headers["x-kvarn-ignored"] == "tools[1]"
     told = "ignored the tool 'tools[1]', this server runs none of type 'web_search_20250305'"
@@ -116,7 +112,7 @@ def test_tools_that_only_a_server_runs_are_passed_over_with_a_warning(server: An
 
 
 @pytest.mark.parametrize("place", ["output_config", "output_format"])
-def test_an_answers_format_is_enforced(server: Any, client: httpx.Client, place: str) -> None:
+def test_an_answers_format_is_enforced(server, client, place):
     form = {"type": "json_schema", "schema": {"type": "object", "properties": {"a": {"const": 1}}}}
     given = {"output_config": {"format": form}} if place == "output_config" else {"output_format": form}
     server.chat.answer = lambda request, index: answer_text('{"a": 1}')
@@ -124,12 +120,12 @@ def test_an_answers_format_is_enforced(server: Any, client: httpx.Client, place:
     assert "const" in str(server.chat.submitted[-1].grammar)
 
 
-def test_an_effort_that_the_model_does_not_know_is_told(client: httpx.Client) -> None:
+def test_an_effort_that_the_model_does_not_know_is_told(client):
     answer = client.post("/v1/messages", json={**ASK, "output_config": {"effort": "max"}})
     assert answer.status_code == 200 and "effort" in answer.headers["x-kvarn-warning"]
 
 
-def test_system_messages_may_stand_anywhere_and_be_for_one_turn(server: Any, client: httpx.Client) -> None:
+def test_system_messages_may_stand_anywhere_and_be_for_one_turn(server, client):
     once = {"role": "system", "content": "Once.", "clear_at": "next_user_message"}
     said = [*HELLO, once, {"role": "assistant", "content": "Hi"}, *HELLO, {"role": "system", "content": []}]
     assert client.post("/v1/messages", json={**ASK, "messages": said[:2]}).status_code == 200
@@ -138,9 +134,7 @@ def test_system_messages_may_stand_anywhere_and_be_for_one_turn(server: Any, cli
     assert prompt_of(server) == "<bos><|user|>Hej<|assistant|>Hi<|user|>Hej<|assistant|>"
 
 
-def test_a_template_that_knows_instructions_at_the_beginning_only_gets_them_as_the_users(
-    server: Any, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_that_knows_instructions_at_the_beginning_only_gets_them_as_the_users(server, client, monkeypatch):
     start = operation.start_chat
 
     async def strict_start(serving: Any, record: Any, chat: Any) -> Any:
@@ -162,7 +156,7 @@ def turn(number: int) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": [thought, call]}, {"role": "user", "content": [result]}]
 
 
-def test_old_results_are_cleared(server: Any, client: httpx.Client) -> None:
+def test_old_results_are_cleared(server, client):
     said = [*HELLO, *turn(1), *turn(2), *turn(3)]
     uses = lambda count: {"type": "tool_uses", "value": count}  # noqa: E731
     edit = {"type": "clear_tool_uses_20250919", "trigger": uses(3), "keep": uses(1), "clear_tool_inputs": True}
@@ -194,7 +188,7 @@ def test_old_results_are_cleared(server: Any, client: httpx.Client) -> None:
         assert CLEARED not in prompt_of(server)
 
 
-def test_old_thinking_is_cleared(server: Any, client: httpx.Client) -> None:
+def test_old_thinking_is_cleared(server, client):
     said = [*HELLO, *turn(1), *turn(2)]
     for keep, cleared in ((None, 1), ({"type": "thinking_turns", "value": 2}, 0), ({"type": "all"}, 0)):
         edits = [{"type": "clear_thinking_20251015", "keep": keep}]
@@ -203,7 +197,7 @@ def test_old_thinking_is_cleared(server: Any, client: httpx.Client) -> None:
         assert [each["cleared_thinking_turns"] for each in applied] == [cleared] * bool(cleared)
 
 
-def test_an_edit_of_another_type_is_passed_over_with_a_warning(client: httpx.Client) -> None:
+def test_an_edit_of_another_type_is_passed_over_with_a_warning(client):
     managed = {"edits": [{"type": "compact_20260112", "instructions": "Shorten."}]}
     answer = client.post("/v1/messages", json={**ASK, "context_management": managed})
     assert answer.status_code == 200 and answer.headers["x-kvarn-ignored"] == "context_management.edits[0]"
@@ -222,7 +216,7 @@ def test_an_edit_of_another_type_is_passed_over_with_a_warning(client: httpx.Cli
     ],
     ids=str,
 )
-def test_what_is_empty_asks_for_nothing(client: httpx.Client, empty: dict[str, Any]) -> None:
+def test_what_is_empty_asks_for_nothing(client, empty):
     answer = client.post("/v1/messages", json={**ASK, **empty})
     assert answer.status_code == 200, answer.text
     assert "x-kvarn-warning" not in answer.headers

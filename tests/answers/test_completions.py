@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -15,7 +13,7 @@ from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.messages import RefusalReason
 
 
-def test_a_prompt_is_continued_whole_and_streamed(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
+def test_a_prompt_is_continued_whole_and_streamed(answering, sdk):
     answering("långt bort")
     whole = sdk.completions.create(model="tiny", prompt="Hej")
     assert whole.object == "text_completion" and whole.choices[0].text == "långt bort"
@@ -27,16 +25,14 @@ def test_a_prompt_is_continued_whole_and_streamed(answering: Callable[..., None]
     assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
 
 
-def test_sixteen_tokens_are_the_default(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
+def test_sixteen_tokens_are_the_default(answering, sdk):
     answering("x" * 100)
     answer = sdk.completions.create(model="tiny", prompt="Hej")
     assert answer.choices[0].text == "x" * 16 and answer.choices[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_prompts_times_n_are_numbered_prompt_by_prompt(
-    server: Any, sdk: openai.OpenAI, answering: Callable[..., None], stream: bool
-) -> None:
+def test_prompts_times_n_are_numbered_prompt_by_prompt(server, sdk, answering, stream):
     answering("a1", "b22")
     prompts: Any = [[72, 101], [106], [1, 2, 3]]
     texts = dict.fromkeys(range(6), "")
@@ -52,9 +48,7 @@ def test_prompts_times_n_are_numbered_prompt_by_prompt(
     assert [submit.prompt_token_ids for submit in server.chat.submitted] == prompts
 
 
-def test_one_refused_prompt_refuses_all_and_aborts_the_others(
-    server: Any, sdk: openai.OpenAI, wait_for: Callable[..., None]
-) -> None:
+def test_one_refused_prompt_refuses_all_and_aborts_the_others(server, sdk, wait_for):
     normal = server.chat.generate
 
     def refuse_second(request: Any, hold: Any = None) -> Any:
@@ -72,7 +66,7 @@ def test_one_refused_prompt_refuses_all_and_aborts_the_others(
     wait_for(lambda: not server.chat.running, "the other prompts to be aborted")
 
 
-def test_logprobs_have_the_older_shape_with_offsets(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
+def test_logprobs_have_the_older_shape_with_offsets(answering, sdk):
     answering("abc")
     logprobs = sdk.completions.create(model="tiny", prompt="Hej", logprobs=2).choices[0].logprobs
     assert logprobs is not None
@@ -81,9 +75,7 @@ def test_logprobs_have_the_older_shape_with_offsets(answering: Callable[..., Non
     assert logprobs.top_logprobs is not None and logprobs.top_logprobs[0] == {"a": -0.25, "b": -0.5}
 
 
-def test_offsets_point_into_the_text_where_characters_take_several_tokens(
-    answering: Callable[..., None], sdk: openai.OpenAI
-) -> None:
+def test_offsets_point_into_the_text_where_characters_take_several_tokens(answering, sdk):
     answering("å😀b")
     # Three special tokens, which the text does not show, then "é" in two tokens and a letter.
     prompt = [256, 259, 260, *"éa".encode()]
@@ -92,9 +84,7 @@ def test_offsets_point_into_the_text_where_characters_take_several_tokens(
     assert choice.logprobs.text_offset == [0, 0, 0, 0, 0, 1, 2, 2, 3, 3, 3, 3, 4]
 
 
-def test_bad_words_are_tokenized_once_however_many_prompts_there_are(
-    server: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_words_are_tokenized_once_however_many_prompts_there_are(server, sdk, monkeypatch):
     batches: list[list[str]] = []
     encode_batch = Tokenizer.encode_batch
 
@@ -109,9 +99,7 @@ def test_bad_words_are_tokenized_once_however_many_prompts_there_are(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_echo_begins_with_the_prompt_and_its_logprobs(
-    answering: Callable[..., None], client: httpx.Client, stream: bool
-) -> None:
+def test_echo_begins_with_the_prompt_and_its_logprobs(answering, client, stream):
     answering("cd")
     body = {"model": "tiny", "prompt": "ab", "echo": True, "logprobs": 1, "stream": stream}
     if stream:
@@ -128,7 +116,7 @@ def test_echo_begins_with_the_prompt_and_its_logprobs(
     assert logprobs["top_logprobs"][0] is None
 
 
-def test_a_prompt_can_be_scored_without_an_answer(server: Any, client: httpx.Client) -> None:
+def test_a_prompt_can_be_scored_without_an_answer(server, client):
     body = {"model": "tiny", "prompt": "abc", "echo": True, "logprobs": 0, "max_tokens": 0}
     answer = client.post("/v1/completions", json=body).json()
     choice = answer["choices"][0]
@@ -136,13 +124,13 @@ def test_a_prompt_can_be_scored_without_an_answer(server: Any, client: httpx.Cli
     assert choice["finish_reason"] == "length" and answer["usage"]["completion_tokens"] == 0
 
 
-def test_the_stop_string_is_kept_where_asked_for(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
+def test_the_stop_string_is_kept_where_asked_for(answering, sdk):
     answering("one. two.")
     answer = sdk.completions.create(model="tiny", prompt="x", stop=".", extra_body={"include_stop_str_in_output": True})
     assert answer.choices[0].text == "one." and answer.choices[0].model_dump()["stop_reason"] == "."
 
 
-def test_a_stop_token_of_the_client_is_named_and_not_shown(server: Any, sdk: openai.OpenAI) -> None:
+def test_a_stop_token_of_the_client_is_named_and_not_shown(server, sdk):
     answer = sdk.completions.create(model="tiny", prompt="x", extra_body={"stop_token_ids": [ord("o")]})
     assert answer.choices[0].text == "Hell"
     assert answer.choices[0].model_dump()["stop_reason"] == ord("o")

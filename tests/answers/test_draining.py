@@ -67,7 +67,7 @@ async def fleet() -> AsyncGenerator[Fleet, None]:
 
 
 @pytest.mark.chaos
-async def test_no_answer_is_lost_or_other_when_engines_are_restarted_in_turn(fleet: Fleet) -> None:
+async def test_no_answer_is_lost_or_other_when_engines_are_restarted_in_turn(fleet):
     """With time to finish, and without: then what runs is handed over."""
     wanted = [await fleet.answer(number) for number in range(4)]
     assert all(len(tokens) == 400 for answer in wanted for tokens in answer)
@@ -91,7 +91,7 @@ async def test_no_answer_is_lost_or_other_when_engines_are_restarted_in_turn(fle
     assert min(await asyncio.gather(*asking)) > 0
 
 
-async def test_a_replica_that_drains_takes_nothing_new_and_finishes_what_it_has(fleet: Fleet) -> None:
+async def test_a_replica_that_drains_takes_nothing_new_and_finishes_what_it_has(fleet):
     leaving, staying = fleet.supervisors
     name, other = leaving.status.replica, staying.status.replica
     client = fleet.replicas[name]
@@ -111,7 +111,7 @@ async def test_a_replica_that_drains_takes_nothing_new_and_finishes_what_it_has(
 
 
 @pytest.mark.thorough
-async def test_an_adapter_that_was_loaded_while_a_replica_was_away_is_there_when_it_is_back(fleet: Fleet) -> None:
+async def test_an_adapter_that_was_loaded_while_a_replica_was_away_is_there_when_it_is_back(fleet):
     away, staying = fleet.supervisors
     name, other = away.status.replica, staying.status.replica
     await away.stop()

@@ -6,13 +6,11 @@ import base64
 import struct
 from typing import Any
 
-import httpx
 import msgspec
-import openai
 import pytest
 
 
-def test_floats_and_base64_carry_the_same_numbers(client: httpx.Client) -> None:
+def test_floats_and_base64_carry_the_same_numbers(client):
     body = {"model": "vec", "input": ["ab", "c"]}
     floats = client.post("/v1/embeddings", json=body).json()
     coded = client.post("/v1/embeddings", json={**body, "encoding_format": "base64"}).json()
@@ -23,13 +21,13 @@ def test_floats_and_base64_carry_the_same_numbers(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("given", ["hi", ["hi"], [104, 105], [[104, 105]]])
-def test_every_form_of_input_is_taken(server: Any, sdk: openai.OpenAI, given: Any) -> None:
+def test_every_form_of_input_is_taken(server, sdk, given):
     answer = sdk.embeddings.create(model="vec", input=given)
     assert server.embed.embedded == [[[104, 105]]]
     assert len(answer.data) == 1 and len(answer.data[0].embedding) == 4
 
 
-def test_a_batch_goes_to_the_engine_as_one_request(server: Any, sdk: openai.OpenAI) -> None:
+def test_a_batch_goes_to_the_engine_as_one_request(server, sdk):
     assert len(sdk.embeddings.create(model="vec", input=[f"text {i}" for i in range(50)]).data) == 50
     assert [len(batch) for batch in server.embed.embedded] == [50]
 
@@ -46,22 +44,18 @@ def test_a_batch_goes_to_the_engine_as_one_request(server: Any, sdk: openai.Open
         ({"model": "tiny"}, "model", "model_not_supported"),
     ],
 )
-def test_what_cannot_be_embedded_is_refused_by_name(
-    client: httpx.Client, change: dict[str, Any], param: str, code: str
-) -> None:
+def test_what_cannot_be_embedded_is_refused_by_name(client, change, param, code):
     answer = client.post("/v1/embeddings", json={"model": "vec", "input": "hi", **change})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
 
 
-def test_the_models_own_size_may_be_asked_for(sdk: openai.OpenAI) -> None:
+def test_the_models_own_size_may_be_asked_for(sdk):
     assert len(sdk.embeddings.create(model="vec", input="hi", dimensions=4).data[0].embedding) == 4
 
 
 @pytest.mark.parametrize(("coding", "status"), [("float", 413), ("base64", 200)])
-def test_the_memory_of_an_answer_is_counted_before_the_work(
-    serve: Any, wait_for: Any, coding: str, status: int
-) -> None:
+def test_the_memory_of_an_answer_is_counted_before_the_work(serve, wait_for, coding, status):
     def prepare(server: Any) -> None:
         server.embed.card = msgspec.structs.replace(server.embed.card, embedding_size=1000)
 

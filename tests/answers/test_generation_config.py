@@ -56,7 +56,7 @@ def shown(params: SamplingParams) -> dict[str, float]:
     return {name: getattr(params, name) for name in PLAIN}
 
 
-def test_every_endpoint_takes_the_checkpoints_parameters_and_a_clients_own_win(serving: Serve) -> None:
+def test_every_endpoint_takes_the_checkpoints_parameters_and_a_clients_own_win(serving):
     with serving(RECOMMENDED) as server:
         for path in ENDPOINTS:
             assert shown(sampling_of(server, path)) == RECOMMENDED
@@ -66,13 +66,13 @@ def test_every_endpoint_takes_the_checkpoints_parameters_and_a_clients_own_win(s
         assert shown(sampling_of(server, "/v1/chat/completions", **off)) == {**RECOMMENDED, **off}
 
 
-def test_do_sample_false_is_greedy_unless_the_client_says_otherwise(serving: Serve) -> None:
+def test_do_sample_false_is_greedy_unless_the_client_says_otherwise(serving):
     with serving({"do_sample": False, "temperature": 0.6}) as server:
         assert sampling_of(server, "/v1/chat/completions").temperature == 0
         assert sampling_of(server, "/v1/chat/completions", temperature=0.7).temperature == 0.7
 
 
-def test_max_new_tokens_bounds_the_chat_answers_of_clients_that_give_no_bound(serving: Serve) -> None:
+def test_max_new_tokens_bounds_the_chat_answers_of_clients_that_give_no_bound(serving):
     with serving({"max_new_tokens": 7}) as server:
         assert sampling_of(server, "/v1/chat/completions").max_tokens == 7
         assert sampling_of(server, "/v1/responses").max_tokens == 7
@@ -81,13 +81,13 @@ def test_max_new_tokens_bounds_the_chat_answers_of_clients_that_give_no_bound(se
         assert sampling_of(server, "/v1/completions").max_tokens == 16
 
 
-def test_a_message_that_asks_for_more_than_the_context_gets_its_rest_not_max_new_tokens(serving: Serve) -> None:
+def test_a_message_that_asks_for_more_than_the_context_gets_its_rest_not_max_new_tokens(serving):
     with serving({"max_new_tokens": 7}) as server:
         params = sampling_of(server, "/v1/messages", max_tokens=100_000)
         assert params.max_tokens == 512 - len(server.chat.submitted[-1].prompt_token_ids)
 
 
-def test_a_response_and_the_list_of_models_show_the_defaults(serving: Serve) -> None:
+def test_a_response_and_the_list_of_models_show_the_defaults(serving):
     with serving(RECOMMENDED) as server, server.client() as client:
         response = client.post("/v1/responses", json={"model": "tiny", "input": "Hej"}).json()
         assert (response["temperature"], response["top_p"]) == (0.6, 0.95)
@@ -96,21 +96,21 @@ def test_a_response_and_the_list_of_models_show_the_defaults(serving: Serve) -> 
     assert models["vec"]["default_sampling_params"] is None
 
 
-def test_the_log_shows_the_defaults(serving: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_shows_the_defaults(serving, caplog):
     with caplog.at_level(logging.INFO, "kvarn.catalog"), serving({"temperature": 0.6}):
         pass
     told = [entry.__dict__ for entry in caplog.records if entry.message == "sampling parameters by default"]
     assert [entry["temperature"] for entry in told if entry["model"] == "tiny"] == [0.6]
 
 
-def test_none_leaves_openais_defaults_and_the_end_tokens(serving: Serve) -> None:
+def test_none_leaves_openais_defaults_and_the_end_tokens(serving):
     with serving({**RECOMMENDED, "eos_token_id": [65, 66]}, "none") as server:
         params = sampling_of(server, "/v1/chat/completions")
         assert shown(params) == PLAIN
         assert {65, 66} <= set(params.stop_token_ids)
 
 
-def test_a_folder_replaces_the_checkpoints_own(serving: Serve, tmp_path: Path) -> None:
+def test_a_folder_replaces_the_checkpoints_own(serving, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "generation_config.json").write_text('{"temperature": 0.2, "eos_token_id": 67}')
     with serving(RECOMMENDED, str(tmp_path / "mine")) as server:

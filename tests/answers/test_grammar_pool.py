@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-import pytest
 
 from kvarn.answers.structured.grammar_pool import GrammarPool, encode
 from kvarn.grammar.asked import AnswerGrammar, Asked
 from kvarn.sandbox.process import SandboxLimits
 
 
-async def test_what_several_requests_make_at_once_is_kept_and_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_several_requests_make_at_once_is_kept_and_counted_once(monkeypatch):
     pool, asked, go = GrammarPool(SandboxLimits()), Asked(None, None, {}), asyncio.Event()
     reply, calls = msgspec.json.encode(AnswerGrammar("x")), 0
 

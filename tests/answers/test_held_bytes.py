@@ -33,17 +33,17 @@ def fill(budget: ByteBudget, *names: str) -> dict[str, int]:
     return held
 
 
-def test_one_alone_holds_three_quarters() -> None:
+def test_one_alone_holds_three_quarters():
     assert fill(ByteBudget(MOST), "red") == {"red": 75_000}
 
 
-def test_those_who_take_all_they_can_hold_the_same() -> None:
+def test_those_who_take_all_they_can_hold_the_same():
     held = fill(ByteBudget(MOST), "red", "blue")
     assert all(abs(size - MOST * 3 / 7) <= STEP for size in held.values())
 
 
 @pytest.mark.parametrize("greedy", [1, 2, 5, 20])
-def test_whoever_comes_next_finds_memory_free(greedy: int) -> None:
+def test_whoever_comes_next_finds_memory_free(greedy):
     budget = ByteBudget(MOST)
     fill(budget, *[f"org-{number}" for number in range(greedy)])
     free = MOST - budget.used
@@ -52,7 +52,7 @@ def test_whoever_comes_next_finds_memory_free(greedy: int) -> None:
     assert budget.used < MOST
 
 
-def test_a_refusal_says_whose_memory_it_is() -> None:
+def test_a_refusal_says_whose_memory_it_is():
     budget = ByteBudget(MOST)
     fill(budget, "red")
     with pytest.raises(BodyRefusedError) as own:
@@ -69,7 +69,7 @@ def test_a_refusal_says_whose_memory_it_is() -> None:
     }
 
 
-async def test_what_is_given_back_may_be_taken_again() -> None:
+async def test_what_is_given_back_may_be_taken_again():
     budget = ByteBudget(MOST)
     record = RequestRecord("r", principal=replace(ANYBODY, owner=Owner("red", "p")))
     first, second = HeldBytes(budget, record), HeldBytes(budget, record)
@@ -103,7 +103,7 @@ def with_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
         pytest.param(with_parameters({"enum": [str(number) for number in range(50_000)]}), id="strings"),
     ],
 )
-def test_what_a_request_counts_for_is_what_it_takes(fields: dict[str, Any]) -> None:
+def test_what_a_request_counts_for_is_what_it_takes(fields):
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}).encode()
     tracemalloc.start()
     asked = validate(ChatCompletionRequest, decode_body(body))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -68,7 +68,7 @@ def bounded_server(serve: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_four_at_a_time_harm_nobody(bounded_server: Any, name: str) -> None:
+def test_four_at_a_time_harm_nobody(bounded_server, name):
     body = {**CHAT, **(BOUNDED | OTHERS)[name]}
     with bounded_server.client() as client, bounded_server.client() as other, ThreadPoolExecutor(4) as threads:
         answers = [threads.submit(client.post, "/v1/chat/completions", json=body) for _ in range(4)]
@@ -87,7 +87,7 @@ def test_four_at_a_time_harm_nobody(bounded_server: Any, name: str) -> None:
         assert client.post("/v1/chat/completions", json=fine).status_code == 200
 
 
-def test_what_a_client_asked_for_is_given_up_when_it_leaves(serve: Any, wait_for: Callable[..., None]) -> None:
+def test_what_a_client_asked_for_is_given_up_when_it_leaves(serve, wait_for):
     regex = {**CHAT, "structured_outputs": {"regex": "[a-z]+"}}
     with serve(client_work_timeout_s=600) as server, server.client() as client:
         assert client.post("/v1/chat/completions", json=regex).status_code == 200
@@ -97,7 +97,7 @@ def test_what_a_client_asked_for_is_given_up_when_it_leaves(serve: Any, wait_for
         wait_for(lambda: server.gateway.grammars.pids not in (before, []), "the process to be replaced")
 
 
-def test_a_grammar_that_was_made_is_kept(bounded_server: Any) -> None:
+def test_a_grammar_that_was_made_is_kept(bounded_server):
     """Refusals too: nobody has the same work done again and again."""
     made: list[bytes] = []
     pool = bounded_server.gateway.grammars._pool

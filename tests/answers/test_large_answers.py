@@ -121,9 +121,7 @@ def post(server: Any, path: str, body: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_slow_readers_hold_up_nobody_before_or_after_they_are_cut(
-    probed: Any, wait_for: WaitFor, converted: list[int], path: str
-) -> None:
+def test_slow_readers_hold_up_nobody_before_or_after_they_are_cut(probed, wait_for, converted, path):
     with probed(write_timeout_s=6) as (server, probe), ExitStack() as opened:
         for _ in range(6):
             opened.enter_context(post(server, path, body_of(path, stream=True)))
@@ -143,9 +141,7 @@ def test_slow_readers_hold_up_nobody_before_or_after_they_are_cut(
 
 
 @pytest.mark.parametrize("path", [CHAT, thorough(COMPLETIONS), RESPONSES])
-def test_a_large_plain_answer_holds_up_nobody_and_is_counted_until_it_is_read(
-    probed: Any, converted: list[int], path: str
-) -> None:
+def test_a_large_plain_answer_holds_up_nobody_and_is_counted_until_it_is_read(probed, converted, path):
     positions = POSITIONS if path != RESPONSES else POSITIONS // 4
     body = body_of(path, **({"store": False} if path == RESPONSES else {}))
     with probed() as (server, probe), httpx.Client(base_url=server.url, timeout=120) as client:
@@ -165,7 +161,7 @@ def test_a_large_plain_answer_holds_up_nobody_and_is_counted_until_it_is_read(
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
-def test_a_stream_that_holds_too_much_unread_ends_with_a_typed_error(probed: Any, wait_for: WaitFor, path: str) -> None:
+def test_a_stream_that_holds_too_much_unread_ends_with_a_typed_error(probed, wait_for, path):
     with probed(max_held_bytes=4 * MIB) as (server, probe):
         server.chat.tokens_per_step, server.chat.step_s = 10 if path != RESPONSES else 300, 0.01
         with post(server, path, body_of(path, stream=True)) as raw:
@@ -181,7 +177,7 @@ def test_a_stream_that_holds_too_much_unread_ends_with_a_typed_error(probed: Any
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
-def test_a_plain_answer_for_which_there_is_no_memory_is_refused(probed: Any, path: str) -> None:
+def test_a_plain_answer_for_which_there_is_no_memory_is_refused(probed, path):
     with probed(max_held_bytes=4 * MIB) as (server, _), server.client() as client:
         server.chat.tokens_per_step = 10  # it comes little by little, and is taken as it comes
         answer = client.post(path, json=body_of(path))
@@ -192,9 +188,7 @@ def test_a_plain_answer_for_which_there_is_no_memory_is_refused(probed: Any, pat
 
 
 @pytest.mark.parametrize("path", [CHAT, thorough(COMPLETIONS), RESPONSES])
-def test_a_plain_answer_that_could_not_be_encoded_ends_while_it_is_gathered(
-    probed: Any, converted: list[int], path: str
-) -> None:
+def test_a_plain_answer_that_could_not_be_encoded_ends_while_it_is_gathered(probed, converted, path):
     fields = {"max_output_tokens": 4 * TOKENS} if path == RESPONSES else {"n": 1, "max_tokens": 4 * TOKENS}
     with probed() as (server, _), server.client() as client:
         server.chat.tokens_per_step, server.chat.step_s = 50, 0.01
@@ -207,7 +201,7 @@ def test_a_plain_answer_that_could_not_be_encoded_ends_while_it_is_gathered(
     assert sum(converted[already:]) < 4 * TOKENS
 
 
-def test_an_answer_is_refused_where_others_of_its_organisation_hold_too_much(probed: Any, wait_for: WaitFor) -> None:
+def test_an_answer_is_refused_where_others_of_its_organisation_hold_too_much(probed, wait_for):
     with probed(max_held_bytes=64 * MIB) as (server, probe), server.client() as client:
         slow = post(server, CHAT, body_of(CHAT, stream=True))
         wait_for(lambda: probe.held > POSITIONS * TOP * 16 * 0.9, "what nobody reads to be counted")
@@ -219,7 +213,7 @@ def test_an_answer_is_refused_where_others_of_its_organisation_hold_too_much(pro
         assert client.post(CHAT, json=body_of(CHAT, n=8)).status_code == 200
 
 
-def test_a_large_answer_is_not_stored_and_says_so(probed: Any) -> None:
+def test_a_large_answer_is_not_stored_and_says_so(probed):
     with probed(max_body_bytes=MIB) as (server, _), server.client() as client:
         small = client.post(CHAT, json=body_of(CHAT, n=1, max_tokens=10, store=True)).json()
         kept = client.get(f"{CHAT}/{small['id']}").json()
@@ -229,7 +223,7 @@ def test_a_large_answer_is_not_stored_and_says_so(probed: Any) -> None:
         assert client.get(f"{CHAT}/{large['id']}").status_code == 404
 
 
-def test_a_response_keeps_its_logprobs_as_it_sent_them(probed: Any) -> None:
+def test_a_response_keeps_its_logprobs_as_it_sent_them(probed):
     with probed() as (server, _), server.client() as client:
         body = body_of(RESPONSES, max_output_tokens=100, stream=True)
         text = client.post(RESPONSES, json=body).text
@@ -239,7 +233,7 @@ def test_a_response_keeps_its_logprobs_as_it_sent_them(probed: Any) -> None:
         assert kept["output"] == last["output"]
 
 
-def test_a_line_of_a_batch_has_the_logprobs_of_a_plain_answer(runner: Any, wait_for: WaitFor) -> None:
+def test_a_line_of_a_batch_has_the_logprobs_of_a_plain_answer(runner, wait_for):
     asked = {"logprobs": True, "top_logprobs": 2, "max_tokens": 4}
     with runner.client() as client:
         batch = await_end(client, send(client, [chat_line(1, **asked)]), wait_for)
@@ -250,9 +244,7 @@ def test_a_line_of_a_batch_has_the_logprobs_of_a_plain_answer(runner: Any, wait_
     assert len(plain["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2
 
 
-def test_a_plain_answer_is_not_finished_for_a_client_that_left(
-    probed: Any, wait_for: WaitFor, converted: list[int]
-) -> None:
+def test_a_plain_answer_is_not_finished_for_a_client_that_left(probed, wait_for, converted):
     for _ in range(10):  # on a busy machine the answer may be finished before this client has left
         converted.clear()
         with probed() as (server, _):

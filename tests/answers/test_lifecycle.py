@@ -43,26 +43,36 @@ class Noting:
 
 
 class Listening(Observer):
-    """An observer that notes what it hears."""
+    """An observer that notes what it hears, and may fail at one of its calls."""
 
-    def __init__(self, notes: list[str], label: str) -> None:
-        self.notes, self.label = notes, label
+    def __init__(self, notes: list[str], label: str, fails: str = "") -> None:
+        self.notes, self.label, self.fails = notes, label, fails
+
+    def _note(self, call: str, text: str | None = None) -> None:
+        if text is not None:
+            self.notes.append(f"{self.label}: {text}")
+        if self.fails == call:
+            raise RuntimeError(call)
 
     def listen(self, turn: Turn, question: Any) -> AnswerListener:
+        self._note("listen")
         return self
 
     def take(self, delta: ChoiceDelta) -> None:
-        self.notes.append(f"{self.label}: {delta.text}")
+        self._note("take", delta.text)
 
     def end(self, error: BaseException | None) -> None:
-        self.notes.append(f"{self.label}: {'whole' if error is None else type(error).__name__}")
+        self._note("end", "whole" if error is None else type(error).__name__)
+
+    def not_begun(self, record: RequestRecord, model: str, error: Exception) -> None:
+        self._note("not_begun", "refused")
 
 
 def with_steps(server: Any, **changes: Any) -> Any:
     return replace(server.gateway, steps=replace(server.gateway.steps, **changes))
 
 
-def test_stages_are_settled_once_in_reverse_when_one_refuses(server: Any) -> None:
+def test_stages_are_settled_once_in_reverse_when_one_refuses(server):
     async def run() -> None:
         notes: list[str] = []
         first, second = Noting(notes, "first"), Noting(notes, "second")
@@ -78,7 +88,7 @@ def test_stages_are_settled_once_in_reverse_when_one_refuses(server: Any) -> Non
     server.do(run())
 
 
-def test_a_stage_may_answer_and_no_later_stage_and_no_engine_is_asked(server: Any) -> None:
+def test_a_stage_may_answer_and_no_later_stage_and_no_engine_is_asked(server):
     async def run() -> None:
         notes: list[str] = []
         stages = (Noting(notes, "first"), Noting(notes, "cache", answer="known"), Noting(notes, "last"))
@@ -98,9 +108,7 @@ def test_a_stage_may_answer_and_no_later_stage_and_no_engine_is_asked(server: An
 
 
 @pytest.mark.parametrize(("read", "outcome", "tokens"), [(2, Outcome.FINISHED, 2), (1, Outcome.ABORTED, 1)])
-def test_a_turn_that_a_stage_answers_is_settled_by_what_was_read_of_it(
-    server: Any, read: int, outcome: Outcome, tokens: int
-) -> None:
+def test_a_turn_that_a_stage_answers_is_settled_by_what_was_read_of_it(server, read, outcome, tokens):
     async def run() -> None:
         gateway = with_steps(server, stages=(Noting([], "cache", answer="known"),))
         record = RequestRecord("r", endpoint="/v1/chat/completions")
@@ -116,7 +124,7 @@ def test_a_turn_that_a_stage_answers_is_settled_by_what_was_read_of_it(
     server.do(run())
 
 
-def test_turns_of_one_record_have_their_own_ids(server: Any) -> None:
+def test_turns_of_one_record_have_their_own_ids(server):
     async def run() -> None:
         gateway = with_steps(server, stages=())
         record = RequestRecord("r", endpoint="/v1/chat/completions")
@@ -129,7 +137,7 @@ def test_turns_of_one_record_have_their_own_ids(server: Any) -> None:
     server.do(run())
 
 
-def test_an_observer_hears_that_nobody_reads_on(server: Any) -> None:
+def test_an_observer_hears_that_nobody_reads_on(server):
     async def run() -> None:
         notes: list[str] = []
         gateway = with_steps(
@@ -145,58 +153,30 @@ def test_an_observer_hears_that_nobody_reads_on(server: Any) -> None:
     server.do(run())
 
 
-class FailingObserver(Listening):
-    """An observer that fails at one of its calls."""
-
-    def __init__(self, notes: list[str], fails: str) -> None:
-        super().__init__(notes, fails)
-        self.fails = fails
-
-    def _fail(self, call: str) -> None:
-        if self.fails == call:
-            raise RuntimeError(call)
-
-    def listen(self, turn: Turn, question: Any) -> AnswerListener:
-        self._fail("listen")
-        return self
-
-    def take(self, delta: ChoiceDelta) -> None:
-        self._fail("take")
-
-    def end(self, error: BaseException | None) -> None:
-        self.notes.append("failing ends")
-        self._fail("end")
-
-    def not_begun(self, record: RequestRecord, model: str, error: Exception) -> None:
-        self.notes.append("failing hears of the refusal")
-        self._fail("not_begun")
-
-
 @pytest.mark.parametrize("fails", ["listen", "take", "end"])
-def test_an_observer_that_fails_neither_ends_the_answer_nor_keeps_it_from_others(server: Any, fails: str) -> None:
+def test_an_observer_that_fails_neither_ends_the_answer_nor_keeps_it_from_others(server, fails):
     async def run() -> None:
         notes: list[str] = []
-        observers = (FailingObserver(notes, fails), Listening(notes, "b"))
+        observers = (Listening([], "a", fails), Listening(notes, "b"))
         gateway = with_steps(server, stages=(Noting([], "cache", answer="known"),), observers=observers)
         record = RequestRecord("r", endpoint="/v1/chat/completions")
         answer = await (await start_chat(gateway, record, CHAT)).collect()
         await record.close()
         assert answer.choices[0].message.content == "known"
-        assert notes == ["b: known", "b: ", *(["failing ends"] if fails == "end" else []), "b: whole"]
+        assert notes == ["b: known", "b: ", "b: whole"]
 
     server.do(run())
 
 
-def test_an_observer_that_fails_at_a_refusal_does_not_replace_it(server: Any) -> None:
+def test_an_observer_that_fails_at_a_refusal_does_not_replace_it(server):
     async def run() -> None:
         notes: list[str] = []
-        gateway = with_steps(
-            server, stages=(Noting([], "limits", refuses=True),), observers=(FailingObserver(notes, "not_begun"),)
-        )
+        observers = (Listening(notes, "a", "not_begun"),)
+        gateway = with_steps(server, stages=(Noting([], "limits", refuses=True),), observers=observers)
         record = RequestRecord("r", endpoint="/v1/chat/completions")
         with pytest.raises(ApiError):
             await start_chat(gateway, record, CHAT)
         await record.close()
-        assert notes == ["failing hears of the refusal"]
+        assert notes == ["a: refused"]
 
     server.do(run())

@@ -32,7 +32,7 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(entries, st.lists(entries, max_size=4))
-def test_packing_loses_nothing(chosen: TokenLogprob, top: list[TokenLogprob]) -> None:
+def test_packing_loses_nothing(chosen, top):
     packed = PositionLogprobs.of(chosen, top)
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(packed), type=PositionLogprobs)
     assert (again.chosen, again.top) == (chosen, top)
@@ -40,13 +40,13 @@ def test_packing_loses_nothing(chosen: TokenLogprob, top: list[TokenLogprob]) ->
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(positions, max_size=3), st.integers(0, 5))
-def test_the_shape_of_chat(tokenizer: Tokenizer, given_positions: list[PositionLogprobs], top: int) -> None:
+def test_the_shape_of_chat(tokenizer, given_positions, top):
     def fields(entry: TokenLogprob) -> dict[str, object]:
         data = tokenizer.token_bytes(entry.token_id)
         return {"token": tokenizer.token_text(entry.token_id), "logprob": entry.logprob, "bytes": list(data)}
 
     expected = [
-        TokenLogprobs(**fields(each.chosen), top_logprobs=[TopLogprob(**fields(other)) for other in each.top[:top]])  # type: ignore[arg-type]
+        TokenLogprobs(**fields(each.chosen), top_logprobs=[TopLogprob(**fields(other)) for other in each.top[:top]])
         for each in given_positions
     ]
     encoded = LogprobsEncoder(tokenizer).chat(given_positions, top)
@@ -55,7 +55,7 @@ def test_the_shape_of_chat(tokenizer: Tokenizer, given_positions: list[PositionL
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(st.none(), positions), max_size=3), st.integers(1, 5))
-def test_the_older_shape(tokenizer: Tokenizer, given_positions: list[PositionLogprobs | None], top: int) -> None:
+def test_the_older_shape(tokenizer, given_positions, top):
     encoded = LogprobsEncoder(tokenizer).completion([(each, 97, 5) for each in given_positions], top)
     expected: list[dict[str, float] | None] = []
     for each in given_positions:
@@ -68,7 +68,7 @@ def test_the_older_shape(tokenizer: Tokenizer, given_positions: list[PositionLog
     assert (encoded.tokens, encoded.text_offset) == (["a"] * len(expected), [5] * len(expected))
 
 
-async def test_the_shape_of_prompts_comes_in_parts(tokenizer: Tokenizer) -> None:
+async def test_the_shape_of_prompts_comes_in_parts(tokenizer):
     known = [PositionLogprobs.of(TokenLogprob(97, -0.5, 1), [TokenLogprob(98, -1.5, 2)])] * 150
     parts = [part async for part in in_parts([None, *known])]
     expected = {

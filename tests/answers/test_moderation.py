@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import httpx
-import openai
 import pytest
 
 from asking import CHAT, chat, code_of, events_of, param_of
@@ -37,7 +36,7 @@ def deltas(answer: httpx.Response) -> list[dict[str, Any]]:
     return [event["choices"][0] for event in events_of(answer)]
 
 
-def test_the_official_client_gets_a_result_for_each_text(server: Any, sdk: openai.OpenAI) -> None:
+def test_the_official_client_gets_a_result_for_each_text(server, sdk):
     answer = sdk.moderations.create(input=[THREAT, HARMLESS], model="omni-moderation-latest")
     threat, harmless = answer.results
     assert threat.flagged and threat.categories.harassment_threatening and threat.category_scores.harassment > 0.5
@@ -45,7 +44,7 @@ def test_the_official_client_gets_a_result_for_each_text(server: Any, sdk: opena
     raw = answer.model_dump(by_alias=True)["results"][0]
     assert set(raw["categories"]) >= set(CATEGORIES) and raw["category_applied_input_types"]["hate"] == ["text"]
     parts = [{"type": "text", "text": text} for text in (HARMLESS, THREAT)]
-    (joined,) = sdk.moderations.create(input=parts).results  # type: ignore[arg-type]
+    (joined,) = sdk.moderations.create(input=parts).results
     assert joined.flagged
     assert sdk.moderations.create(input=THREAT).results[0].flagged
 
@@ -63,18 +62,18 @@ def test_the_official_client_gets_a_result_for_each_text(server: Any, sdk: opena
         ({"input": "x", "model": "nope"}, 404, "model"),
     ],
 )
-def test_what_cannot_be_moderated_is_named(client: httpx.Client, body: dict[str, Any], status: int, param: str) -> None:
+def test_what_cannot_be_moderated_is_named(client, body, status, param):
     answer = client.post("/v1/moderations", json=body)
     assert param_of(answer) == (status, param), answer.text
 
 
-def test_nothing_is_moderated_unless_it_is_asked_for(server: Any, client: httpx.Client, answering: Any) -> None:
+def test_nothing_is_moderated_unless_it_is_asked_for(server, client, answering):
     answering(THREAT)
     answer = client.post(CHAT, json=chat(THREAT)).json()
     assert answer["choices"][0]["message"]["content"] == THREAT
 
 
-def test_a_flagged_prompt_is_refused_and_never_reaches_the_engine(guarded: Any) -> None:
+def test_a_flagged_prompt_is_refused_and_never_reaches_the_engine(guarded):
     with guarded(moderate_input=True, rules=["(?i)project borealis"]) as server, server.client() as client:
         for content in (THREAT, "What is Project Borealis?"):
             for body in (chat(content), chat(content, stream=True)):
@@ -94,7 +93,7 @@ def test_a_flagged_prompt_is_refused_and_never_reaches_the_engine(guarded: Any) 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 7, 1000])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_flagged_answer_is_ended_before_it_is_shown(guarded: Any, stream: bool, tokens_per_step: int) -> None:
+def test_a_flagged_answer_is_ended_before_it_is_shown(guarded, stream, tokens_per_step):
     with guarded(moderate_output=True, **RULES) as server, server.client() as client:
         server.chat.tokens_per_step = tokens_per_step
         server.chat.answer = lambda request, index: answer_text(HARMLESS * 4 + THREAT + HARMLESS * 8)
@@ -112,7 +111,7 @@ def test_a_flagged_answer_is_ended_before_it_is_shown(guarded: Any, stream: bool
         assert tokens_per_step == 1000 or server.chat.aborted, "the engine goes on writing for nobody"
 
 
-def test_the_classifier_ends_answers_too(guarded: Any) -> None:
+def test_the_classifier_ends_answers_too(guarded):
     with guarded(moderate_output=True) as server, server.client() as client:
         server.chat.answer = lambda request, index: answer_text(f"Certainly. {THREAT} " + HARMLESS * 8)
         (choice,) = client.post(CHAT, json=chat("hi", max_tokens=400)).json()["choices"]
@@ -120,7 +119,7 @@ def test_the_classifier_ends_answers_too(guarded: Any) -> None:
         assert "harassment/threatening" in choice["message"]["refusal"]
 
 
-def test_a_harmless_answer_comes_whole_with_its_tokens_and_log_probabilities(guarded: Any) -> None:
+def test_a_harmless_answer_comes_whole_with_its_tokens_and_log_probabilities(guarded):
     with guarded(moderate_output=True, **RULES) as server, server.client() as client:
         text = HARMLESS * 5 + "Hello, världen! 🌍"
         server.chat.answer = lambda request, index: answer_text(text)
@@ -133,7 +132,7 @@ def test_a_harmless_answer_comes_whole_with_its_tokens_and_log_probabilities(gua
         assert parts[-1]["finish_reason"] == "stop"
 
 
-def test_one_flagged_choice_leaves_the_others_alone(guarded: Any) -> None:
+def test_one_flagged_choice_leaves_the_others_alone(guarded):
     with guarded(moderate_output=True, **RULES) as server, server.client() as client:
         texts = [HARMLESS * 3 + THREAT + HARMLESS * 3, HARMLESS * 6]
         server.chat.answer = lambda request, index: answer_text(texts[index])
@@ -142,21 +141,7 @@ def test_one_flagged_choice_leaves_the_others_alone(guarded: Any) -> None:
         assert choices[1]["message"]["content"] == texts[1]
 
 
-def test_a_response_ends_with_a_refusal(guarded: Any) -> None:
-    with guarded(moderate_input=True, moderate_output=True, **RULES) as server, server.client() as client:
-        server.chat.answer = lambda request, index: answer_text(HARMLESS * 4 + THREAT + HARMLESS * 4)
-        body = {"model": "tiny", "input": "hi", "max_output_tokens": 400}
-        answer = client.post("/v1/responses", json=body).json()
-        assert answer["status"] == "incomplete" and answer["incomplete_details"] == {"reason": "content_filter"}
-        shown, refusal = (item["content"][0] for item in answer["output"])
-        assert (HARMLESS * 4).startswith(shown["text"]) and "moderation (rule)" in refusal["refusal"]
-        streamed = client.post("/v1/responses", json={**body, "stream": True}).text
-        assert "response.refusal.done" in streamed and "response.incomplete" in streamed and "kill" not in streamed
-        flagged = client.post("/v1/responses", json={**body, "input": THREAT})
-        assert code_of(flagged) == (400, "content_filter")
-
-
-def test_anthropics_messages_end_with_a_refusal(guarded: Any) -> None:
+def test_anthropics_messages_end_with_a_refusal(guarded):
     with guarded(moderate_output=True, **RULES) as server, server.client() as client:
         server.chat.answer = lambda request, index: answer_text(HARMLESS * 4 + THREAT + HARMLESS * 4)
         body = {"model": "tiny", "max_tokens": 400, "messages": [{"role": "user", "content": "hi"}]}
@@ -165,7 +150,7 @@ def test_anthropics_messages_end_with_a_refusal(guarded: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_text_completion_says_it_in_its_text(guarded: Any, stream: bool) -> None:
+def test_a_text_completion_says_it_in_its_text(guarded, stream):
     with guarded(moderate_output=True, **RULES) as server, server.client() as client:
         server.chat.answer = lambda request, index: answer_text(HARMLESS * 4 + THREAT)
         body = {"model": "tiny", "prompt": "x", "max_tokens": 400, "stream": stream}
@@ -176,7 +161,7 @@ def test_a_text_completion_says_it_in_its_text(guarded: Any, stream: bool) -> No
         assert "kill" not in text and text.endswith("moderation (rule).]")
 
 
-def test_a_served_model_moderates_where_it_is_configured(guarded: Any) -> None:
+def test_a_served_model_moderates_where_it_is_configured(guarded):
     with guarded(moderate_input=True, moderate_output=True, model="tiny", model_prompt="") as server:
 
         def answer(request: Any, index: int) -> list[int]:
@@ -201,7 +186,7 @@ def test_a_served_model_moderates_where_it_is_configured(guarded: Any) -> None:
             assert client.post("/v1/moderations", json={"input": "x"}).status_code == 503
 
 
-def test_a_served_model_moderates_on_the_share_and_in_the_tier_of_whoever_asked(guarded: Any) -> None:
+def test_a_served_model_moderates_on_the_share_and_in_the_tier_of_whoever_asked(guarded):
     with guarded(moderate_input=True, model="tiny", model_prompt="") as server:
         server.chat.answer = lambda request, index: answer_text("safe")
         with server.add_tenant("red", weight=3.0) as red:
@@ -211,9 +196,7 @@ def test_a_served_model_moderates_on_the_share_and_in_the_tier_of_whoever_asked(
         assert asked == [(owner, 3.0, 5)] * 2
 
 
-async def test_a_request_given_up_while_its_prompt_is_looked_at_has_cost_nothing(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_given_up_while_its_prompt_is_looked_at_has_cost_nothing(server, monkeypatch):
     async def slow(text: str, claim: Any) -> Any:
         await asyncio.Event().wait()
 
@@ -229,7 +212,7 @@ async def test_a_request_given_up_while_its_prompt_is_looked_at_has_cost_nothing
     assert turn.outcome is Outcome.FAILED, "which gives its limits back as a whole"
 
 
-def test_what_tools_say_of_themselves_is_looked_at_too(guarded: Any) -> None:
+def test_what_tools_say_of_themselves_is_looked_at_too(guarded):
     with guarded(moderate_input=True, **RULES) as server, server.client() as client:
         parameters = {"type": "object", "properties": {"x": {"type": "string", "description": THREAT}}}
         for function in ({"name": "f", "description": THREAT}, {"name": "f", "parameters": parameters}):
@@ -238,7 +221,7 @@ def test_what_tools_say_of_themselves_is_looked_at_too(guarded: Any) -> None:
         assert not server.chat.submitted
 
 
-def test_no_escape_in_a_calls_arguments_hides_a_word(guarded: Any) -> None:
+def test_no_escape_in_a_calls_arguments_hides_a_word(guarded):
     arguments = json.dumps({"x": THREAT}).replace("kill", "\\u006bill")
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [
@@ -252,7 +235,7 @@ def test_no_escape_in_a_calls_arguments_hides_a_word(guarded: Any) -> None:
         assert not server.chat.submitted
 
 
-def test_a_text_cannot_answer_for_the_moderating_model(guarded: Any) -> None:
+def test_a_text_cannot_answer_for_the_moderating_model(guarded):
     with guarded(moderate_input=True, model="tiny", model_prompt="") as server:
         server.chat.answer = lambda request, index: answer_text("safe")
         tokenizer = server.served["tiny"].text.tokenizer

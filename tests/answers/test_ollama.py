@@ -4,12 +4,11 @@ of its requests is said in other words."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
 import httpx
-import ollama
 import pytest
 
 from asking import HELLO, prompt_of
@@ -22,7 +21,9 @@ from kvarn.wire.ollama.requests import ChatRequest, GenerateRequest
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import validate
 from kvarn.wire.sampling import MAX_INT
+from lazy_modules import LazyModule
 
+ollama = LazyModule("ollama")
 GREETING = "Hello, världen! 🌍"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "description": "d", "parameters": CITY}}
@@ -43,7 +44,7 @@ def chat_of(**fields: Any) -> Any:
     return chat_request(request, "m"), warnings
 
 
-def test_a_chat_is_answered_with_its_counts_and_durations(server: Any, local: ollama.Client) -> None:
+def test_a_chat_is_answered_with_its_counts_and_durations(server, local):
     answer = local.chat("tiny:latest", [{"role": "system", "content": "Be brief."}, *HELLO])
     assert (answer.message.role, answer.message.content) == ("assistant", GREETING)
     assert (answer.model, answer.done, answer.done_reason) == ("tiny", True, "stop")
@@ -55,7 +56,7 @@ def test_a_chat_is_answered_with_its_counts_and_durations(server: Any, local: ol
     assert datetime.fromisoformat(answer.created_at).tzinfo is not None
 
 
-def test_a_stream_is_lines_of_json_and_the_default(client: httpx.Client) -> None:
+def test_a_stream_is_lines_of_json_and_the_default(client):
     body = json.dumps({"model": "tiny", "messages": HELLO})
     answer = client.post("/api/chat", content=body, headers={"content-type": "application/x-www-form-urlencoded"})
     assert answer.headers["content-type"] == "application/x-ndjson" and answer.headers["x-request-id"]
@@ -65,16 +66,14 @@ def test_a_stream_is_lines_of_json_and_the_default(client: httpx.Client) -> None
     assert last["done"] and last["message"] == {"role": "assistant", "content": ""} and last["eval_count"] == 22
 
 
-def test_a_page_in_a_browser_must_say_that_it_sends_json(client: httpx.Client) -> None:
+def test_a_page_in_a_browser_must_say_that_it_sends_json(client):
     headers = {"origin": "http://localhost:1", "content-type": "text/plain"}
     answer = client.post("/api/chat", content=b"{}", headers=headers)
     assert answer.status_code == 415 and "application/json" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tool_calls_are_whole_and_their_arguments_objects(
-    answering: Callable[..., None], local: ollama.Client, stream: bool
-) -> None:
+def test_tool_calls_are_whole_and_their_arguments_objects(answering, local, stream):
     answering(f"Let me see.\n{CALL}\n{CALL}")
     options = {"num_predict": 300}
     made: Any = local.chat("tiny", HELLO, tools=[WEATHER], stream=stream, options=options)
@@ -84,7 +83,7 @@ def test_tool_calls_are_whole_and_their_arguments_objects(
     assert "".join(message.content or "" for message in messages) == "Let me see."
 
 
-def test_arguments_that_are_no_object_are_marked(answering: Callable[..., None], client: httpx.Client) -> None:
+def test_arguments_that_are_no_object_are_marked(answering, client):
     answering('<tool_call>{"name": "get_weather", "arguments": {"city": nowhere}}</tool_call>')
     answer = client.post("/api/chat", json={"model": "tiny", "messages": HELLO, "tools": [WEATHER], "stream": False})
     assert answer.json()["message"]["tool_calls"][0]["function"]["arguments"] == {INVALID: '{"city": nowhere}'}
@@ -92,7 +91,7 @@ def test_arguments_that_are_no_object_are_marked(answering: Callable[..., None],
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_that_is_cut_off_is_no_call(answering: Callable[..., None], client: httpx.Client, stream: bool) -> None:
+def test_a_call_that_is_cut_off_is_no_call(answering, client, stream):
     answering(f"{CALL}\n{CALL}")
     cut = CALL.index('Lund"') + 2
     body = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "stream": stream}
@@ -103,7 +102,7 @@ def test_a_call_that_is_cut_off_is_no_call(answering: Callable[..., None], clien
         assert made == [{"city": "Lund"}] * calls and lines[-1]["done_reason"] == "length"
 
 
-def test_results_find_their_calls_without_ids() -> None:
+def test_results_find_their_calls_without_ids():
     calls = [{"function": {"name": name, "arguments": {"n": n}}} for n, name in enumerate(("f", "g", "f"))]
     results = [{"role": "tool", "content": "1", "tool_name": "g"}, *[{"role": "Tool", "content": "2"}] * 2]
     chat, _ = chat_of(messages=[*HELLO, {"role": "assistant", "tool_calls": calls, "images": []}, *results])
@@ -126,7 +125,7 @@ def test_results_find_their_calls_without_ids() -> None:
         ({"num_gpu": 1, "num_thread": 8, "use_mmap": True, "numa": False, "num_ctx": 8192, "mirostat": 0}, {}),
     ],
 )
-def test_options_say_how_tokens_are_drawn(options: Any, fields: dict[str, Any]) -> None:
+def test_options_say_how_tokens_are_drawn(options, fields):
     chat, warnings = chat_of(options=options)
     assert {name: getattr(chat, name) for name in fields} == fields and not warnings
 
@@ -145,7 +144,7 @@ def test_options_say_how_tokens_are_drawn(options: Any, fields: dict[str, Any]) 
         ({"repeat_penalty": -1, "frequency_penalty": -3}, {"repetition_penalty": None, "frequency_penalty": -2}),
     ],
 )
-def test_options_beyond_what_can_be_drawn_with_are_brought_to_it(options: Any, fields: dict[str, Any]) -> None:
+def test_options_beyond_what_can_be_drawn_with_are_brought_to_it(options, fields):
     chat, warnings = chat_of(options=options)
     assert {name: getattr(chat, name) for name in fields} == fields
     assert warnings and all(any(name in warning for name in options) for warning in warnings)
@@ -162,7 +161,7 @@ def test_options_beyond_what_can_be_drawn_with_are_brought_to_it(options: Any, f
         ({"foo": 1}, "'foo'"),
     ],
 )
-def test_what_is_ignored_is_told(fields: dict[str, Any], warning: str) -> None:
+def test_what_is_ignored_is_told(fields, warning):
     _, warnings = chat_of(**fields)
     assert len(warnings) == 1 and warning in warnings[0]
 
@@ -179,16 +178,16 @@ def test_what_is_ignored_is_told(fields: dict[str, Any], warning: str) -> None:
         ({"messages": [*HELLO, {"role": "assistant", "content": "So"}]}, {"continue_final_message": True}),
     ],
 )
-def test_fields_are_said_in_the_words_of_chat(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_fields_are_said_in_the_words_of_chat(fields, expected):
     chat, warnings = chat_of(**fields)
     assert {name: getattr(chat, name) for name in expected} == expected and not warnings
 
 
-def test_a_format_is_json_or_a_schema() -> None:
+def test_a_format_is_json_or_a_schema():
     assert chat_of(format="json")[0].response_format.type == "json_object"
     assert chat_of(format=CITY)[0].response_format.json_schema.schema_ == CITY
     raw = validate(GenerateRequest, {"model": "m", "prompt": "a", "raw": True, "format": CITY})
-    assert raw_completion(raw, "m", 5).structured_outputs.json_ == CITY  # type: ignore[union-attr]
+    assert raw_completion(raw, "m", 5).structured_outputs.json_ == CITY
 
 
 @pytest.mark.parametrize(
@@ -208,22 +207,20 @@ def test_a_format_is_json_or_a_schema() -> None:
         ("generate", {"context": [1_000_000]}, "'context'"),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_one_string(
-    client: httpx.Client, path: str, fields: dict[str, Any], said: str
-) -> None:
+def test_what_cannot_be_done_is_refused_in_one_string(client, path, fields, said):
     answer = client.post(f"/api/{path}", json={"model": "tiny", "messages": HELLO, "prompt": "Hej", **fields})
     assert answer.status_code == 400, answer.text
     assert list(answer.json()) == ["error"] and said in answer.json()["error"]
 
 
-def test_a_model_that_is_not_served_is_a_404(local: ollama.Client) -> None:
+def test_a_model_that_is_not_served_is_a_404(local):
     for ask in (lambda: local.chat("none", HELLO), lambda: local.show("none"), lambda: local.embed("none", "a")):
         with pytest.raises(ollama.ResponseError, match="'none' does not exist") as raised:
             ask()
         assert raised.value.status_code == 404
 
 
-def test_an_error_in_mid_stream_is_the_last_line(server: Any, client: httpx.Client) -> None:
+def test_an_error_in_mid_stream_is_the_last_line(server, client):
     generate = server.chat.generate
 
     async def fail_later(submit: Any, *args: Any) -> Any:
@@ -239,7 +236,7 @@ def test_an_error_in_mid_stream_is_the_last_line(server: Any, client: httpx.Clie
     assert json.loads(last) == {"error": "too late"}
 
 
-def test_a_prompt_is_answered_and_gone_on_with(server: Any, local: ollama.Client) -> None:
+def test_a_prompt_is_answered_and_gone_on_with(server, local):
     first = local.generate("tiny", "Hej", system="Be brief.")
     assert (first.response, first.done_reason) == (GREETING, "stop")
     assert prompt_of(server) == "<bos><|system|>Be brief.<|user|>Hej<|assistant|>"
@@ -249,21 +246,21 @@ def test_a_prompt_is_answered_and_gone_on_with(server: Any, local: ollama.Client
     assert prompt_of(server) == f"{before}<bos><|user|>Again<|assistant|>"
 
 
-def test_a_raw_prompt_is_what_the_model_reads(server: Any, local: ollama.Client) -> None:
+def test_a_raw_prompt_is_what_the_model_reads(server, local):
     pieces = [*local.generate("tiny", "2 + 2 =", raw=True, stream=True, logprobs=True, top_logprobs=2)]
     assert "".join(piece.response or "" for piece in pieces) == GREETING and pieces[-1].context is None
     assert prompt_of(server).endswith("2 + 2 =") and "assistant" not in prompt_of(server)
-    first = pieces[0].logprobs[0]  # type: ignore[index]
+    first = pieces[0].logprobs[0]
     assert (first.token, first.logprob) == ("H", -0.25) and len(first.top_logprobs or ()) >= 2
 
 
-def test_logprobs_stand_beside_their_text(local: ollama.Client) -> None:
+def test_logprobs_stand_beside_their_text(local):
     answer = local.chat("tiny", HELLO, logprobs=True, top_logprobs=2)
     tokens = answer.logprobs or ()
     assert len(tokens) == 21 and tokens[0].token == "H" and len(tokens[0].top_logprobs or ()) == 2
 
 
-def test_the_oldest_messages_are_left_out_of_a_chat_that_is_too_long(server: Any, client: httpx.Client) -> None:
+def test_the_oldest_messages_are_left_out_of_a_chat_that_is_too_long(server, client):
     turn = [{"role": "user", "content": "q" * 100}, {"role": "assistant", "content": "a" * 100}]
     call = {"function": {"name": "f", "arguments": {"n": 1}}}
     messages = [
@@ -284,7 +281,7 @@ def test_the_oldest_messages_are_left_out_of_a_chat_that_is_too_long(server: Any
     assert refused.status_code == 400 and "exceeds the context length" in refused.json()["error"]
 
 
-def test_an_answer_is_cut_to_what_the_context_has_left(answering: Callable[..., None], client: httpx.Client) -> None:
+def test_an_answer_is_cut_to_what_the_context_has_left(answering, client):
     answering("x" * 600, end=False)
     ask = {"model": "tiny", "prompt": "Hej", "stream": False, "options": {"num_predict": 10_000, "num_ctx": 131_072}}
     for raw in (False, True):
@@ -295,19 +292,19 @@ def test_an_answer_is_cut_to_what_the_context_has_left(answering: Callable[..., 
 
 
 @pytest.mark.parametrize("keep_alive", ["5m", -1, 300, None])
-def test_a_request_without_a_prompt_finds_the_model_loaded(local: ollama.Client, keep_alive: Any) -> None:
+def test_a_request_without_a_prompt_finds_the_model_loaded(local, keep_alive):
     answers = [local.chat("tiny", keep_alive=keep_alive), local.generate("tiny", keep_alive=keep_alive)]
     assert [answer.done_reason for answer in answers] == ["load", "load"]
     assert next(iter(local.generate("tiny", stream=True))).done
 
 
 @pytest.mark.parametrize("keep_alive", [0, "0", "0s", 0.0])
-def test_unloading_is_left_to_the_server(client: httpx.Client, keep_alive: Any) -> None:
+def test_unloading_is_left_to_the_server(client, keep_alive):
     answer = client.post("/api/generate", json={"model": "tiny", "keep_alive": keep_alive, "stream": False})
     assert answer.json()["done_reason"] == "unload" and "keep_alive" in answer.headers["x-kvarn-warning"]
 
 
-def test_models_are_listed_and_described(local: ollama.Client, client: httpx.Client) -> None:
+def test_models_are_listed_and_described(local, client):
     models = {model.model: model for model in local.list().models}
     assert set(models) == {"tiny:latest", "vec:latest"}
     assert len(models["tiny:latest"].digest or "") == 64 and models["tiny:latest"].modified_at is not None
@@ -323,7 +320,7 @@ def test_models_are_listed_and_described(local: ollama.Client, client: httpx.Cli
     assert tuple(map(int, client.get("/api/version").json()["version"].split("."))) >= (0, 6, 4)
 
 
-def test_vectors_have_length_one_and_long_texts_are_cut(server: Any, local: ollama.Client) -> None:
+def test_vectors_have_length_one_and_long_texts_are_cut(server, local):
     answer = local.embed("vec", ["a", "bc"])
     assert len(answer.embeddings) == 2 and answer.prompt_eval_count == 3
     assert all(sum(x * x for x in vector) == pytest.approx(1) for vector in answer.embeddings)
@@ -334,7 +331,7 @@ def test_vectors_have_length_one_and_long_texts_are_cut(server: Any, local: olla
     assert local.embed("vec", []).embeddings == []
 
 
-def test_pulling_what_is_served_succeeds_and_else_says_what_to_do(local: ollama.Client, client: httpx.Client) -> None:
+def test_pulling_what_is_served_succeeds_and_else_says_what_to_do(local, client):
     assert local.pull("tiny:latest").status == "success"
     assert [each.status for each in local.pull("tiny", stream=True)][-1] == "success"
     with pytest.raises(ollama.ResponseError, match="configuration") as raised:
@@ -354,7 +351,7 @@ def test_pulling_what_is_served_succeeds_and_else_says_what_to_do(local: ollama.
             refused()
 
 
-def test_bodies_are_checked_as_everywhere(client: httpx.Client) -> None:
+def test_bodies_are_checked_as_everywhere(client):
     for content in (b"", b"{", b"[]"):
         answer = client.post("/api/chat", content=content)
         assert answer.status_code == 400 and isinstance(answer.json()["error"], str)
@@ -363,7 +360,7 @@ def test_bodies_are_checked_as_everywhere(client: httpx.Client) -> None:
         chat_of(messages=[{"role": "wizard", "content": ""}])
 
 
-def test_what_ollamas_clients_use_is_on_the_ledger(server: Any, wait_for: Callable[..., None]) -> None:
+def test_what_ollamas_clients_use_is_on_the_ledger(server, wait_for):
     start = int(server.gateway.store.now()) - 10
 
     def used(client: httpx.Client, kind: str) -> list[tuple[int, int]]:
@@ -377,7 +374,7 @@ def test_what_ollamas_clients_use_is_on_the_ledger(server: Any, wait_for: Callab
         wait_for(lambda: used(client, "completions") == [(1, chat["prompt_eval_count"])], "the chat's usage")
 
 
-def test_a_key_that_may_not_chat_hears_so_in_ollamas_shape(server: Any) -> None:
+def test_a_key_that_may_not_chat_hears_so_in_ollamas_shape(server):
     with server.add_tenant("ollama-scoped", scopes=Scopes(endpoints=("/v1/chat",))) as client:
         answer = client.post("/api/chat", json={"model": "tiny", "messages": HELLO})
     assert answer.status_code == 403 and "endpoints:/api/chat" in answer.json()["error"]

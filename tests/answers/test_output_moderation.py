@@ -50,8 +50,8 @@ CUTS = st.lists(st.integers(0, 200), max_size=40)
 
 @given(WORDS, WORDS, CUTS, st.booleans(), st.integers(1, 60), st.integers(0, 60))
 async def test_a_forbidden_word_is_never_shown_wherever_it_stands_and_the_stream_is_cut(
-    before: str, after: str, cuts: list[int], bare_end: bool, look_every: int, hold_back: int
-) -> None:
+    before, after, cuts, bare_end, look_every, hold_back
+):
     text = " ".join(part for part in (before, FORBIDDEN, after) if part)
     shown, reason = await shown_of(pieces_of(text, cuts, bare_end=bare_end), look_every, hold_back)
     assert reason == "content_filter"
@@ -61,14 +61,12 @@ async def test_a_forbidden_word_is_never_shown_wherever_it_stands_and_the_stream
 
 @given(WORDS, CUTS, st.booleans(), st.integers(1, 60), st.integers(0, 60))
 @example("committee", [7], False, 1, 0)
-async def test_a_harmless_answer_is_shown_whole(
-    text: str, cuts: list[int], bare_end: bool, look_every: int, hold_back: int
-) -> None:
+async def test_a_harmless_answer_is_shown_whole(text, cuts, bare_end, look_every, hold_back):
     assert await shown_of(pieces_of(text, cuts, bare_end=bare_end), look_every, hold_back) == (text, "stop")
 
 
 @given(CUTS, st.integers(1, 60), st.integers(0, 60))
-async def test_reasoning_is_looked_at_and_shown_as_reasoning(cuts: list[int], look_every: int, hold_back: int) -> None:
+async def test_reasoning_is_looked_at_and_shown_as_reasoning(cuts, look_every, hold_back):
     for last, ends in ((" a mill grinds", "stop"), (f" a {FORBIDDEN} grinds", "content_filter")):
         pieces = pieces_of("so it turns" + last, cuts, bare_end=True)
         for piece in pieces[:-1]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import httpx
 import openai
-import pydantic_ai
 import pytest
-from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-from pydantic_ai.providers.openai import OpenAIProvider
 
 from asking import HELLO, events_of, prompt_of
 from fake_replica import ASSISTANT, EOS, SYSTEM, USER, answer_text
@@ -93,8 +90,8 @@ STEPS = pytest.mark.parametrize("tokens_per_step", [1, 7, 1000])
 @BOTH
 @STEPS
 def test_reasoning_comes_apart_from_the_content_and_its_tokens_are_counted(
-    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, ask: Any, tokens_per_step: int
-) -> None:
+    server, answering, sdk, ask, tokens_per_step
+):
     server.chat.tokens_per_step = tokens_per_step
     answering(f"{THOUGHT}God dag.")
     counted = len("<think>\nIt is noon.\n</think>")  # a token each
@@ -105,9 +102,7 @@ def test_reasoning_comes_apart_from_the_content_and_its_tokens_are_counted(
 
 
 @BOTH
-def test_the_prompt_may_have_begun_or_ended_the_reasoning(
-    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, ask: Any
-) -> None:
+def test_the_prompt_may_have_begun_or_ended_the_reasoning(server, answering, sdk, ask):
     answering("It is noon.\n</think>\n\nGod dag.")
     opened = {"extra_body": {"chat_template_kwargs": {"opened": True}}}
     assert ask(sdk, **opened) == ("It is noon.", "God dag.", "stop", len("It is noon.\n</think>"))
@@ -123,18 +118,14 @@ def test_the_prompt_may_have_begun_or_ended_the_reasoning(
 
 
 @BOTH
-def test_an_answer_that_ends_within_its_reasoning_has_no_content(
-    answering: Callable[..., None], sdk: openai.OpenAI, ask: Any
-) -> None:
+def test_an_answer_that_ends_within_its_reasoning_has_no_content(answering, sdk, ask):
     answering(f"{THOUGHT}God dag.")
     assert ask(sdk, max_tokens=12) == ("It i", None, "length", 12)
 
 
 @BOTH
 @STEPS
-def test_stop_strings_count_in_the_content_only(
-    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, ask: Any, tokens_per_step: int
-) -> None:
+def test_stop_strings_count_in_the_content_only(server, answering, sdk, ask, tokens_per_step):
     server.chat.tokens_per_step = tokens_per_step
     answering("<think>Noon, I say.</think>God dag, I say.")
     assert ask(sdk, stop=[", I"])[:3] == ("Noon, I say.", "God dag", "stop")
@@ -142,14 +133,12 @@ def test_stop_strings_count_in_the_content_only(
 
 
 @BOTH
-def test_calls_after_the_reasoning_are_found(answering: Callable[..., None], sdk: openai.OpenAI, ask: Any) -> None:
+def test_calls_after_the_reasoning_are_found(answering, sdk, ask):
     answering(f"<think>I call {CALL} now.</think>\n{CALL}")
     assert ask(sdk, tools=[TOOL])[:3] == (f"I call {CALL} now.", None, "tool_calls")
 
 
-def test_a_forced_call_ends_reasoning_that_the_prompt_has_opened(
-    server: Any, answering: Callable[..., None], sdk: openai.OpenAI
-) -> None:
+def test_a_forced_call_ends_reasoning_that_the_prompt_has_opened(server, answering, sdk):
     answering(" {}}")
     named: Any = {"type": "function", "function": {"name": "f"}}
     body = {"chat_template_kwargs": {"opened": True}}
@@ -161,7 +150,7 @@ def test_a_forced_call_ends_reasoning_that_the_prompt_has_opened(
     assert prompt_of(server).endswith(f"<think>\n\n</think>\n\n{HERMES.opening('f')}")
 
 
-def test_reasoning_in_the_content_of_an_earlier_answer_is_told_from_it(server: Any, client: httpx.Client) -> None:
+def test_reasoning_in_the_content_of_an_earlier_answer_is_told_from_it(server, client):
     answers = [THOUGHT + "Hello.", "No end: <think>", "It is noon.</think>Hello."]
     messages = [each for text in answers for each in (*HELLO, {"role": "assistant", "content": text})]
     client.post("/v1/chat/completions", json={"model": "tiny", "messages": [*messages, *HELLO]}).raise_for_status()
@@ -174,13 +163,13 @@ def test_reasoning_in_the_content_of_an_earlier_answer_is_told_from_it(server: A
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_what_was_thought_goes_back_to_the_template(server: Any, sdk: openai.OpenAI, name: str) -> None:
+def test_what_was_thought_goes_back_to_the_template(server, sdk, name):
     history = [*HELLO, {"role": "assistant", "content": "God dag.", name: "It is noon."}, *HELLO]
-    sdk.chat.completions.create(model="tiny", messages=history)  # type: ignore[arg-type]
+    sdk.chat.completions.create(model="tiny", messages=history)
     assert "<|assistant|><think>It is noon.</think>God dag.<|user|>" in prompt_of(server)
 
 
-def test_logprobs_are_those_of_all_tokens(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
+def test_logprobs_are_those_of_all_tokens(answering, sdk):
     answering("<think>a</think>bc")
     answer = sdk.chat.completions.create(model="tiny", messages=HELLO, logprobs=True).choices[0]
     assert answer.logprobs is not None and answer.logprobs.content is not None
@@ -189,9 +178,7 @@ def test_logprobs_are_those_of_all_tokens(answering: Callable[..., None], sdk: o
 
 @BOTH
 @STEPS
-def test_channels_of_gpt_oss_are_told_apart(
-    server: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, ask: Any, tokens_per_step: int
-) -> None:
+def test_channels_of_gpt_oss_are_told_apart(server, sdk, monkeypatch, ask, tokens_per_step):
     served = server.served["tiny"]
     monkeypatch.setattr(served, "text", replace(served.text, reasoning_format=GPT_OSS))
     server.chat.tokens_per_step = tokens_per_step
@@ -202,9 +189,7 @@ def test_channels_of_gpt_oss_are_told_apart(
 
 @BOTH
 @STEPS
-def test_calls_of_gpt_oss_follow_its_reasoning(
-    server: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, ask: Any, tokens_per_step: int
-) -> None:
+def test_calls_of_gpt_oss_follow_its_reasoning(server, sdk, monkeypatch, ask, tokens_per_step):
     served = server.served["tiny"]
     monkeypatch.setattr(served, "text", replace(served.text, reasoning_format=GPT_OSS, tool_format=HARMONY_CALLS))
     server.chat.tokens_per_step = tokens_per_step
@@ -222,9 +207,7 @@ def sent_events(client: httpx.Client, path: str, body: dict[str, Any]) -> list[d
     return events_of(client.post(path, json={"model": "tiny", "stream": True, **body}))
 
 
-def test_a_response_has_its_reasoning_as_an_item(
-    answering: Callable[..., None], sdk: openai.OpenAI, client: httpx.Client, server: Any
-) -> None:
+def test_a_response_has_its_reasoning_as_an_item(answering, sdk, client, server):
     answering(f"{THOUGHT}God dag.")
     response = sdk.responses.create(model="tiny", input="Hej", reasoning={"effort": "high"}, include=[LOGPROBS])
     reasoning, message = response.output
@@ -256,17 +239,13 @@ def test_a_response_has_its_reasoning_as_an_item(
 LOGPROBS: Any = "message.output_text.logprobs"
 
 
-def test_a_response_that_ends_within_its_reasoning_is_incomplete(
-    answering: Callable[..., None], sdk: openai.OpenAI
-) -> None:
+def test_a_response_that_ends_within_its_reasoning_is_incomplete(answering, sdk):
     answering(f"<think>{'It is noon. ' * 4}</think>God dag.")
     response = sdk.responses.create(model="tiny", input="Hej", max_output_tokens=20)
     assert response.status == "incomplete" and [item.type for item in response.output] == ["reasoning"]
 
 
-def test_a_message_has_its_reasoning_as_a_thinking_block(
-    answering: Callable[..., None], client: httpx.Client, server: Any
-) -> None:
+def test_a_message_has_its_reasoning_as_a_thinking_block(answering, client, server):
     answering(f"{THOUGHT}God dag.")
     with server.claude() as claude:
         ask: Any = {"model": "tiny", "max_tokens": 99, "thinking": {"type": "enabled", "budget_tokens": 1024}}
@@ -289,10 +268,14 @@ def test_a_message_has_its_reasoning_as_a_thinking_block(
     assert list(dict.fromkeys(deltas)) == ["thinking_delta", "signature_delta", "text_delta"]
 
 
-@pytest.mark.parametrize("kind", [OpenAIChatModel, OpenAIResponsesModel])
-async def test_pydantic_ai_reads_the_reasoning_once(answering: Callable[..., None], server: Any, kind: Any) -> None:
+@pytest.mark.parametrize("kind", ["OpenAIChatModel", "OpenAIResponsesModel"])
+async def test_pydantic_ai_reads_the_reasoning_once(answering, server, kind):
+    import pydantic_ai
+    from pydantic_ai.models import openai as models
+    from pydantic_ai.providers.openai import OpenAIProvider
+
     answering(f"{THOUGHT}God dag.")
-    model = kind("tiny", provider=OpenAIProvider(base_url=f"{server.url}/v1", api_key="none"))
+    model = getattr(models, kind)("tiny", provider=OpenAIProvider(base_url=f"{server.url}/v1", api_key="none"))
     agent = pydantic_ai.Agent(model)
     whole = await agent.run("Hej")
     async with agent.run_stream("Hej") as stream:
@@ -301,14 +284,12 @@ async def test_pydantic_ai_reads_the_reasoning_once(answering: Callable[..., Non
     for message in messages:
         thoughts = [str(part.content) for part in message.parts if part.part_kind == "thinking"]
         assert "".join(thoughts) in ("It is noon.", "")
-        assert thoughts or kind is OpenAIResponsesModel  # which reads summaries only
+        assert thoughts or kind == "OpenAIResponsesModel"  # which reads summaries only
     await agent.run("Och nu?", message_history=whole.all_messages())
 
 
 @BOTH
-def test_tags_that_are_special_tokens_are_seen_and_not_shown(
-    server: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, ask: Any
-) -> None:
+def test_tags_that_are_special_tokens_are_seen_and_not_shown(server, sdk, monkeypatch, ask):
     tags = ("<|system|>",), ("<|user|>",)
     kind = replace(QWEN3, starts=tags[0], ends=tags[1], markers=tags[0] + tags[1])
     kind = replace(kind, splitter=partial(TagSplitter, starts=tags[0], ends=tags[1]))
@@ -318,7 +299,7 @@ def test_tags_that_are_special_tokens_are_seen_and_not_shown(
     assert ask(sdk) == ("noon", "Hej", "stop", 6)
 
 
-def test_a_wrong_effort_is_refused(client: httpx.Client) -> None:
+def test_a_wrong_effort_is_refused(client):
     for path, body, param in (
         ("/v1/chat/completions", {"messages": HELLO, "reasoning_effort": "lots"}, "reasoning_effort"),
         ("/v1/responses", {"input": "Hej", "reasoning": {"effort": "lots"}}, "reasoning.effort"),
@@ -328,13 +309,11 @@ def test_a_wrong_effort_is_refused(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_ollamas_answers_have_it_as_thinking(
-    server: Any, answering: Callable[..., None], client: httpx.Client, stream: bool
-) -> None:
+def test_ollamas_answers_have_it_as_thinking(server, answering, client, stream):
     def ask(**fields: Any) -> tuple[str, str]:
         body = {"model": "tiny", "messages": HELLO, "stream": stream, **fields}
         messages = [json.loads(line)["message"] for line in client.post("/api/chat", json=body).text.splitlines()]
-        return tuple("".join(each.get(name, "") for each in messages) for name in ("thinking", "content"))  # type: ignore[return-value]
+        return tuple("".join(each.get(name, "") for each in messages) for name in ("thinking", "content"))
 
     answering(f"{THOUGHT}God dag.")
     assert ask() == ask(think=True) == ask(think="low") == ("It is noon.", "God dag.")

@@ -15,7 +15,7 @@ from kvarn.catalog.models import BuiltInModel
 from kvarn.jobs.run_to_completion import run_to_completion
 
 
-async def test_a_caller_cancelled_twice_leaves_nothing_unsettled() -> None:
+async def test_a_caller_cancelled_twice_leaves_nothing_unsettled():
     left: list[str] = []
     go_on = asyncio.Event()
 
@@ -36,7 +36,7 @@ async def test_a_caller_cancelled_twice_leaves_nothing_unsettled() -> None:
     assert left == ["lock", "memory"] and closing.cancelled()
 
 
-async def test_what_cannot_be_settled_keeps_nothing_else_from_it() -> None:
+async def test_what_cannot_be_settled_keeps_nothing_else_from_it():
     left: list[str] = []
 
     def broken() -> None:
@@ -54,7 +54,7 @@ class TokenIds(list[int]):
 
 
 @pytest.mark.parametrize("failed", [False, True])
-async def test_the_prompt_of_an_ended_turn_leaves_memory_without_garbage_collection(failed: bool) -> None:
+async def test_the_prompt_of_an_ended_turn_leaves_memory_without_garbage_collection(failed):
     gc.disable()
     try:
         record, token_ids = RequestRecord("r"), TokenIds(range(100))

@@ -62,9 +62,7 @@ def harness(server: Any) -> Harness:
 
 
 @pytest.mark.parametrize("cancelled_first", [False, True])
-async def test_cancelled_at_the_moment_of_its_decision_a_request_holds_no_place(
-    harness: Harness, cancelled_first: bool
-) -> None:
+async def test_cancelled_at_the_moment_of_its_decision_a_request_holds_no_place(harness, cancelled_first):
     asked = harness.ask()
     await asyncio.sleep(0)
     if cancelled_first:
@@ -77,7 +75,7 @@ async def test_cancelled_at_the_moment_of_its_decision_a_request_holds_no_place(
     await harness.admission.close()
 
 
-async def test_cancelled_while_it_waits_a_request_leaves_the_queue(harness: Harness) -> None:
+async def test_cancelled_while_it_waits_a_request_leaves_the_queue(harness):
     asked = harness.ask()
     await asyncio.sleep(0)
     assert len(harness.queue) == 1
@@ -88,7 +86,7 @@ async def test_cancelled_while_it_waits_a_request_leaves_the_queue(harness: Harn
     await harness.admission.close()
 
 
-async def test_a_client_that_left_before_its_decision_leaves_the_queue(harness: Harness) -> None:
+async def test_a_client_that_left_before_its_decision_leaves_the_queue(harness):
     left = asyncio.Event()
 
     async def client_left() -> None:
@@ -129,9 +127,7 @@ def work_for(replicas: ReplicaSet) -> Turn:
     return work
 
 
-async def test_a_replica_that_takes_over_a_name_is_judged_by_its_own_statistics(
-    served: dict[str, ServedModel], stage: AdmissionStage
-) -> None:
+async def test_a_replica_that_takes_over_a_name_is_judged_by_its_own_statistics(served, stage):
     replicas = served["tiny"].replicas
     (name,) = replicas
     replicas[name].stats = IDLE
@@ -145,9 +141,7 @@ async def test_a_replica_that_takes_over_a_name_is_judged_by_its_own_statistics(
     await stage.close()
 
 
-async def test_where_the_chosen_replica_has_gone_another_takes_the_request_or_none_is_ready(
-    served: dict[str, ServedModel], stage: AdmissionStage
-) -> None:
+async def test_where_the_chosen_replica_has_gone_another_takes_the_request_or_none_is_ready(served, stage):
     replicas = served["tiny"].replicas
     (name,) = replicas
     work, other = work_for(replicas), work_for(replicas)

@@ -35,7 +35,7 @@ def rank(client: httpx.Client, path: str = "/v1/rerank", **fields: Any) -> dict[
     return found
 
 
-def test_documents_come_back_by_relevance_with_their_place_in_the_request(server: Any, client: httpx.Client) -> None:
+def test_documents_come_back_by_relevance_with_their_place_in_the_request(server, client):
     answer = rank(client)
     assert [result["index"] for result in answer["results"]] == [2, 1, 0]
     scores = [result["relevance_score"] for result in answer["results"]]
@@ -47,7 +47,7 @@ def test_documents_come_back_by_relevance_with_their_place_in_the_request(server
     assert len(server.embed.embedded) == 1  # query and documents in one pass
 
 
-def test_top_n_cuts_and_documents_are_sent_as_asked(client: httpx.Client) -> None:
+def test_top_n_cuts_and_documents_are_sent_as_asked(client):
     assert [result["index"] for result in rank(client, top_n=1)["results"]] == [2]
     assert len(rank(client, top_n=99)["results"]) == 3
     assert "document" not in rank(client, return_documents=False)["results"][0]
@@ -56,12 +56,12 @@ def test_top_n_cuts_and_documents_are_sent_as_asked(client: httpx.Client) -> Non
     assert "document" in rank(client, "/v2/rerank", return_documents=True)["results"][0]
 
 
-def test_equal_documents_keep_their_order(client: httpx.Client) -> None:
+def test_equal_documents_keep_their_order(client):
     answer = rank(client, documents=["north", "east", "north", "east"])
     assert [result["index"] for result in answer["results"]] == [1, 3, 0, 2]
 
 
-def test_documents_are_cut_where_the_request_says_so(server: Any, client: httpx.Client) -> None:
+def test_documents_are_cut_where_the_request_says_so(server, client):
     rank(client, documents=["north east", "west"], max_tokens_per_doc=5)
     assert server.embed.embedded == [[list(b"east"), list(b"north"), list(b"west")]]
 
@@ -81,9 +81,7 @@ def test_documents_are_cut_where_the_request_says_so(server: Any, client: httpx.
         ({"model": "tiny"}, "model", "model_not_supported"),
     ],
 )
-def test_what_cannot_be_ranked_is_refused_by_name(
-    client: httpx.Client, change: dict[str, Any], param: str, code: str
-) -> None:
+def test_what_cannot_be_ranked_is_refused_by_name(client, change, param, code):
     answer = client.post("/v1/rerank", json={"model": "vec", "query": "east", "documents": ["west"], **change})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
@@ -98,7 +96,7 @@ def test_what_cannot_be_ranked_is_refused_by_name(
         (["east", "north"], ["north east", "north"], [math.sqrt(0.5), 1]),
     ],
 )
-def test_pairs_are_scored(client: httpx.Client, path: str, left: Any, right: Any, expected: list[float]) -> None:
+def test_pairs_are_scored(client, path, left, right, expected):
     answer = client.post(path, json={"model": "vec", "text_1": left, "text_2": right}).json()
     assert [each["score"] for each in answer["data"]] == pytest.approx(expected, abs=1e-6)
     assert [each["index"] for each in answer["data"]] == list(range(len(expected)))
@@ -109,12 +107,12 @@ def test_pairs_are_scored(client: httpx.Client, path: str, left: Any, right: Any
     ("left", "right", "param"),
     [(["east", "west"], "north", "text_1"), ("", "north", "text_1"), ("east", [], "text_2"), ("east", [""], "text_2")],
 )
-def test_texts_that_do_not_pair_are_refused(client: httpx.Client, left: Any, right: Any, param: str) -> None:
+def test_texts_that_do_not_pair_are_refused(client, left, right, param):
     answer = client.post("/v1/score", json={"model": "vec", "text_1": left, "text_2": right})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param
 
 
-def test_the_cosine_of_nothing_is_zero() -> None:
+def test_the_cosine_of_nothing_is_zero():
     assert cosine((0.0, 0.0), (1.0, 0.0)) == 0.0
     assert cosine((1e-30, 0.0), (1e30, 0.0)) == 1.0
 
@@ -132,7 +130,7 @@ def cross_encoder(server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return server
 
 
-def test_a_cross_encoder_reads_each_document_with_the_query(cross_encoder: Any, client: httpx.Client) -> None:
+def test_a_cross_encoder_reads_each_document_with_the_query(cross_encoder, client):
     answer = rank(client, query="aa", documents=["bc", "aa", "ab"])
     assert cross_encoder.embed.embedded == [[list(b"aabc"), list(b"aaaa"), list(b"aaab")]]
     assert [result["index"] for result in answer["results"]] == [1, 2, 0]
@@ -141,13 +139,13 @@ def test_a_cross_encoder_reads_each_document_with_the_query(cross_encoder: Any, 
     assert answer["usage"]["prompt_tokens"] == 12
 
 
-def test_a_cross_encoder_scores_pairs(cross_encoder: Any, client: httpx.Client) -> None:
+def test_a_cross_encoder_scores_pairs(cross_encoder, client):
     answer = client.post("/v1/score", json={"model": "vec", "text_1": ["aa", "ab"], "text_2": ["aa", "cd"]}).json()
     assert cross_encoder.embed.embedded == [[list(b"aaaa"), list(b"abcd")]]
     assert [each["score"] for each in answer["data"]] == pytest.approx([1 / (1 + math.exp(-2)), 1 / (1 + math.exp(4))])
 
 
-def test_a_decoder_that_ranks_is_asked_in_its_template(cross_encoder: Any, client: httpx.Client) -> None:
+def test_a_decoder_that_ranks_is_asked_in_its_template(cross_encoder, client):
     card = msgspec.structs.replace(cross_encoder.embed.card, pair_template="qwen3", max_context_length=4096)
     cross_encoder.embed.card = card
     rank(client, query="aa", documents=["b<|im_end|>", "aa"], instruction="Find letters")
@@ -159,19 +157,19 @@ def test_a_decoder_that_ranks_is_asked_in_its_template(cross_encoder: Any, clien
     assert "retrieve relevant passages" in bytes(cross_encoder.embed.embedded[1][0]).decode()
 
 
-def test_an_instruction_for_a_model_that_takes_none_is_refused(client: httpx.Client) -> None:
+def test_an_instruction_for_a_model_that_takes_none_is_refused(client):
     body = {"model": "vec", "query": "east", "documents": ["west"], "instruction": "Find west"}
     answer = client.post("/v1/rerank", json=body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "instruction"
 
 
-def test_a_cross_encoder_cuts_documents_and_refuses_long_pairs(cross_encoder: Any, client: httpx.Client) -> None:
+def test_a_cross_encoder_cuts_documents_and_refuses_long_pairs(cross_encoder, client):
     rank(client, query="ab", documents=["cdef"], max_tokens_per_doc=1)
     assert cross_encoder.embed.embedded == [[list(b"abc")]]
     answer = client.post("/v1/rerank", json={"model": "vec", "query": "x" * 30, "documents": ["y", "z" * 35]})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "documents[1]")
 
 
-def test_a_cross_encoder_makes_no_embeddings(cross_encoder: Any, client: httpx.Client) -> None:
+def test_a_cross_encoder_makes_no_embeddings(cross_encoder, client):
     answer = client.post("/v1/embeddings", json={"model": "vec", "input": "x"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "model_not_supported")

@@ -59,7 +59,7 @@ def replica_of(gateway: Any, model: str) -> Any:
     return replica
 
 
-def test_users_are_shared_among_the_targets_and_each_stays_with_one(routed: Any) -> None:
+def test_users_are_shared_among_the_targets_and_each_stays_with_one(routed):
     arms: dict[str, str] = {}
     for attempt in range(2):
         for number in range(20):
@@ -73,7 +73,7 @@ def test_users_are_shared_among_the_targets_and_each_stays_with_one(routed: Any)
     assert f'kvarn_route_requests_total{{model="next",reason="weight",route="chat"}} {2.0 * counts["next"]}' in page
 
 
-def test_every_api_knows_routes(routed: Any) -> None:
+def test_every_api_knows_routes(routed):
     message = routed.http.post("/v1/messages", json=body(max_tokens=50))
     response = routed.http.post("/v1/responses", json={"model": "chat", "input": "hello"})
     cut = routed.http.post("/v1/responses", json={"model": "chat", "input": "hello", "truncation": "auto"})
@@ -86,7 +86,7 @@ def test_every_api_knows_routes(routed: Any) -> None:
     assert listed[-2:] == ["chat", "ruled"] and routed.http.get("/v1/models/chat").json()["parent"] == "large"
 
 
-def test_weights_change_while_the_server_runs(routed: Any) -> None:
+def test_weights_change_while_the_server_runs(routed):
     changed = RouteConfig.model_validate({**ROUTES[0], "targets": [{"model": "next"}]})
     routed.gateway.catalog.routes.replace([changed])
     arms = {routed.http.post(CHAT, json=body(user=str(user))).headers["x-kvarn-arm"] for user in range(10)}
@@ -103,12 +103,12 @@ def test_weights_change_while_the_server_runs(routed: Any) -> None:
         ({"reasoning_effort": "low", "messages": [{"role": "user", "content": "x" * 240}]}, "large"),
     ],
 )
-def test_short_simple_requests_go_to_the_small_model(routed: Any, fields: dict[str, Any], model: str) -> None:
+def test_short_simple_requests_go_to_the_small_model(routed, fields, model):
     answer = routed.http.post(CHAT, json=body("ruled", **fields)).json()
     assert answer["model"] == model and answer["choices"][0]["message"]["content"] == f"from {model}"
 
 
-def test_a_model_that_would_be_slow_is_left_out(routed: Any) -> None:
+def test_a_model_that_would_be_slow_is_left_out(routed):
     replica_of(routed, "large").stats = EngineStats(step_times=TIMES, step_s=0.01, running=1, prefill_tokens=10_000)
     assert routed.http.post(CHAT, json=body("ruled")).json()["model"] == "large", "a second's prompts wait"
     replica_of(routed, "large").stats = EngineStats(step_times=TIMES, step_s=0.01, running=1, prefill_tokens=200_000)
@@ -116,7 +116,7 @@ def test_a_model_that_would_be_slow_is_left_out(routed: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_the_ladder_answers_where_the_chosen_model_is_not_ready(routed: Any, stream: bool) -> None:
+def test_the_ladder_answers_where_the_chosen_model_is_not_ready(routed, stream):
     for name in ("large", "next"):
         replica_of(routed, name).state = ReplicaState.DOWN
     answer = routed.http.post(CHAT, json=body(stream=stream))
@@ -128,7 +128,7 @@ def test_the_ladder_answers_where_the_chosen_model_is_not_ready(routed: Any, str
     assert "'small'" not in refused.text, "the model that was asked for is named"
 
 
-def test_a_key_of_a_route_needs_no_scope_for_its_models(routed: Any) -> None:
+def test_a_key_of_a_route_needs_no_scope_for_its_models(routed):
     scoped = {"routes": ("chat",), "models": ("large", "next", "small")}
     for name, models in scoped.items():
         routed.add_tenant(name, scopes=Scopes(models=models)).close()
@@ -143,7 +143,7 @@ def test_a_key_of_a_route_needs_no_scope_for_its_models(routed: Any) -> None:
     assert [model["id"] for model in listed] == ["chat"]
 
 
-def test_the_ledger_has_the_route_and_the_model_that_answered(routed: Any, wait_for: Any) -> None:
+def test_the_ledger_has_the_route_and_the_model_that_answered(routed, wait_for):
     replica_of(routed, "large").state = ReplicaState.DOWN
     replica_of(routed, "next").state = ReplicaState.DOWN
     with routed.add_tenant("payer", key_id="key_1") as tenant:
@@ -160,7 +160,7 @@ def test_the_ledger_has_the_route_and_the_model_that_answered(routed: Any, wait_
     assert routed.do(read()) == [("", "small"), ("chat", "small")]
 
 
-def test_a_tenant_is_pinned_to_a_model(routed: Any) -> None:
+def test_a_tenant_is_pinned_to_a_model(routed):
     routed.add_tenant("pinned").close()
     organization = routed.authenticator.principals["pinned"].organization_id
     pin = {"organization": organization, "model": "small"}
@@ -171,7 +171,7 @@ def test_a_tenant_is_pinned_to_a_model(routed: Any) -> None:
         assert routed.http.post(CHAT, json=body(user=str(user))).json()["model"] != "small"
 
 
-def test_a_model_that_hangs_is_given_up_for_another(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_model_that_hangs_is_given_up_for_another(checkpoint, tmp_path):
     fallback = [{"model": "small", "on": ["timeout"]}]
     models = [
         {"name": "slow", "path": "slow", "timeouts": {"first_token_s": 0.3}, "fallback": fallback},
@@ -189,7 +189,7 @@ def test_a_model_that_hangs_is_given_up_for_another(checkpoint: Path, tmp_path: 
         assert not replica_of(gateway, "slow").running and not replica_of(gateway, "alone").running
 
 
-def test_a_model_that_fails_often_is_left_alone_for_a_while(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_model_that_fails_often_is_left_alone_for_a_while(checkpoint, tmp_path):
     breaker = {"min_requests": 3, "open_s": 600, "max_open_s": 600}
     models = [
         {"name": "large", "path": "large", "fallback": [{"model": "small"}], "load_shedding": True, "breaker": breaker},

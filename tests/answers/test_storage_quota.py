@@ -10,6 +10,7 @@ from sqlalchemy import update
 
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.storage_quota import StorageQuota
+from kvarn.clock.virtual import VirtualClock
 from kvarn.store import quota as store_quota
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
@@ -22,17 +23,10 @@ from new_tenants import create_organization
 MAX_BYTES = 100 * ROW_BYTES
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(store: Store) -> Clock:
-    clock = Clock()
-    store.quota = store_quota.StorageQuota(MAX_BYTES, clock)
+def clock(store: Store) -> VirtualClock:
+    clock = VirtualClock()
+    store.quota = store_quota.StorageQuota(MAX_BYTES, clock.now)
     return clock
 
 
@@ -41,7 +35,7 @@ async def admit(quota: StorageQuota, organization_id: str, size: int = 0) -> Non
     await quota.check(RequestRecord("req-1", principal=principal, body_bytes=size), "store", "send less")
 
 
-async def test_a_request_that_ends_with_nothing_stored_counts_no_longer(store: Store, clock: Clock) -> None:
+async def test_a_request_that_ends_with_nothing_stored_counts_no_longer(store, clock):
     me = (await create_organization(store, "red")).organization_id
     principal, quota = replace(ANYBODY, owner=Owner(me, "proj-1")), StorageQuota(store, MAX_BYTES)
     for stored in (False, False, True):
@@ -53,20 +47,20 @@ async def test_a_request_that_ends_with_nothing_stored_counts_no_longer(store: S
         await admit(quota, me, ROW_BYTES)
 
 
-async def test_a_request_that_ends_after_the_next_sum_gives_nothing_back(store: Store, clock: Clock) -> None:
+async def test_a_request_that_ends_after_the_next_sum_gives_nothing_back(store, clock):
     me = (await create_organization(store, "red")).organization_id
     principal, quota = replace(ANYBODY, owner=Owner(me, "proj-1")), StorageQuota(store, MAX_BYTES)
     half = MAX_BYTES // 2 - ROW_BYTES
     record = RequestRecord("req-1", principal=principal, body_bytes=half)
     await quota.check(record, "store", "send less")
     await sum_stored_bytes(store)
-    clock.now += 1.1
+    clock.sleep(1.1)
     await admit(quota, me, half)
     await record.close()
     assert store.quota.stored(me) == half + ROW_BYTES
 
 
-async def test_a_transaction_that_fails_gives_back_what_it_was_to_store(store: Store, clock: Clock) -> None:
+async def test_a_transaction_that_fails_gives_back_what_it_was_to_store(store, clock):
     me = (await create_organization(store, "red")).organization_id
     for _ in range(3):
         with pytest.raises(RuntimeError):
@@ -83,35 +77,33 @@ async def set_stored(store: Store, organization_id: str, size: int) -> None:
         await session.execute(changed)
 
 
-async def test_a_full_organisation_is_noticed_within_a_second(store: Store, clock: Clock) -> None:
+async def test_a_full_organisation_is_noticed_within_a_second(store, clock):
     me = (await create_organization(store, "red")).organization_id
     quota = StorageQuota(store, MAX_BYTES)
     await admit(quota, me)
     await set_stored(store, me, MAX_BYTES)
     await admit(quota, me)
-    clock.now += 1.1
+    clock.sleep(1.1)
     with pytest.raises(ApiError, match=rf"of the {MAX_BYTES} bytes"):
         await admit(quota, me)
     assert await quota.is_full(me)
 
 
-async def test_admitted_bytes_count_until_the_next_sum(store: Store, clock: Clock) -> None:
+async def test_admitted_bytes_count_until_the_next_sum(store, clock):
     me = (await create_organization(store, "red")).organization_id
     quota, half = StorageQuota(store, MAX_BYTES), MAX_BYTES // 2 - ROW_BYTES
     await admit(quota, me, half)
     await admit(quota, me, half)
-    clock.now += 1.1
+    clock.sleep(1.1)
     with pytest.raises(ApiError, match="this would take"):
         await admit(quota, me)
     await sum_stored_bytes(store)
-    clock.now += 1.1
+    clock.sleep(1.1)
     await admit(quota, me, half)
 
 
 @pytest.mark.parametrize("how", ["away", "silent"])
-async def test_the_last_answer_holds_while_the_database_does_not_answer(
-    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+async def test_the_last_answer_holds_while_the_database_does_not_answer(store, clock, monkeypatch, how):
     me = (await create_organization(store, "red")).organization_id
     quota = StorageQuota(store, MAX_BYTES)
     await set_stored(store, me, MAX_BYTES - 2 * ROW_BYTES)
@@ -124,15 +116,13 @@ async def test_the_last_answer_holds_while_the_database_does_not_answer(
 
     monkeypatch.setattr("kvarn.answers.storage_quota.update_balance", fail)
     monkeypatch.setattr("kvarn.answers.storage_quota._WAIT_S", 0.01)
-    clock.now += 10
+    clock.sleep(10)
     await admit(quota, me)
     with pytest.raises(ApiError):
         await admit(quota, me)
 
 
-async def test_requests_at_once_ask_the_database_once(
-    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_at_once_ask_the_database_once(store, clock, monkeypatch):
     me = (await create_organization(store, "red")).organization_id
     quota, reporting, asked = StorageQuota(store, MAX_BYTES), store.reporting, []
     monkeypatch.setattr(store, "reporting", lambda: asked.append(1) or reporting())
@@ -140,7 +130,7 @@ async def test_requests_at_once_ask_the_database_once(
     assert len(asked) == 1
 
 
-async def test_writers_that_take_all_connections_hide_nothing(store: Store) -> None:
+async def test_writers_that_take_all_connections_hide_nothing(store):
     me = (await create_organization(store, "red")).organization_id
     await set_stored(store, me, MAX_BYTES)
     crowded = Store(store.url, pool_size=1, timeout_s=5, max_stored_bytes=MAX_BYTES)
@@ -150,7 +140,7 @@ async def test_writers_that_take_all_connections_hide_nothing(store: Store) -> N
     await crowded.close()
 
 
-async def test_organisations_that_are_nearly_full_are_counted(store: Store) -> None:
+async def test_organisations_that_are_nearly_full_are_counted(store):
     for name, size in (("red", MAX_BYTES * 4 // 5 + 1), ("blue", MAX_BYTES * 4 // 5), ("green", MAX_BYTES * 2)):
         await set_stored(store, (await create_organization(store, name)).organization_id, size)
     told: list[int] = []

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from kvarn.store.errors import StoreAwayError
@@ -27,7 +25,7 @@ def ask(client: httpx.Client, **fields: Any) -> dict[str, Any]:
     return answer
 
 
-def test_an_answer_is_kept_only_where_asked_for(tenant: httpx.Client) -> None:
+def test_an_answer_is_kept_only_where_asked_for(tenant):
     kept, dropped = ask(tenant, store=True, metadata={"a": "b"}), ask(tenant)
     read = tenant.get(f"{PATH}/{kept['id']}").json()
     assert read.items() >= {name: kept[name] for name in ("id", "created", "model", "choices", "usage")}.items()
@@ -36,9 +34,7 @@ def test_an_answer_is_kept_only_where_asked_for(tenant: httpx.Client) -> None:
     assert [each["id"] for each in tenant.get(PATH).json()["data"]] == [kept["id"]]
 
 
-def test_a_streamed_answer_is_there_when_its_last_chunk_is(
-    server: Any, answering: Callable[..., None], sdk: openai.OpenAI
-) -> None:
+def test_a_streamed_answer_is_there_when_its_last_chunk_is(server, answering, sdk):
     answering("ett", "två")
     for chunk in sdk.chat.completions.create(model="tiny", messages=HELLO, n=2, store=True, stream=True):
         last = chunk
@@ -48,7 +44,7 @@ def test_a_streamed_answer_is_there_when_its_last_chunk_is(
     sdk.chat.completions.delete(last.id)
 
 
-def test_the_messages_it_answers_can_be_read(tenant: httpx.Client) -> None:
+def test_the_messages_it_answers_can_be_read(tenant):
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts, "name": "Eva"}]
     kept = ask(tenant, store=True, messages=messages)
@@ -60,7 +56,7 @@ def test_the_messages_it_answers_can_be_read(tenant: httpx.Client) -> None:
     assert page["data"] == listed["data"][1:] and not page["has_more"]
 
 
-def test_lists_are_paged_ordered_and_filtered(tenant: httpx.Client) -> None:
+def test_lists_are_paged_ordered_and_filtered(tenant):
     kept = [
         ask(tenant, store=True, metadata={"k": str(number % 2), 'odd "key" \'$.%': "x"})["id"] for number in range(4)
     ]
@@ -83,7 +79,7 @@ def test_lists_are_paged_ordered_and_filtered(tenant: httpx.Client) -> None:
     assert tenant.get(f"{PATH}/%00").status_code == 400
 
 
-def test_metadata_can_be_changed_and_the_rest_deleted(tenant: httpx.Client) -> None:
+def test_metadata_can_be_changed_and_the_rest_deleted(tenant):
     kept = ask(tenant, store=True, metadata={"a": "b"})["id"]
     changed = tenant.post(f"{PATH}/{kept}", json={"metadata": {"c": "d"}}).json()
     assert changed["id"] == kept and changed["metadata"] == {"c": "d"}
@@ -97,7 +93,7 @@ def test_metadata_can_be_changed_and_the_rest_deleted(tenant: httpx.Client) -> N
     assert tenant.get(f"{PATH}/{kept}").status_code == tenant.delete(f"{PATH}/{kept}").status_code == 404
 
 
-def test_another_tenant_finds_nothing(server: Any, tenant: httpx.Client) -> None:
+def test_another_tenant_finds_nothing(server, tenant):
     kept = ask(tenant, store=True)["id"]
     with server.add_tenant("stranger") as stranger:
         for answer in (
@@ -112,9 +108,7 @@ def test_another_tenant_finds_nothing(server: Any, tenant: httpx.Client) -> None
     assert tenant.get(f"{PATH}/{kept}").status_code == 200
 
 
-def test_without_the_database_the_answer_comes_with_a_warning(
-    server: Any, answering: Callable[..., None], client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_database_the_answer_comes_with_a_warning(server, answering, client, monkeypatch):
     def away(*_: object) -> None:
         raise StoreAwayError("the database is away")
 
@@ -128,9 +122,7 @@ def test_without_the_database_the_answer_comes_with_a_warning(
     )
 
 
-def test_what_a_model_writes_can_be_stored_whatever_it_is(
-    server: Any, tenant: httpx.Client, answering: Callable[..., None]
-) -> None:
+def test_what_a_model_writes_can_be_stored_whatever_it_is(server, tenant, answering):
     answering("a\x00b \\u0000 🌍")
     kept = ask(tenant, store=True, messages=[{"role": "user", "content": "\x00"}])["id"]
     read = tenant.get(f"{PATH}/{kept}").json()["choices"][0]["message"]["content"]

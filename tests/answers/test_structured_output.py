@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -60,7 +59,7 @@ PLAIN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", IN_CHAT)
-def test_a_chat_gets_a_grammar(server: Any, client: httpx.Client, fields: dict[str, Any]) -> None:
+def test_a_chat_gets_a_grammar(server, client, fields):
     answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO, **CUT_OFF, **fields})
     assert answer.status_code == 200, answer.text
     assert server.chat.submitted[-1].grammar is not None
@@ -68,16 +67,14 @@ def test_a_chat_gets_a_grammar(server: Any, client: httpx.Client, fields: dict[s
 
 
 @pytest.mark.parametrize("fields", PLAIN)
-def test_a_chat_without_a_form_gets_none(server: Any, client: httpx.Client, fields: dict[str, Any]) -> None:
+def test_a_chat_without_a_form_gets_none(server, client, fields):
     answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO, **CUT_OFF, **fields})
     assert answer.status_code == 200, answer.text
     assert server.chat.submitted[-1].grammar is None
 
 
 @pytest.mark.parametrize("fields", EXTENSIONS)
-def test_each_prompt_of_a_completion_gets_the_grammar(
-    server: Any, client: httpx.Client, fields: dict[str, Any]
-) -> None:
+def test_each_prompt_of_a_completion_gets_the_grammar(server, client, fields):
     answer = client.post("/v1/completions", json={"model": "tiny", "prompt": ["Hej", "Tack"], **CUT_OFF, **fields})
     assert answer.status_code == 200, answer.text
     first, second = server.chat.submitted[-2:]
@@ -85,7 +82,7 @@ def test_each_prompt_of_a_completion_gets_the_grammar(
 
 
 @pytest.mark.parametrize("form", [FLAT, {**FLAT, "strict": True}, {"type": "json_object"}])
-def test_a_response_gets_the_grammar_of_its_format(server: Any, client: httpx.Client, form: dict[str, Any]) -> None:
+def test_a_response_gets_the_grammar_of_its_format(server, client, form):
     server.chat.answer = lambda request, index: answer_text(LUND)
     answer = client.post("/v1/responses", json={"model": "tiny", "input": "Hej", "text": {"format": form}})
     assert answer.status_code == 200, answer.text
@@ -134,9 +131,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("fields", "param", "said"), WRONG)
-def test_what_cannot_be_enforced_is_refused_by_name(
-    server: Any, client: httpx.Client, fields: dict[str, Any], param: str, said: str, stream: bool
-) -> None:
+def test_what_cannot_be_enforced_is_refused_by_name(server, client, fields, param, said, stream):
     before = len(server.chat.submitted)
     body = {"model": "tiny", "messages": HELLO, "stream": stream, **fields}
     answer = client.post("/v1/chat/completions", json=body)
@@ -146,13 +141,13 @@ def test_what_cannot_be_enforced_is_refused_by_name(
     assert len(server.chat.submitted) == before
 
 
-def test_a_response_is_refused_in_its_own_words(client: httpx.Client) -> None:
+def test_a_response_is_refused_in_its_own_words(client):
     form = {"type": "json_schema", "name": "a", "schema": NOT}
     answer = client.post("/v1/responses", json={"model": "tiny", "input": "Hej", "text": {"format": form}})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "text.format"
 
 
-def test_a_schema_of_a_forced_call_that_is_not_enforced_is_told(server: Any, client: httpx.Client) -> None:
+def test_a_schema_of_a_forced_call_that_is_not_enforced_is_told(server, client):
     tool = {"type": "function", "function": {"name": "f", "parameters": NOT}}
     body = {"model": "tiny", "messages": HELLO, "tools": [tool], "tool_choice": "required"}
     answer = client.post("/v1/chat/completions", json=body)
@@ -170,9 +165,7 @@ CHECKED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "right"), CHECKED)
-def test_only_valid_answers_end_as_finished(
-    server: Any, client: httpx.Client, fields: dict[str, Any], right: str
-) -> None:
+def test_only_valid_answers_end_as_finished(server, client, fields, right):
     """Were the engine ever wrong, the client would not take the answer for one of its schema."""
     body = {"model": "tiny", "messages": HELLO, **fields}
     for text, valid in ((right, True), (right.replace("Lund", 'Lund", "x": "'), False)):
@@ -198,12 +191,12 @@ def test_only_valid_answers_end_as_finished(
     assert counts["valid"] >= 2 and counts["invalid"] >= 2
 
 
-def test_text_beside_a_format_of_calls_only_is_not_checked(server: Any, client: httpx.Client) -> None:
+def test_text_beside_a_format_of_calls_only_is_not_checked(server, client):
     answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO, "tools": [TOOL]})
     assert answer.status_code == 200
 
 
-def test_each_choice_of_a_completion_is_checked(server: Any, client: httpx.Client) -> None:
+def test_each_choice_of_a_completion_is_checked(server, client):
     server.chat.answer = lambda request, index: answer_text(LUND if index == 0 else "{}")
     body = {"model": "tiny", "prompt": ["Hej", "Tack"], "structured_outputs": {"json": CITY}}
     assert client.post("/v1/completions", json=body).status_code == 200

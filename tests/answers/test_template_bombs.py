@@ -72,7 +72,7 @@ def peak_memory() -> int:
 
 
 @pytest.mark.parametrize("bomb", CHOSEN)
-def test_a_bomb_harms_nobody(bomb_server: Any, bomb: str) -> None:
+def test_a_bomb_harms_nobody(bomb_server, bomb):
     peak_memory()
     before = peak_memory()
     with bomb_server.client() as client, bomb_server.client() as other, ThreadPoolExecutor(1) as thread:
@@ -102,14 +102,14 @@ OFTEN = ("/v1/chat/completions", "/v1/responses", "/v1/messages/count_tokens")
 
 
 @pytest.mark.parametrize("path", [path if path in OFTEN else thorough(path) for path in PATHS])
-def test_every_path_that_renders_is_bounded(bomb_server: Any, path: str) -> None:
+def test_every_path_that_renders_is_bounded(bomb_server, path):
     with bomb_server.client() as client:
         answer = client.post(path, json=PATHS[path])
         assert answer.status_code == 400, answer.text
         assert "within 2 s (gateway.client_work_timeout_s)" in answer.json()["error"]["message"]
 
 
-def test_a_template_that_cannot_be_compiled_takes_only_its_own_model(bomb_server: Any) -> None:
+def test_a_template_that_cannot_be_compiled_takes_only_its_own_model(bomb_server):
     with bomb_server.client() as client:
         answer = client.post("/v1/chat/completions", json=chat("never"))
         assert answer.status_code == 500 and answer.json()["error"]["code"] == "model_broken"
@@ -117,35 +117,35 @@ def test_a_template_that_cannot_be_compiled_takes_only_its_own_model(bomb_server
         assert client.post("/v1/chat/completions", json=chat("tiny")).status_code == 200
 
 
-def test_a_model_that_moderates_is_bounded_too(bomb_server: Any) -> None:
+def test_a_model_that_moderates_is_bounded_too(bomb_server):
     gateway, config = bomb_server.gateway, SafetyConfig(model="always", moderate_input=True)
     moderation = Moderation(config, gateway.models, gateway.text, gateway.moderation.prompts)
     with pytest.raises(ModerationAwayError, match="within 2 s"):
         bomb_server.do(moderation.moderator.judge("hi", Claim(tenant="anybody")))
 
 
-def test_a_tenants_bombs_do_not_hold_up_other_tenants_at_the_same_template(bomb_server: Any, wait_for: Any) -> None:
+def test_a_tenants_bombs_do_not_hold_up_other_tenants_at_the_same_template(bomb_server, wait_for):
     ended: list[str] = []
 
     def ask(client: httpx.Client, name: str, bomb: str | None) -> None:
         client.post("/v1/chat/completions", json=chat("bomb", bomb))
         ended.append(name)
 
-    with bomb_server.add_tenant("red") as red, bomb_server.add_tenant("blue") as blue, ThreadPoolExecutor(5) as threads:
-        bombs = [threads.submit(ask, red, "red", "loops") for _ in range(4)]
-        wait_for(lambda: red.get("/load").json()["server_load"] == 4, "the bombs to be taken in")
+    with bomb_server.add_tenant("red") as red, bomb_server.add_tenant("blue") as blue, ThreadPoolExecutor(4) as threads:
+        bombs = [threads.submit(ask, red, "red", "loops") for _ in range(3)]
+        wait_for(lambda: red.get("/load").json()["server_load"] == 3, "the bombs to be taken in")
         ask(blue, "blue", None)
-    assert [bomb.exception() for bomb in bombs] == [None] * 4
+    assert [bomb.exception() for bomb in bombs] == [None] * 3
     assert "red" in ended[ended.index("blue") :], ended
 
 
-def test_chats_of_one_model_wait_for_their_turn_at_its_template(bomb_server: Any) -> None:
+def test_chats_of_one_model_wait_for_their_turn_at_its_template(bomb_server):
     with bomb_server.client() as client, ThreadPoolExecutor(16) as threads:
         answers = list(threads.map(lambda _: client.post("/v1/chat/completions", json=chat("tiny")), range(64)))
     assert [answer.status_code for answer in answers] == [200] * 64
 
 
-def test_a_gateway_survives_the_end_of_its_processes_and_leaves_none_behind(serve: Any) -> None:
+def test_a_gateway_survives_the_end_of_its_processes_and_leaves_none_behind(serve):
     with serve() as server, server.client() as client:
         processes = server.served["tiny"].text.chat_template.processes
         for _ in range(3):

@@ -41,9 +41,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
 STAGES = ("arrivals", "budgets", "limits", "replica", "admission", "ledger")
 
 
-def test_parts_of_a_thousand_requests_of_all_kinds_sum_to_their_totals(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_a_thousand_requests_of_all_kinds_sum_to_their_totals(server, monkeypatch):
     """A tenth of a millisecond passes at each reading of the clock: what is done between its readings takes none."""
     readings = itertools.count()
     records: list[RequestRecord] = []
@@ -72,7 +70,7 @@ def test_parts_of_a_thousand_requests_of_all_kinds_sum_to_their_totals(
     assert len(records) == 1000
 
 
-def test_a_streamed_chat_has_every_part_in_order(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_streamed_chat_has_every_part_in_order(server, monkeypatch):
     records: list[RequestRecord] = []
     new_record = middleware.new_record
     monkeypatch.setattr(middleware, "new_record", lambda scope: records.append(new_record(scope)) or records[-1])
@@ -87,7 +85,7 @@ def test_a_streamed_chat_has_every_part_in_order(server: Any, monkeypatch: pytes
     ]
 
 
-def test_an_engines_events_are_moved_to_the_gateways_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engines_events_are_moved_to_the_gateways_clock(monkeypatch):
     monkeypatch.setattr(timeline, "now", lambda: 10.0)
     noted = RequestTimeline()
     flat = [EngineEventKind.QUEUED, 0, 3, EngineEventKind.FIRST_TOKEN, 600_000]
@@ -99,7 +97,7 @@ def test_an_engines_events_are_moved_to_the_gateways_clock(monkeypatch: pytest.M
     assert parts_of(noted.events) == {}
 
 
-def test_the_last_delta_of_a_slow_reader_does_not_move_the_engines_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_delta_of_a_slow_reader_does_not_move_the_engines_events(monkeypatch):
     noted = RequestTimeline()
     monkeypatch.setattr(timeline, "now", lambda: 10.2)
     noted.add_engine([EngineEventKind.FIRST_TOKEN, 100_000], sent_s=10.0)
@@ -111,7 +109,7 @@ def test_the_last_delta_of_a_slow_reader_does_not_move_the_engines_events(monkey
 
 
 @pytest.mark.parametrize("rest", [[99, 5, 1], [EngineEventKind.CHUNK, 5]])
-def test_engine_events_that_cannot_be_read_are_left_out(rest: list[int]) -> None:
+def test_engine_events_that_cannot_be_read_are_left_out(rest):
     noted = RequestTimeline()
     noted.add_engine([EngineEventKind.QUEUED, 0, 3, *rest], noted.began)
     noted.add_engine(rest, noted.began)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -44,9 +42,7 @@ def whole(sdk: openai.OpenAI, **options: Any) -> tuple[str, list[tuple[str, str]
 
 
 @pytest.mark.parametrize("ask", [whole, streamed])
-def test_a_named_function_is_begun_in_the_prompt_and_gone_on_with(
-    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, ask: Any
-) -> None:
+def test_a_named_function_is_begun_in_the_prompt_and_gone_on_with(server, answering, sdk, ask):
     answering(' {"city": "Lund"}}\n</tool_call> and a lot more')
     seen = ask(sdk, tools=[ADD, WEATHER], tool_choice=NAMED)
     assert seen == ("", [("get_weather", '{"city": "Lund"}')], "stop")
@@ -54,9 +50,7 @@ def test_a_named_function_is_begun_in_the_prompt_and_gone_on_with(
 
 
 @pytest.mark.parametrize("ask", [whole, streamed])
-def test_some_function_can_be_required(
-    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, ask: Any
-) -> None:
+def test_some_function_can_be_required(server, answering, sdk, ask):
     answering(f' "get_weather", "arguments": {{"city": "Lund"}}}}\n</tool_call>\n{CALL}')
     calls = [("get_weather", '{"city": "Lund"}')] * 2
     assert ask(sdk, tools=[ADD, WEATHER], tool_choice="required") == ("", calls, "tool_calls")
@@ -67,9 +61,7 @@ def test_some_function_can_be_required(
 
 
 @pytest.mark.parametrize("ask", [whole, streamed])
-def test_only_allowed_tools_are_shown_and_called(
-    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, ask: Any
-) -> None:
+def test_only_allowed_tools_are_shown_and_called(server, answering, sdk, ask):
     add = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     answering(f"{CALL}{add}")
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{**NAMED}]}}
@@ -79,18 +71,14 @@ def test_only_allowed_tools_are_shown_and_called(
 
 
 @pytest.mark.parametrize("ask", [whole, streamed])
-def test_without_parallel_calls_the_answer_ends_with_the_first(
-    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, wait_for: Callable[..., None], ask: Any
-) -> None:
+def test_without_parallel_calls_the_answer_ends_with_the_first(server, answering, sdk, wait_for, ask):
     answering(f"Well. {CALL} {CALL}" + "x" * 300)
     seen = ask(sdk, tools=[WEATHER], parallel_tool_calls=False)
     assert seen == ("Well.", [("get_weather", '{"city": "Lund"}')], "tool_calls")
     wait_for(lambda: len(server.chat.aborted) == 1, "the engine's request to be aborted")
 
 
-def test_a_client_that_leaves_with_its_call_has_had_a_whole_answer(
-    server: Any, answering: Callable[..., None], client: httpx.Client, wait_for: Callable[..., None]
-) -> None:
+def test_a_client_that_leaves_with_its_call_has_had_a_whole_answer(server, answering, client, wait_for):
     outcomes: list[str] = []
 
     class Noting:
@@ -114,9 +102,7 @@ def test_a_client_that_leaves_with_its_call_has_had_a_whole_answer(
     assert outcomes == ["finished"]
 
 
-def test_a_choice_that_has_its_call_leaves_the_others_running(
-    answering: Callable[..., None], sdk: openai.OpenAI
-) -> None:
+def test_a_choice_that_has_its_call_leaves_the_others_running(answering, sdk):
     text = "No call, but a text that is longer than the call of the other choice, by a good bit."
     answering(f"{CALL} {CALL}", text)
     answer = sdk.chat.completions.create(model="tiny", messages=HELLO, n=2, tools=[WEATHER], parallel_tool_calls=False)
@@ -124,7 +110,7 @@ def test_a_choice_that_has_its_call_leaves_the_others_running(
     assert answer.choices[1].message.content == text
 
 
-def test_arguments_are_sent_while_they_are_written(answering: Callable[..., None], client: httpx.Client) -> None:
+def test_arguments_are_sent_while_they_are_written(answering, client):
     answering(CALL)
     body = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "stream": True}
     deltas = [event["choices"][0]["delta"] for event in events_of(client.post(CHAT, json=body))]
@@ -140,14 +126,7 @@ def test_arguments_are_sent_while_they_are_written(answering: Callable[..., None
         (MISTRAL_TAGGED, '[TOOL_CALLS]get_weather[ARGS]{"city": "Lund"}'),
     ],
 )
-def test_the_models_own_format_is_read(
-    server: Any,
-    answering: Callable[..., None],
-    sdk: openai.OpenAI,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: Any,
-    text: str,
-) -> None:
+def test_the_models_own_format_is_read(server, answering, sdk, monkeypatch, kind, text):
     served = server.served["tiny"]
     monkeypatch.setattr(served, "text", replace(served.text, tool_format=kind))
     answering(text)
@@ -155,9 +134,7 @@ def test_the_models_own_format_is_read(
         assert ask(sdk, tools=[WEATHER]) == ("", [("get_weather", '{"city": "Lund"}')], "tool_calls")
 
 
-def test_special_tokens_that_mark_calls_reach_the_parser(
-    server: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_special_tokens_that_mark_calls_reach_the_parser(server, sdk, monkeypatch):
     marked = replace(MISTRAL_TAGGED, markers=("<|system|>",))
     served = server.served["tiny"]
     monkeypatch.setattr(served, "text", replace(served.text, tool_format=marked))
@@ -167,7 +144,7 @@ def test_special_tokens_that_mark_calls_reach_the_parser(
     assert whole(sdk)[0] == "abc"
 
 
-def test_what_the_arguments_lack_is_said(answering: Callable[..., None], client: httpx.Client) -> None:
+def test_what_the_arguments_lack_is_said(answering, client):
     free: dict[str, Any] = {"model": "tiny", "messages": HELLO, "tools": [WEATHER]}
     forced = {**free, "tool_choice": NAMED}
     for body, answer, warning in (
@@ -183,7 +160,7 @@ def test_what_the_arguments_lack_is_said(answering: Callable[..., None], client:
     assert "warnings" not in client.post(CHAT, json=forced).json()
 
 
-def test_a_call_that_is_cut_off_is_none(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
+def test_a_call_that_is_cut_off_is_none(answering, sdk):
     answering(f"Well.\n{CALL}\n{CALL}")
     lund = ("get_weather", '{"city": "Lund"}')
     begun = ("get_weather", '{"city": "L')
@@ -200,9 +177,7 @@ def test_a_call_that_is_cut_off_is_none(answering: Callable[..., None], sdk: ope
         assert streamed(sdk, tools=[WEATHER], **limit) == ("Well.", heard, reason)
 
 
-def test_a_call_that_is_cut_off_is_said_to_be_none_in_every_dialect(
-    answering: Callable[..., None], client: httpx.Client
-) -> None:
+def test_a_call_that_is_cut_off_is_said_to_be_none_in_every_dialect(answering, client):
     answering(f"Well.\n{CALL}")
     limit = len("Well.\n" + CALL) - len('und"}}\n</tool_call>')
     body: dict[str, Any] = {"model": "tiny", "messages": HELLO, "max_tokens": limit}
@@ -218,22 +193,20 @@ def test_a_call_that_is_cut_off_is_said_to_be_none_in_every_dialect(
     assert shown == [("message", "completed"), ("function_call", "incomplete")]
 
 
-def test_a_call_that_the_model_leaves_open_is_none(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
+def test_a_call_that_the_model_leaves_open_is_none(answering, sdk):
     answering('Well. <tool_call>{"name": "get_weather", "arguments": {"city": "Lu')
     assert whole(sdk, tools=[WEATHER]) == ("Well.", [], "stop")
 
 
 @pytest.mark.parametrize("choice", ["auto", {"name": "get_weather"}])
-def test_functions_of_old_clients_are_tools(
-    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, choice: Any
-) -> None:
+def test_functions_of_old_clients_are_tools(server, answering, sdk, choice):
     answering(CALL if choice == "auto" else ' {"city": "Lund"}}')
     options: Any = {"model": "tiny", "functions": [WEATHER["function"]], "function_call": choice}
-    answer = sdk.chat.completions.create(messages=HELLO, **options).choices[0]  # type: ignore[call-overload]
+    answer = sdk.chat.completions.create(messages=HELLO, **options).choices[0]
     assert answer.message.function_call.arguments == '{"city": "Lund"}' and answer.message.tool_calls is None
     assert answer.finish_reason == ("function_call" if choice == "auto" else "stop")
     name = arguments = ""
-    for chunk in sdk.chat.completions.create(messages=HELLO, stream=True, **options):  # type: ignore[call-overload]
+    for chunk in sdk.chat.completions.create(messages=HELLO, stream=True, **options):
         call = chunk.choices[0].delta.function_call
         name += (call and call.name) or ""
         arguments += (call and call.arguments) or ""
@@ -243,14 +216,14 @@ def test_functions_of_old_clients_are_tools(
         {"role": "assistant", "content": None, "function_call": {"name": "get_weather", "arguments": "{}"}},
         {"role": "function", "name": "get_weather", "content": "sunny"},
     ]
-    sdk.chat.completions.create(messages=history, **options)  # type: ignore[call-overload]
+    sdk.chat.completions.create(messages=history, **options)
     assert "<|tool|>sunny" in prompt_of(server)
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 5, 1000])
 def test_old_clients_hear_text_and_call_in_the_order_in_which_they_were_written(
-    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, tokens_per_step: int
-) -> None:
+    server, answering, sdk, tokens_per_step
+):
     answering("I look it up. " + CALL)
     server.chat.tokens_per_step = tokens_per_step
     heard = []
@@ -261,7 +234,7 @@ def test_old_clients_hear_text_and_call_in_the_order_in_which_they_were_written(
     assert heard[0] == "text" and heard[-1] == "call" and sorted(heard, reverse=True) == heard
 
 
-def test_a_result_must_belong_to_a_call(client: httpx.Client) -> None:
+def test_a_result_must_belong_to_a_call(client):
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     messages = [
         *HELLO,

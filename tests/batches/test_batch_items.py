@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
 
 import pytest
 from starlette.requests import ClientDisconnect
@@ -74,7 +73,7 @@ def watch_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     read: Counter[str] = Counter()
 
     async def watched(*args: object) -> Line:
-        line = await read_line(*args)  # type: ignore[arg-type]
+        line = await read_line(*args)
         read[line.model] += 1
         return line
 
@@ -82,9 +81,7 @@ def watch_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return read
 
 
-async def test_lines_for_an_idle_model_do_not_wait_behind_a_busy_ones(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lines_for_an_idle_model_do_not_wait_behind_a_busy_ones(store, monkeypatch):
     bench = await make_bench(store, monkeypatch, ["busy"] * 200 + ["idle"] * 40, ["busy", "idle"])
     read, log = watch_reads(monkeypatch), Busy("busy")
     bench.answer = log.answer
@@ -105,9 +102,7 @@ async def test_lines_for_an_idle_model_do_not_wait_behind_a_busy_ones(
         ApiError(429, "the model's limit", code="rate_limit_exceeded", headers={"retry-after": "30"}),
     ],
 )
-async def test_a_model_that_refuses_holds_up_its_own_lines_only(
-    store: Store, monkeypatch: pytest.MonkeyPatch, error: ApiError
-) -> None:
+async def test_a_model_that_refuses_holds_up_its_own_lines_only(store, monkeypatch, error):
     bench = await make_bench(store, monkeypatch, ["shed", "well"] * 20, ["shed", "well"])
     log, tried = Log(), Counter[str]()
 
@@ -120,10 +115,10 @@ async def test_a_model_that_refuses_holds_up_its_own_lines_only(
     bench.answer = answer
     task = bench.run()
     await until(lambda: log.models["well"] == 20)
-    await asyncio.sleep(0.1)
-    assert tried["shed"] <= bench.max_in_flight and not task.done(), "those in flight together are refused once"
+    assert not task.done()
     bench.job.preempt()
     await asyncio.wait_for(task, 30)
+    assert tried["shed"] <= bench.max_in_flight, "those in flight together are refused once"
     assert await bench.open() == 20
     bench.resume()
     bench.answer = log.answer
@@ -131,9 +126,7 @@ async def test_a_model_that_refuses_holds_up_its_own_lines_only(
     assert log.models == {"well": 20, "shed": 20}
 
 
-async def test_models_that_are_not_served_are_asked_for_one_after_the_other(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_models_that_are_not_served_are_asked_for_one_after_the_other(store, monkeypatch):
     bench = await make_bench(store, monkeypatch, [f"nobody-{i}" for i in range(50)] + ["", "a"], ["a", "b"])
     log = Log()
     bench.answer = log.answer
@@ -142,9 +135,7 @@ async def test_models_that_are_not_served_are_asked_for_one_after_the_other(
 
 
 @pytest.mark.parametrize(("served", "model"), [(["a", "b"], "a"), ([], "a")])
-async def test_a_batch_of_one_model_looks_for_no_other(
-    store: Store, monkeypatch: pytest.MonkeyPatch, served: Sequence[str], model: str
-) -> None:
+async def test_a_batch_of_one_model_looks_for_no_other(store, monkeypatch, served, model):
     bench = await make_bench(store, monkeypatch, [model] * 3, served)
     origin = {BatchStatus.VALIDATING}
     bench.job.row = await move_batch(store, "a", bench.job.id, origin, BatchStatus.IN_PROGRESS, total=3, model=model)
@@ -152,7 +143,7 @@ async def test_a_batch_of_one_model_looks_for_no_other(
 
     async def open_lines(*args: object, **fields: object) -> list[object]:
         asked.append(fields["model"])
-        return await found(*args, **fields)  # type: ignore[arg-type]
+        return await found(*args, **fields)
 
     found = items.open_lines
     monkeypatch.setattr(items, "open_lines", open_lines)
@@ -162,9 +153,7 @@ async def test_a_batch_of_one_model_looks_for_no_other(
 
 
 @pytest.mark.parametrize("seed", range(effort(1, 3)))
-async def test_each_line_is_answered_once_whatever_happens(
-    store: Store, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+async def test_each_line_is_answered_once_whatever_happens(store, monkeypatch, seed):
     """Models refuse, and the batch changes hands."""
     dice = random.Random(seed)
     models = [dice.choice(["a", "b", "c", "nobody", ""]) for _ in range(120)]
@@ -190,9 +179,7 @@ async def test_each_line_is_answered_once_whatever_happens(
     assert all(places.used == 0 for places in bench.places.values())
 
 
-async def test_lines_that_wait_to_be_admitted_are_left_open_by_a_preempted_batch_and_those_in_the_engine_end(
-    bench: Bench,
-) -> None:
+async def test_lines_that_wait_to_be_admitted_are_left_open_by_a_preempted_batch_and_those_in_the_engine_end(bench):
     begun: list[str] = []
     end = asyncio.Event()
 
@@ -216,11 +203,11 @@ async def test_lines_that_wait_to_be_admitted_are_left_open_by_a_preempted_batch
     assert await bench.open() == LINES - 1 and len(begun) == 4
 
 
-async def test_lines_without_a_place_are_left_open_by_a_preempted_batch(bench: Bench) -> None:
+async def test_lines_without_a_place_are_left_open_by_a_preempted_batch(bench):
     for _ in range(bench.max_in_flight):
         await bench.places[""].acquire("blue")
     task = bench.run()
-    await asyncio.sleep(0.1)
+    await until(lambda: bool(bench.places[""]._waiting))
     bench.job.preempt()
     await asyncio.wait_for(task, 30)
     assert await bench.open() == LINES
@@ -229,7 +216,7 @@ async def test_lines_without_a_place_are_left_open_by_a_preempted_batch(bench: B
         pass  # nobody stands in the way
 
 
-async def test_a_line_of_another_organization_takes_its_turn(bench: Bench) -> None:
+async def test_a_line_of_another_organization_takes_its_turn(bench):
     bench.places[""] = type(bench.places[""])(1)
     turn = asyncio.Event()
 
@@ -249,7 +236,7 @@ async def test_a_line_of_another_organization_takes_its_turn(bench: Bench) -> No
     await asyncio.wait_for(task, 30)
 
 
-async def test_an_ended_batch_stops_what_is_in_flight(bench: Bench) -> None:
+async def test_an_ended_batch_stops_what_is_in_flight(bench):
     begun: list[str] = []
 
     async def answer(record: RequestRecord, model: str) -> object:
@@ -265,7 +252,7 @@ async def test_an_ended_batch_stops_what_is_in_flight(bench: Bench) -> None:
     assert await bench.open() == LINES
 
 
-async def test_a_line_that_kills_the_engine_does_not_take_the_others_with_it(bench: Bench) -> None:
+async def test_a_line_that_kills_the_engine_does_not_take_the_others_with_it(bench):
     """Each death counts for all lines that were in flight; from then on these run one at a time."""
     killer, in_engine = line_id(bench.job.id, 2), set[asyncio.Future[None]]()
 
@@ -307,8 +294,8 @@ def break_off(monkeypatch: pytest.MonkeyPatch, bench: Bench, *lines: int) -> Non
 
 @pytest.mark.parametrize("broken", [(1,), (1, 2)])
 async def test_answers_are_kept_and_every_error_is_told_where_runs_of_lines_break_off(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: tuple[int, ...]
-) -> None:
+    bench, monkeypatch, caplog, broken
+):
     break_off(monkeypatch, bench, *broken)
     bench.answer = a_good_answer
     with pytest.raises(ExceptionGroup) as raised:
@@ -319,14 +306,12 @@ async def test_answers_are_kept_and_every_error_is_told_where_runs_of_lines_brea
     assert 1 <= await bench.open() <= len(broken) + 1
 
 
-async def test_an_answer_that_is_whole_is_kept_where_the_stop_comes_while_it_is_settled(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settling = asyncio.Event()
+async def test_an_answer_that_is_whole_is_kept_where_the_stop_comes_while_it_is_settled(bench, monkeypatch):
+    settling, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(record: RequestRecord) -> None:
         settling.set()
-        await asyncio.sleep(0.1)
+        await go_on.wait()
 
     monkeypatch.setattr(RequestRecord, "close", slow)
     bench.places[""] = type(bench.places[""])(1)
@@ -334,11 +319,12 @@ async def test_an_answer_that_is_whole_is_kept_where_the_stop_comes_while_it_is_
     task = bench.run()
     await asyncio.wait_for(settling.wait(), 60)
     bench.job.end(EndReason.CANCELLED)
+    go_on.set()
     await asyncio.wait_for(task, 30)
     assert await bench.open() == LINES - 1
 
 
-async def test_refused_lines_come_again_before_those_behind_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_lines_come_again_before_those_behind_them(store, monkeypatch):
     bench = await make_bench(store, monkeypatch, ["a"] * 12, ["a"], max_in_flight=2)
     numbers = {line_id(bench.job.id, number): number for number in range(1, 13)}
     begun: list[int] = []
@@ -355,7 +341,7 @@ async def test_refused_lines_come_again_before_those_behind_them(store: Store, m
     assert max(begun) <= 2
 
 
-def test_pauses_double_up_to_a_minute_and_begin_anew_with_an_answer() -> None:
+def test_pauses_double_up_to_a_minute_and_begin_anew_with_an_answer():
     backoff, now, pauses = Backoff(), 0.0, []
     for _ in range(8):
         pauses.append(backoff.refused(now))
@@ -365,7 +351,7 @@ def test_pauses_double_up_to_a_minute_and_begin_anew_with_an_answer() -> None:
     assert backoff.refused(1000.0) == 1
 
 
-def test_a_pause_is_as_long_as_the_refusal_says_and_refusals_in_it_are_one() -> None:
+def test_a_pause_is_as_long_as_the_refusal_says_and_refusals_in_it_are_one():
     backoff = Backoff()
     assert backoff.refused(0.0, 7.0) == 7.0 and backoff.pause_s(2.0) == 5.0
     assert backoff.refused(3.0, 30.0) == 0.0 and backoff.pause_s(7.0) == 0.0

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from batch_jobs import WaitFor, await_end, chat_line, outputs, send
+from asking import metric
+from batch_jobs import await_end, chat_line, outputs, send
 from fake_replica import GENERATE_CARD, FakeReplica, answer_text
 from kvarn.catalog.models import ServedModel
-from kvarn.config.platform import AdmissionConfig, BatchesConfig, SafetyConfig, StoreConfig
+from kvarn.config.platform import AdmissionConfig, BatchesConfig, SafetyConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.costs.step_times import StepTimes
 from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
@@ -39,27 +39,27 @@ def safety() -> SafetyConfig:
 
 
 @pytest.fixture
-def runner(
-    serve: Any, database_url: str, second: FakeReplica, safety: SafetyConfig, wait_for: WaitFor
-) -> Iterator[Any]:
+def runner(serve_stored: Any, second: FakeReplica, safety: SafetyConfig) -> Iterator[Any]:
     """A gateway of its own on each database, with two chat models; one may answer for the other."""
 
     def prepare(server: Any) -> None:
         model = ModelConfig(name="second", path="second")
         tiny, *others = server.config.models
         tiny = server.served["tiny"].config = tiny.model_copy(update={"fallback": "second"})
-        changes = {
-            "models": [tiny, *others, model],
-            "admission": AdmissionConfig(load_shedding=True, max_queue_s=1.0),
-            "safety": safety,
-            "store": StoreConfig(url=database_url),
-            "batches": BatchesConfig(poll_s=0.05, max_in_flight=8),
-        }
-        server.config = server.config.model_copy(update=changes)
+        server.configure(models=[tiny, *others, model])
         server.served["second"] = ServedModel("second", model, [second], server.served["tiny"].directory)
 
-    with serve(prepare) as server:
+    config = {
+        "admission": AdmissionConfig(load_shedding=True, max_queue_s=1.0),
+        "safety": safety,
+        "batches": BatchesConfig(poll_s=0.05, max_in_flight=8),
+    }
+    with serve_stored(prepare, config=config) as server:
         yield server
+
+
+def queued_lines(client: httpx.Client, model: str) -> float:
+    return metric(client, "kvarn_admission_queue_length", model=model, tier="batch")
 
 
 def completed(client: httpx.Client, batch: dict[str, Any]) -> int:
@@ -67,10 +67,8 @@ def completed(client: httpx.Client, batch: dict[str, Any]) -> int:
     return count
 
 
-@pytest.mark.parametrize("how", ["busy", thorough("sheds"), thorough("starts")])
-def test_a_model_that_is_not_to_be_had_delays_only_its_own_lines(
-    runner: Any, second: FakeReplica, wait_for: WaitFor, how: str
-) -> None:
+@pytest.mark.parametrize("how", ["busy", thorough("sheds"), "starts"])
+def test_a_model_that_is_not_to_be_had_delays_only_its_own_lines(runner, second, wait_for, how):
     if how == "busy":
         runner.chat.stats = CROWDED
     elif how == "sheds":
@@ -89,9 +87,7 @@ def test_a_model_that_is_not_to_be_had_delays_only_its_own_lines(
         assert len(second.submitted) == 20, "no line was run twice"
 
 
-def test_a_model_deployed_after_the_start_delays_only_its_own_lines(
-    runner: Any, second: FakeReplica, wait_for: WaitFor
-) -> None:
+def test_a_model_deployed_after_the_start_delays_only_its_own_lines(runner, second, wait_for):
     later = FakeReplica(GENERATE_CARD)
     later.state = ReplicaState.STARTING
     directory = runner.served["tiny"].directory
@@ -107,9 +103,7 @@ def test_a_model_deployed_after_the_start_delays_only_its_own_lines(
 
 
 @pytest.mark.thorough
-def test_a_cancelled_batch_of_several_models_is_over_at_once(
-    runner: Any, second: FakeReplica, wait_for: WaitFor
-) -> None:
+def test_a_cancelled_batch_of_several_models_is_over_at_once(runner, second, wait_for):
     runner.chat.stats = CROWDED
     with runner.client() as client:
         batch = send(client, [chat_line(0), chat_line(1, model="second"), chat_line(2)])
@@ -125,7 +119,7 @@ def test_a_cancelled_batch_of_several_models_is_over_at_once(
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", thorough("x" * 300)])
-def test_a_name_that_no_model_can_have_is_an_error_of_its_line(runner: Any, wait_for: WaitFor, name: str) -> None:
+def test_a_name_that_no_model_can_have_is_an_error_of_its_line(runner, wait_for, name):
     with runner.client() as client:
         batch = await_end(client, send(client, [chat_line(0, model=name)]), wait_for)
         assert outputs(client, batch)["r0"]["response"]["status_code"] == 404
@@ -133,7 +127,7 @@ def test_a_name_that_no_model_can_have_is_an_error_of_its_line(runner: Any, wait
 
 
 @pytest.mark.thorough
-def test_no_other_model_answers_a_line(runner: Any, second: FakeReplica, wait_for: WaitFor) -> None:
+def test_no_other_model_answers_a_line(runner, second, wait_for):
     """A batch asks for one model by its name; `fallback` is for what is late, which no line ever is."""
     runner.chat.stats, second.stats = SWAMPED, CROWDED
     with runner.client() as client:
@@ -148,17 +142,13 @@ def test_no_other_model_answers_a_line(runner: Any, second: FakeReplica, wait_fo
 
 @pytest.mark.parametrize("safety", [SafetyConfig(model="second")])
 @pytest.mark.parametrize("named", [{}, thorough({"model": None}), thorough({"model": "omni-moderation-latest"})])
-def test_moderations_wait_for_the_model_that_makes_them(
-    runner: Any, second: FakeReplica, wait_for: WaitFor, named: dict[str, Any]
-) -> None:
+def test_moderations_wait_for_the_model_that_makes_them(runner, second, wait_for, named):
     second.answer, second.stats = (lambda request, index: answer_text("safe")), CROWDED
     url = "/v1/moderations"
     lines = [{"custom_id": f"m{i}", "method": "POST", "url": url, "body": {"input": "x", **named}} for i in range(4)]
     with runner.client() as client:
         batch = send(client, lines, url)
-        in_progress = lambda: client.get(f"/v1/batches/{batch['id']}").json()["status"] == "in_progress"  # noqa: E731
-        wait_for(in_progress, "the batch to run")
-        time.sleep(0.5)
+        wait_for(lambda: queued_lines(client, "second") > 0, "a line to wait for the model")
         assert not second.submitted
         second.stats = EngineStats()
         await_end(client, batch, wait_for)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx
@@ -11,7 +11,7 @@ import pytest
 
 from batch_jobs import CHAT, WaitFor, await_end, chat_line, outputs, send
 from fake_replica import answer_text
-from kvarn.config.platform import BatchesConfig, MeteringConfig, StoreConfig
+from kvarn.config.platform import BatchesConfig, MeteringConfig
 from kvarn.wire.messages import EngineStats
 
 BUSY = EngineStats(running=4, waiting=2, waiting_by_priority={0: 2})
@@ -20,21 +20,15 @@ Open = Callable[[int], AbstractContextManager[Any]]
 
 
 @pytest.fixture
-def with_places(serve: Any, database_url: str, wait_for: WaitFor) -> Open:
+def with_places(serve_stored: Any) -> Open:
     """Serves a gateway that works on so many batches at once."""
 
-    @contextmanager
-    def make(places: int) -> Iterator[Any]:
-        def prepare(server: Any) -> None:
-            changes = {
-                "store": StoreConfig(url=database_url),
-                "batches": BatchesConfig(poll_s=0.05, max_in_flight=8, max_running=places),
-                "metering": MeteringConfig(budget_refresh_s=0.02),
-            }
-            server.config = server.config.model_copy(update=changes)
+    metering = MeteringConfig(budget_refresh_s=0.02)
 
-        with serve(prepare) as server:
-            yield server
+    def make(places: int) -> AbstractContextManager[Any]:
+        batches = BatchesConfig(poll_s=0.05, max_in_flight=8, max_running=places)
+        gateway: AbstractContextManager[Any] = serve_stored(config={"batches": batches, "metering": metering})
+        return gateway
 
     return make
 
@@ -48,7 +42,7 @@ def await_start(client: httpx.Client, batch: dict[str, Any], wait_for: WaitFor) 
 
 
 @pytest.mark.thorough
-def test_one_organisations_batches_do_not_keep_anothers_out(with_places: Open, wait_for: WaitFor) -> None:
+def test_one_organisations_batches_do_not_keep_anothers_out(with_places, wait_for):
     with with_places(2) as server:
         server.chat.step_s = 0.05
         server.chat.answer = lambda request, index: answer_text("a long answer")
@@ -65,9 +59,7 @@ def test_one_organisations_batches_do_not_keep_anothers_out(with_places: Open, w
             assert len(server.chat.submitted) == 181, "no line was run twice"
 
 
-def test_batches_that_only_wait_for_a_model_give_way_at_once(
-    with_places: Open, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_that_only_wait_for_a_model_give_way_at_once(with_places, wait_for, monkeypatch):
     monkeypatch.setattr("kvarn.batches.worker.STALLED_S", 1000.0)  # another organization waits: that is enough
     with with_places(2) as server:
         server.chat.stats = BUSY
@@ -79,9 +71,7 @@ def test_batches_that_only_wait_for_a_model_give_way_at_once(
             assert server.chat.submitted == []
 
 
-def test_a_batch_whose_model_has_no_room_holds_no_place(
-    with_places: Open, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_whose_model_has_no_room_holds_no_place(with_places, wait_for, monkeypatch):
     for name in ("STALLED_S", "REST_S"):
         monkeypatch.setattr(f"kvarn.batches.worker.{name}", 1.0)
     with with_places(1) as server:
@@ -98,14 +88,12 @@ def test_a_batch_whose_model_has_no_room_holds_no_place(
             assert hers["request_counts"] == {"total": 5, "completed": 5, "failed": 0}
 
 
-def test_a_batch_that_is_refused_again_and_again_pauses_longer_each_time(
-    with_places: Open, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_batch_that_is_refused_again_and_again_pauses_longer_each_time(with_places, wait_for, monkeypatch, caplog):
     monkeypatch.setattr("kvarn.batches.items.FIRST_PAUSE_S", 0.01)
     caplog.set_level("INFO", "kvarn.batches")
 
     def pauses() -> list[float]:
-        return [record.args[1] for record in caplog.records if "a line was refused" in record.msg]  # type: ignore[index, misc]
+        return [record.args[1] for record in caplog.records if "a line was refused" in record.msg]
 
     with with_places(1) as server, server.add_tenant("red") as red:
         budget = {"unit": "tokens", "period": "month", "hard_limit": 1}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,12 +17,13 @@ import httpx
 import pytest
 from sqlalchemy import make_url, select
 
-import batch_gateway
+from batch_jobs import chat_line, send
 from kvarn.batches.line import line_id
+from kvarn.config.schema import KvarnConfig
 from kvarn.store.engine import Store
 from kvarn.store.models import BatchLine, UsageEvent
+from ledger_kills import Gateway
 
-CHAT = "/v1/chat/completions"
 LINES = 40
 PATIENCE_S = 60.0
 
@@ -42,7 +41,7 @@ class BatchGateways:
         return self.folder / "engine.log"
 
     @contextmanager
-    def gateway(self, name: str = "a") -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    def gateway(self, name: str = "a") -> Iterator[tuple[Gateway, httpx.Client]]:
         config = {
             "gateway": {"port": 0, "drain_timeout_s": 1},
             "data_dir": str(self.folder / name),
@@ -50,19 +49,17 @@ class BatchGateways:
             "store": {"url": self.database_url, "timeout_s": 20},
             "batches": {"poll_s": 0.1, "lease_s": 3, "max_in_flight": 4},
         }
-        path = self.folder / f"{name}.json"
-        path.write_text(json.dumps(config))
-        command = [sys.executable, batch_gateway.__file__, str(path), str(self.checkpoint), str(self.log)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        home = self.folder / f"{name}-home"
+        home.mkdir(exist_ok=True)
+        process = Gateway(KvarnConfig.model_validate(config), self.checkpoint, home, self.log)
+        process.start()
         try:
-            assert process.stdout is not None
-            port = int(process.stdout.readline())
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            with httpx.Client(base_url=f"http://127.0.0.1:{process.port}", timeout=20) as client:
                 yield process, client
         finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-            process.wait(30)
+            if process.port:
+                process.end(signal.SIGTERM)
+            process.close()
 
     def ran(self) -> list[str]:
         """What the engines were asked, one entry a request."""
@@ -94,15 +91,10 @@ def runner(tmp_path: Path, checkpoint: Path, database_url: str) -> BatchGateways
 
 
 def begin(client: httpx.Client) -> str:
-    lines = []
-    for number in range(LINES):
-        body = {"model": "tiny", "messages": [{"role": "user", "content": f"q{number}"}]}
-        lines.append(json.dumps({"custom_id": f"q{number}", "method": "POST", "url": CHAT, "body": body}))
-    content = "\n".join(lines).encode()
-    file = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", content)}).json()
-    asked = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
-    made: str = client.post("/v1/batches", json=asked).json()["id"]
-    return made
+    lines = [chat_line(number) for number in range(LINES)]
+    for number, line in enumerate(lines):
+        line["custom_id"] = line["body"]["messages"][0]["content"] = f"q{number}"
+    return str(send(client, lines)["id"])
 
 
 def wait_until(client: httpx.Client, batch_id: str, status: str = "completed", answers: int = 0) -> dict[str, Any]:
@@ -129,15 +121,14 @@ def check_outputs(client: httpx.Client, batch: dict[str, Any]) -> None:
     assert len(client.get("/v1/files", params={"purpose": "batch_output"}).json()["data"]) == 1
 
 
-def test_a_batch_survives_gateways_that_are_killed(runner: BatchGateways) -> None:
+def test_a_batch_survives_gateways_that_are_killed(runner):
     kept: set[str] = set()
     batch_id = ""
     for _ in range(2):
         with runner.gateway() as (process, client):
             batch_id = batch_id or begin(client)
             wait_until(client, batch_id, answers=len(kept) + 8)
-            process.kill()
-            process.wait(10)
+            process.end()
         kept = runner.answered()
         ran_before = Counter(runner.ran())
     with runner.gateway() as (_, client):
@@ -155,7 +146,7 @@ def test_a_batch_survives_gateways_that_are_killed(runner: BatchGateways) -> Non
 
 
 @pytest.mark.thorough
-def test_a_gateway_that_leaves_hands_its_batch_over_at_once(runner: BatchGateways) -> None:
+def test_a_gateway_that_leaves_hands_its_batch_over_at_once(runner):
     with runner.gateway("b") as (_, other):
         with runner.gateway("a") as (_, client):
             batch_id = begin(client)
@@ -165,14 +156,12 @@ def test_a_gateway_that_leaves_hands_its_batch_over_at_once(runner: BatchGateway
 
 
 @pytest.mark.thorough
-def test_a_batch_survives_a_database_that_is_killed(
-    tmp_path: Path, checkpoint: Path, own_postgres: Any, make_database: Any
-) -> None:
+def test_a_batch_survives_a_database_that_is_killed(tmp_path, checkpoint, own_postgres, make_database, wait_for):
     runner = BatchGateways(tmp_path, checkpoint, make_database(own_postgres.port))
     with runner.gateway() as (_, client):
         batch_id = begin(client)
         wait_until(client, batch_id, answers=8)
         own_postgres.kill()
-        time.sleep(1)
+        wait_for(lambda: client.get(f"/v1/batches/{batch_id}").status_code == 503, "the gateway to know")
         own_postgres.start()
         check_outputs(client, wait_until(client, batch_id))

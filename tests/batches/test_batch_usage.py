@@ -48,7 +48,7 @@ def of_answers(client: httpx.Client, batch: dict[str, Any]) -> tuple[int, int, i
     )
 
 
-def test_a_batch_its_answers_and_the_ledger_say_the_same(runner: Any, wait_for: WaitFor) -> None:
+def test_a_batch_its_answers_and_the_ledger_say_the_same(runner, wait_for):
     runner.chat.cached_tokens = 3
     with runner.client() as client:
         first = await_end(client, send(client, [chat_line(i, n=1 + i % 2) for i in range(20)]), wait_for)
@@ -60,7 +60,7 @@ def test_a_batch_its_answers_and_the_ledger_say_the_same(runner: Any, wait_for: 
             assert counted == of_batch(batch) == of_answers(client, batch) and min(counted) > 0
 
 
-def test_embeddings_count_what_goes_in(runner: Any, wait_for: WaitFor) -> None:
+def test_embeddings_count_what_goes_in(runner, wait_for):
     line = {"custom_id": "e", "method": "POST", "url": EMBED, "body": {"model": "vec", "input": ["abc", "de"]}}
     with runner.client() as client:
         batch = await_end(client, send(client, [line], EMBED), wait_for)
@@ -68,7 +68,7 @@ def test_embeddings_count_what_goes_in(runner: Any, wait_for: WaitFor) -> None:
         assert on_ledger(runner, batch, 1, wait_for).input_tokens == 5
 
 
-def test_a_line_that_the_engine_refuses_has_used_nothing(runner: Any, wait_for: WaitFor) -> None:
+def test_a_line_that_the_engine_refuses_has_used_nothing(runner, wait_for):
     runner.chat.refusal = RequestRefusedError(RefusalReason.PROMPT_TOO_LONG, "too long")
     with runner.client() as client:
         batch = await_end(client, send(client, [chat_line(0)]), wait_for)
@@ -77,7 +77,7 @@ def test_a_line_that_the_engine_refuses_has_used_nothing(runner: Any, wait_for: 
 
 
 @pytest.mark.thorough
-def test_what_a_cancel_broke_off_is_on_the_ledger_only(runner: Any, wait_for: WaitFor) -> None:
+def test_what_a_cancel_broke_off_is_on_the_ledger_only(runner, wait_for):
     runner.chat.step_s = 0.05
     with runner.client() as client:
         batch = send(client, [chat_line(i) for i in range(4)])

@@ -52,23 +52,23 @@ def faults(*lines: bytes, max_lines: int = 100, max_line_bytes: int = 1000) -> l
         (line(custom_id="x" * 400, body={"x": "x" * 1000}), "line_too_long"),
     ],
 )
-def test_a_wrong_line_is_named(text: bytes, code: str) -> None:
+def test_a_wrong_line_is_named(text, code):
     assert faults(line(custom_id="first"), b"", text) == [(3, code)]
 
 
-def test_of_a_hopeless_input_no_more_is_told_than_helps() -> None:
+def test_of_a_hopeless_input_no_more_is_told_than_helps():
     assert len(faults(*[b"{"] * 500, max_lines=1000)) == MAX_FAULTS
     assert faults(*[line(custom_id=str(i)) for i in range(4)], max_lines=3) == [(4, "too_many_requests")]
     assert faults() == [(None, "empty_file")]
 
 
-def test_a_body_is_kept_as_it_was_written() -> None:
+def test_a_body_is_kept_as_it_was_written():
     text = b'{"body": {"z": 1.0, "a": "\\u0000", "m":  [1e3]}, "url": "%s", "method": "POST", "custom_id": "a"}'
     found = InputCheck(CHAT, 1, 1000).take(1, text % CHAT.encode())
     assert found is not None and found.body == b'{"z": 1.0, "a": "\\u0000", "m":  [1e3]}'
 
 
-def test_the_model_of_a_batch_is_the_one_that_all_lines_name() -> None:
+def test_the_model_of_a_batch_is_the_one_that_all_lines_name():
     check = InputCheck(CHAT, 10, 1000)
     check.take(1, line(custom_id="a"))
     assert check.model == "tiny"
@@ -77,7 +77,7 @@ def test_the_model_of_a_batch_is_the_one_that_all_lines_name() -> None:
     assert model_of({"model": 7}) is None and model_of({}) is None
 
 
-def test_the_model_of_a_line_is_the_one_that_its_request_is_read_to_name() -> None:
+def test_the_model_of_a_line_is_the_one_that_its_request_is_read_to_name():
     check = InputCheck(CHAT, 10, 1000, lambda name: name or "guard")
     twice = line().replace(b'"model": "tiny"', b'"model": 5, "model": "other", "\\u006dodel": "tiny"')
     found = check.take(1, twice)
@@ -99,7 +99,7 @@ async def lines_of(content: bytes, cuts: list[int], max_line_bytes: int) -> list
     lines=st.lists(st.binary(max_size=12).map(lambda text: text.replace(b"\n", b"").replace(b"\r", b"")), max_size=8),
     cuts=st.lists(st.integers(0, 200), max_size=5),
 )
-def test_lines_are_the_same_wherever_the_file_is_cut(lines: list[bytes], cuts: list[int]) -> None:
+def test_lines_are_the_same_wherever_the_file_is_cut(lines, cuts):
     content = b"".join(text + b"\r\n" for text in lines)
     assume(not content.startswith(b"\xef\xbb\xbf"))
     found = asyncio.run(lines_of(content, cuts, 8))
@@ -108,5 +108,5 @@ def test_lines_are_the_same_wherever_the_file_is_cut(lines: list[bytes], cuts: l
         assert text == whole if len(whole) <= 8 else len(text) == 9 and whole.startswith(text)
 
 
-async def test_a_last_line_needs_no_end_and_a_first_one_may_have_a_mark() -> None:
+async def test_a_last_line_needs_no_end_and_a_first_one_may_have_a_mark():
     assert await lines_of(b"\xef\xbb\xbf{}\n[]", [], 10) == [(1, b"{}"), (2, b"[]")]

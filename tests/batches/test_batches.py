@@ -5,31 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-import httpx
-import openai
 import pytest
 
-from batch_jobs import CHAT, WaitFor, await_end, chat_line, jsonl, outputs, read_file, send
+from batch_jobs import CHAT, await_end, chat_line, jsonl, outputs, read_file, send
 from fake_replica import answer_text
-from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, RequestRefusedError
+from kvarn.batches.worker import BatchWorker
+from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.store.owner import Principal, Scopes
 from kvarn.store.repositories.contents import read_content
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
-from kvarn.wire.messages import EngineStats, RefusalReason
-
-MISSING = "missing_required_parameter"
+from kvarn.wire.messages import RefusalReason
 
 
-def test_the_official_client_runs_a_batch(runner: Any, wait_for: WaitFor) -> None:
+def test_the_official_client_runs_a_batch(runner, wait_for):
     runner.chat.answer = lambda request, index: answer_text(f"to {len(request.prompt_token_ids)} tokens")
-    with openai.OpenAI(base_url=f"{runner.url}/v1", api_key="none", max_retries=0, timeout=20) as sdk:
+    with runner.sdk() as sdk:
         file = sdk.files.create(file=jsonl([chat_line(i) for i in range(50)]), purpose="batch")
         made = sdk.batches.create(
             input_file_id=file.id,
@@ -54,7 +50,7 @@ def test_the_official_client_runs_a_batch(runner: Any, wait_for: WaitFor) -> Non
         assert [batch.id for batch in sdk.batches.list(limit=1)] == [made.id]
 
 
-def test_lines_run_at_the_lowest_tier_for_the_tenant_that_made_them(runner: Any, wait_for: WaitFor) -> None:
+def test_lines_run_at_the_lowest_tier_for_the_tenant_that_made_them(runner, wait_for):
     with runner.add_tenant("red") as red:
         await_end(red, send(red, [chat_line(i, priority=-5) for i in range(3)]), wait_for)
         owner = runner.authenticator.principals["red"]
@@ -63,7 +59,7 @@ def test_lines_run_at_the_lowest_tier_for_the_tenant_that_made_them(runner: Any,
         assert all(submit.cache_salt.startswith(f"{owner.cache_salt}/") for submit in runner.chat.submitted)
 
 
-def test_what_cannot_be_answered_goes_to_the_error_file(runner: Any, wait_for: WaitFor) -> None:
+def test_what_cannot_be_answered_goes_to_the_error_file(runner, wait_for):
     lines = [chat_line(0), chat_line(1, temperature=9), chat_line(2, model="nobody"), chat_line(3, stream=True)]
     with runner.client() as client:
         batch = await_end(client, send(client, lines), wait_for)
@@ -84,9 +80,7 @@ def test_what_cannot_be_answered_goes_to_the_error_file(runner: Any, wait_for: W
         ("/v1/moderations", {"input": "a harmless text"}, None),
     ],
 )
-def test_other_operations_run_too(
-    runner: Any, wait_for: WaitFor, endpoint: str, body: dict[str, Any], object_name: str | None
-) -> None:
+def test_other_operations_run_too(runner, wait_for, endpoint, body, object_name):
     line = {"custom_id": "a", "method": "POST", "url": endpoint, "body": body}
     with runner.client() as client:
         batch = await_end(client, send(client, [line], endpoint), wait_for)
@@ -95,35 +89,19 @@ def test_other_operations_run_too(
         assert batch["model"] == body.get("model", "kvarn-moderation-1")
 
 
-def test_an_input_that_is_no_list_of_requests_fails_with_line_numbers(runner: Any, wait_for: WaitFor) -> None:
-    wrong = [
-        chat_line(0),
-        b"{not json",
-        chat_line(0),
-        {**chat_line(3), "method": "GET"},
-        {**chat_line(4), "url": "/v1/completions"},
-        b"",
-        {"custom_id": "x", "method": "POST", "url": CHAT},
-        {**chat_line(7), "body": []},
-    ]
+def test_an_input_that_is_no_list_of_requests_fails_with_line_numbers(runner, wait_for):
+    wrong = [chat_line(0), b"{not json", b"", chat_line(0), {**chat_line(3), "method": "GET"}]
     with runner.client() as client:
         batch = await_end(client, send(client, wrong), wait_for, "failed")
         faults = {fault["line"]: fault["code"] for fault in batch["errors"]["data"]}
-        assert faults == {
-            2: "invalid_json_line",
-            3: "duplicate_custom_id",
-            4: "invalid_method",
-            5: "mismatched_url",
-            7: "missing_required_parameter",
-            8: "invalid_body",
-        }
+        assert faults == {2: "invalid_json_line", 4: "duplicate_custom_id", 5: "invalid_method"}
         assert "output_file_id" not in batch and batch["failed_at"]
         empty = await_end(client, send(client, [b"", b""]), wait_for, "failed")
         assert empty["errors"]["data"][0]["code"] == "empty_file"
     assert runner.chat.submitted == []
 
 
-def test_a_cancelled_batch_keeps_what_was_answered(runner: Any, wait_for: WaitFor) -> None:
+def test_a_cancelled_batch_keeps_what_was_answered(runner, wait_for):
     runner.chat.step_s = 0.02
     with runner.client() as client:
         batch = send(client, [chat_line(i) for i in range(200)])
@@ -145,9 +123,7 @@ def test_a_cancelled_batch_keeps_what_was_answered(runner: Any, wait_for: WaitFo
 
 
 @pytest.mark.parametrize("lines", [[chat_line(0)], [b"{not json"]])
-def test_a_batch_that_is_cancelled_while_it_is_checked_has_not_failed(
-    runner: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch, lines: list[Any]
-) -> None:
+def test_a_batch_that_is_cancelled_while_it_is_checked_has_not_failed(runner, wait_for, monkeypatch, lines):
     reading, go_on = threading.Event(), threading.Event()
 
     async def read_slowly(*args: Any) -> AsyncGenerator[bytes, None]:
@@ -157,19 +133,27 @@ def test_a_batch_that_is_cancelled_while_it_is_checked_has_not_failed(
             async for chunk in chunks:
                 yield chunk
 
+    looks, refresh = list[str](), BatchWorker.refresh
+
+    async def noted(worker: BatchWorker, job: Any) -> None:
+        await refresh(worker, job)
+        looks.append(job.id)
+
+    monkeypatch.setattr(BatchWorker, "refresh", noted)
     monkeypatch.setattr("kvarn.batches.run.read_content", read_slowly)
     with runner.client() as client:
         batch = send(client, lines)
         assert reading.wait(10)
         assert client.post(f"/v1/batches/{batch['id']}/cancel").json()["status"] == "cancelling"
-        time.sleep(0.2)  # for four looks at the batch
+        seen = len(looks)
+        wait_for(lambda: len(looks) > seen + 1, "looks at the batch")
         go_on.set()
         await_end(client, batch, wait_for, "cancelled")
         assert "errors" not in batch and "failed_at" not in batch and batch["request_counts"]["total"] == 0
     assert runner.chat.submitted == []
 
 
-def test_a_batch_past_its_window_expires(runner: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_past_its_window_expires(runner, wait_for, monkeypatch):
     runner.chat.hold = asyncio.Event()  # never set
     runner.chat.answer = lambda request, index: answer_text("late")
     with runner.client() as client:
@@ -182,7 +166,7 @@ def test_a_batch_past_its_window_expires(runner: Any, wait_for: WaitFor, monkeyp
         assert not runner.chat.running
 
 
-def test_a_refused_line_is_tried_again(runner: Any, wait_for: WaitFor) -> None:
+def test_a_refused_line_is_tried_again(runner, wait_for):
     runner.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full", retry_after_s=0.2)
     with runner.client() as client:
         batch = send(client, [chat_line(i) for i in range(5)])
@@ -193,50 +177,7 @@ def test_a_refused_line_is_tried_again(runner: Any, wait_for: WaitFor) -> None:
         assert 'kvarn_batch_lines_total{outcome="retried"}' in client.get("/metrics").text
 
 
-def test_a_model_that_starts_late_is_waited_for(runner: Any, wait_for: WaitFor) -> None:
-    runner.chat.state = ReplicaState.STARTING
-    with runner.client() as client:
-        batch = send(client, [chat_line(0)])
-        wait_for(lambda: client.get(f"/v1/batches/{batch['id']}").json()["status"] == "in_progress", "it to begin")
-        assert not runner.chat.submitted
-        runner.chat.state = ReplicaState.READY
-        batch = await_end(client, batch, wait_for)
-        assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
-
-
-@pytest.mark.thorough
-def test_a_line_that_kills_the_engine_again_and_again_is_given_up(
-    runner: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvarn.batches.items.FIRST_PAUSE_S", 0.01)
-    generate = runner.chat.generate
-
-    def deadly(request: Any, hold: Any = None) -> Any:
-        if b"question 1" in bytes(token for token in request.prompt_token_ids if token < 256):
-            runner.chat.submitted.append(request)
-            raise ReplicaLostError("the engine died")
-        return generate(request, hold)
-
-    runner.chat.generate = deadly
-    with runner.client() as client:
-        batch = await_end(client, send(client, [chat_line(i) for i in range(4)]), wait_for)
-        assert batch["request_counts"] == {"total": 4, "completed": 3, "failed": 1}
-        assert outputs(client, batch)["r1"]["response"]["body"]["error"]["code"] == "replica_lost"
-
-
-def test_lines_wait_while_anything_better_does(runner: Any, wait_for: WaitFor) -> None:
-    runner.chat.stats = EngineStats(running=4, waiting=2, waiting_by_priority={0: 2})
-    with runner.client() as client:
-        batch = send(client, [chat_line(i) for i in range(5)])
-        wait_for(lambda: client.get(f"/v1/batches/{batch['id']}").json()["status"] == "in_progress", "it to begin")
-        asked = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
-        assert client.post(CHAT, json=asked).status_code == 200
-        assert len(runner.chat.submitted) == 1  # the interactive one: no line has gone before it
-        runner.chat.stats = EngineStats()
-        await_end(client, batch, wait_for)
-
-
-def test_a_tenant_finds_nothing_of_another(runner: Any, wait_for: WaitFor) -> None:
+def test_a_tenant_finds_nothing_of_another(runner, wait_for):
     with runner.add_tenant("red") as red, runner.add_tenant("blue") as blue:
         batch = await_end(red, send(red, [chat_line(0)]), wait_for)
         for method, path in (("GET", batch["id"]), ("POST", f"{batch['id']}/cancel")):
@@ -267,7 +208,7 @@ def _ids(principal: Principal) -> tuple[str, str]:
     return principal.organization_id, principal.project_id
 
 
-def test_a_revoked_key_stops_its_batch(runner: Any, wait_for: WaitFor) -> None:
+def test_a_revoked_key_stops_its_batch(runner, wait_for):
     runner.chat.step_s = 0.02
     with runner.add_tenant("red") as red:
         key_id = make_key(runner, "red")
@@ -284,7 +225,7 @@ def test_a_revoked_key_stops_its_batch(runner: Any, wait_for: WaitFor) -> None:
         assert batch["errors"]["data"][0]["code"] == "invalid_api_key" and len(outputs(red, batch)) == 200
 
 
-def test_lines_may_do_no_more_than_the_key_that_made_the_batch(runner: Any, wait_for: WaitFor) -> None:
+def test_lines_may_do_no_more_than_the_key_that_made_the_batch(runner, wait_for):
     with runner.add_tenant("red") as red:
         make_key(runner, "red", scopes=Scopes(models=("vec",), endpoints=("/v1/batches", "/v1/files", "/v1/chat")))
         batch = await_end(red, send(red, [chat_line(0)]), wait_for)
@@ -309,16 +250,14 @@ def test_lines_may_do_no_more_than_the_key_that_made_the_batch(runner: Any, wait
         ({"priority": 1}, "priority", "unknown_parameter"),
     ],
 )
-def test_a_batch_that_cannot_be_run_is_refused_by_name(
-    client: httpx.Client, change: dict[str, Any], param: str, code: str
-) -> None:
+def test_a_batch_that_cannot_be_run_is_refused_by_name(client, change, param, code):
     body = {"input_file_id": "file-x", "endpoint": CHAT, "completion_window": "24h", **change}
     answer = client.post("/v1/batches", json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
 
 
-def test_the_input_must_have_been_uploaded_for_a_batch(client: httpx.Client) -> None:
+def test_the_input_must_have_been_uploaded_for_a_batch(client):
     file = client.post("/v1/files", data={"purpose": "user_data"}, files={"file": ("a", b"{}")}).json()
     body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
     answer = client.post("/v1/batches", json=body)

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
 
 import kvarn.batches.run as run_module
 from kvarn.store.errors import NotFoundError
+from lazy_modules import LazyModule
+
+anthropic = LazyModule("anthropic")
 
 HELLO: Any = [{"role": "user", "content": "Hej"}]
 WELL: Any = {"model": "tiny", "max_tokens": 50, "messages": HELLO}
@@ -19,7 +21,7 @@ WELL: Any = {"model": "tiny", "max_tokens": 50, "messages": HELLO}
 
 @pytest.fixture
 def claude(runner: Any) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=runner.url, api_key="none", max_retries=0, timeout=20) as made:
+    with runner.claude() as made:
         yield made
 
 
@@ -44,9 +46,7 @@ def ended(claude: anthropic.Anthropic, batch_id: str) -> Callable[[], bool]:
     return lambda: claude.messages.batches.retrieve(batch_id).processing_status == "ended"
 
 
-def test_a_batch_of_messages_is_run_and_deleted(
-    claude: anthropic.Anthropic, client: httpx.Client, wait_for: Callable[..., None]
-) -> None:
+def test_a_batch_of_messages_is_run_and_deleted(claude, client, wait_for):
     asked = [request("well", system="Be brief."), request("wrong", max_tokens=0), request("none", model="none")]
     batch = claude.messages.batches.create(requests=asked)
     assert batch.id.startswith("msgbatch_") and batch.type == "message_batch"
@@ -72,9 +72,7 @@ def test_a_batch_of_messages_is_run_and_deleted(
     assert client.get("/v1/files").json()["data"] == []
 
 
-def test_a_batch_is_cancelled(
-    runner: Any, claude: anthropic.Anthropic, client: httpx.Client, wait_for: Callable[..., None]
-) -> None:
+def test_a_batch_is_cancelled(runner, claude, client, wait_for):
     runner.chat.hold = asyncio.Event()  # never set
     batch = claude.messages.batches.create(requests=[request(f"r{number}") for number in range(20)])
     wait_for(lambda: bool(runner.chat.submitted), "a request to run")
@@ -91,9 +89,7 @@ def test_a_batch_is_cancelled(
     assert kinds.count("canceled") == counts.canceled and len(kinds) == 20
 
 
-def test_what_ended_before_it_was_read_has_a_result_for_each_request(
-    runner: Any, claude: anthropic.Anthropic, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[..., None]
-) -> None:
+def test_what_ended_before_it_was_read_has_a_result_for_each_request(runner, claude, monkeypatch, wait_for):
     held = asyncio.Event()
     normal = run_module.find_file
 
@@ -123,9 +119,7 @@ def test_what_ended_before_it_was_read_has_a_result_for_each_request(
     assert [each.error.error.message for each in errors] == ["There is no file."] * 5
 
 
-def test_the_files_of_a_batch_are_kept_as_long_as_it_is(
-    claude: anthropic.Anthropic, client: httpx.Client, wait_for: Callable[..., None]
-) -> None:
+def test_the_files_of_a_batch_are_kept_as_long_as_it_is(claude, client, wait_for):
     batch = claude.messages.batches.create(requests=[request("well"), request("wrong", max_tokens=0)])
     wait_for(ended(claude, batch.id), "the batch to end")
     files = [file["id"] for file in client.get("/v1/files").json()["data"]]
@@ -137,9 +131,7 @@ def test_the_files_of_a_batch_are_kept_as_long_as_it_is(
     assert client.get("/v1/files").json()["data"] == []
 
 
-def test_batches_are_listed_page_by_page(
-    claude: anthropic.Anthropic, client: httpx.Client, wait_for: Callable[..., None]
-) -> None:
+def test_batches_are_listed_page_by_page(claude, client, wait_for):
     assert claude.messages.batches.list().data == []
     ids = [claude.messages.batches.create(requests=[request("a")]).id for _ in range(3)]
     for batch_id in ids:
@@ -161,7 +153,7 @@ def test_batches_are_listed_page_by_page(
         ([{"custom_id": "a"}], "requests[0].params"),
     ],
 )
-def test_what_is_no_batch_is_refused_at_once(serve_requests: httpx.Client, requests: Any, param: str) -> None:
+def test_what_is_no_batch_is_refused_at_once(serve_requests, requests, param):
     before = serve_requests.get("/v1/files").json()
     answer = serve_requests.post("/v1/messages/batches", json={"requests": requests})
     assert answer.status_code == 400 and answer.json()["type"] == "error"

@@ -1,4 +1,4 @@
-"""The benchmarks folder: workloads, made checkpoints, static batching, the runner."""
+"""The benchmarks folder: workloads, made checkpoints, the runner."""
 
 from __future__ import annotations
 
@@ -10,22 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.models import SHAPES, Shape, to_bfloat16, write_tokenizer, write_weights
+from benchmarks.server import process_tree, pss_bytes
+from benchmarks.workloads import WORKLOADS
 
-from kvarn.bench.target import Target
 from kvarn.bench.workload import Vocabulary
 from profiles import thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(autouse=True)
-def benchmarks_can_be_imported(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-
-
 def test_workloads_are_those_the_peers_were_measured_with():
-    from benchmarks.workloads import WORKLOADS
-
     sizes = {
         each.name: (each.concurrency, each.requests, each.shared_prefix, each.prompt, each.output)
         for each in WORKLOADS.values()
@@ -46,8 +41,6 @@ def test_workloads_are_those_the_peers_were_measured_with():
 
 
 def test_the_shapes_have_the_published_sizes():
-    from benchmarks.models import SHAPES
-
     sizes = {name: sum(int(np.prod(each)) for each in shape.tensors().values()) for name, shape in SHAPES.items()}
     assert sizes["0.6b"] == pytest.approx(473e6, rel=0.002)
     assert sizes["1b"] == pytest.approx(1.04e9, rel=0.002)
@@ -56,7 +49,6 @@ def test_the_shapes_have_the_published_sizes():
 @pytest.mark.parametrize("family", ["qwen3", thorough("llama")])
 def test_a_made_checkpoint_is_whole_to_transformers(tmp_path, family):
     import torch
-    from benchmarks.models import Shape, write_tokenizer, write_weights
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
     torch.set_num_threads(1)
@@ -81,53 +73,13 @@ def test_a_made_checkpoint_is_whole_to_transformers(tmp_path, family):
 
 def test_bfloat16_rounds_to_nearest_even_like_torch():
     import torch
-    from benchmarks.models import to_bfloat16
 
     values = np.random.default_rng(0).standard_normal(4096, dtype=np.float32)
     expected = torch.from_numpy(values).bfloat16().view(torch.int16).numpy().view(np.uint16)
     assert np.array_equal(to_bfloat16(values), expected)
 
 
-def test_mixed_lengths_are_log_uniform_and_seeded():
-    from benchmarks.static_batching import mixed_requests
-
-    made = mixed_requests(4000, (16, 128), (8, 256), seed=5)
-    outputs = [each.output_tokens for each in made]
-    assert (min(outputs), max(outputs)) == (8, 256)
-    assert np.median(outputs) == pytest.approx(np.sqrt(8 * 257), rel=0.1)
-    assert made == mixed_requests(4000, (16, 128), (8, 256), seed=5)
-
-
-def test_static_batching_waits_for_the_longest_and_counts_only_useful_tokens(serve, behaviour):
-    from benchmarks.static_batching import batches, mixed_requests, tokens_per_second
-
-    requests = mixed_requests(10, (4, 8), (2, 20), seed=1)
-    padded, lean = batches(requests, "padded", 4), batches(requests, "lean", 4)
-    assert [len(group) for group in padded] == [len(group) for group in lean] == [4, 4, 2]
-    assert all(len({each.output_tokens for each in group}) == 1 for group in padded)
-    assert max(each.output_tokens for each in lean[0]) == padded[0][0].output_tokens
-    assert [each for group in lean for each in group] == requests == batches(requests, "continuous", 4)[0]
-
-    server = serve(behaviour(gap_s=0.002))
-    rate = tokens_per_second(requests, "padded", 4, Target(url=server.url, model="m"))
-    assert server.most_running == 4
-    generated = sum(body["max_tokens"] for body in server.bodies)
-    useful = sum(each.output_tokens for each in requests)
-    assert generated > useful
-    waited_for = sum((group[0].output_tokens - 1) * 0.002 for group in padded)
-    assert 0 < rate < useful / waited_for
-
-
-def test_the_ratio_is_the_median_of_the_rounds():
-    from benchmarks.static_batching import ratios
-
-    found = {"continuous": [20.0, 30.0, 40.0], "padded": [10.0, 10.0, 10.0], "lean": [20.0, 20.0, 10.0]}
-    assert ratios(found) == {"padded": 3.0, "lean": 1.5}
-
-
 def test_memory_counts_a_process_and_its_children():
-    from benchmarks.server import process_tree, pss_bytes
-
     script = "import time; held = bytearray(30_000_000); print('ready', flush=True); time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     try:
@@ -154,10 +106,3 @@ def test_the_runner_measures_a_running_server_and_writes_its_table(serve, behavi
     assert len(server.bodies) == 4 + 1 + 24
     server.behaviour.usage = False
     assert subprocess.run(command, capture_output=True, timeout=60, check=False, cwd=ROOT).returncode == 1
-
-
-def test_the_runner_refuses_an_unknown_workload():
-    command = [sys.executable, "-m", "benchmarks.run", "--workloads", "W9"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
-    assert done.returncode == 2
-    assert "'W9' is not one of W1, W2" in done.stderr

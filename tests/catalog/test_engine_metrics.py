@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from fake_replica import GENERATE_CARD, FakeReplica
-from kvarn.catalog.engine_metrics import EngineCollector
+from kvarn.catalog.metrics import EngineCollector
 from kvarn.observe.admission import priority_tier
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.wire.messages import EngineStats

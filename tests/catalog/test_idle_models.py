@@ -42,7 +42,7 @@ async def test_a_golden_prompt_that_runs_at_each_look_keeps_no_replica(
     gateway = create_app(config, {model.name: served}, autoscaling=autoscaling, take_out=take_out).state.gateway
     assert autoscaling.count(Desired(model), 1) == 1
     watched, (name,) = GoldenModel(served, gateway.text, 1), served.replicas
-    probe = asyncio.create_task(gateway.control.watch.probe(watched, name))
+    probe = asyncio.create_task(gateway.control.monitor.probe(watched, name))
     await until(lambda: len(replica.submitted) == 1, "it is asked")
     replica.stats = EngineStats(running=1 + asked_by_others)
     for look in range(20):
@@ -51,4 +51,4 @@ async def test_a_golden_prompt_that_runs_at_each_look_keeps_no_replica(
     assert autoscaling.count(Desired(model), 1) == replicas
     probe.cancel()
     await asyncio.gather(probe, return_exceptions=True)
-    assert gateway.control.watch.asked(name) == 0
+    assert gateway.control.monitor.asked(name) == 0

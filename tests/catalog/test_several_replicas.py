@@ -37,12 +37,6 @@ def ask(client: Any, count: int) -> list[int]:
     return [client.post("/v1/completions", json=body).status_code for _ in range(count)]
 
 
-def test_requests_are_spread_over_the_replicas(pair: Any) -> None:
-    client, first, second = pair
-    assert ask(client, 6) == [200] * 6
-    assert len(first.submitted) == len(second.submitted) == 3
-
-
 def test_a_replica_that_is_down_gets_no_request_and_the_model_stays_ready(pair: Any) -> None:
     client, first, second = pair
     first.state = ReplicaState.DOWN

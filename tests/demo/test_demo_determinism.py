@@ -84,18 +84,18 @@ def alone(model: Decoder, requests: list[Submit]) -> dict[str, list[int]]:
 
 
 @pytest.mark.thorough
-def test_in_a_batch_of_thirty_two(model: Decoder, requests: list[Submit], alone: dict[str, list[int]]) -> None:
+def test_in_a_batch_of_thirty_two(model, requests, alone):
     assert run(make_engine(model, num_blocks=128), requests) == alone
 
 
-def test_after_preemption(model: Decoder, requests: list[Submit], alone: dict[str, list[int]]) -> None:
+def test_after_preemption(model, requests, alone):
     engine = make_engine(model, num_blocks=128, max_num_seqs=8)
     patient = [msgspec.structs.replace(request, priority=10) for request in requests[:16]]
     assert run(engine, patient, urgent=requests[16:]) == alone
     assert engine.stats().preemptions_total > 0
 
 
-def test_after_a_prefix_hit(model: Decoder, requests: list[Submit], alone: dict[str, list[int]]) -> None:
+def test_after_a_prefix_hit(model, requests, alone):
     engine = make_engine(model, num_blocks=128)
     run(engine, requests)
     assert run(engine, requests) == alone
@@ -103,7 +103,5 @@ def test_after_a_prefix_hit(model: Decoder, requests: list[Submit], alone: dict[
 
 
 @pytest.mark.parametrize("token_budget", [17, 64])
-def test_with_prompts_cut_into_chunks(
-    model: Decoder, requests: list[Submit], alone: dict[str, list[int]], token_budget: int
-) -> None:
+def test_with_prompts_cut_into_chunks(model, requests, alone, token_budget):
     assert run(make_engine(model, num_blocks=128, token_budget=token_budget), requests) == alone

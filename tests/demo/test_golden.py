@@ -61,7 +61,7 @@ def wrong_answers() -> list[tuple[dict[str, Any], str]]:
     return [(entry, texts[entry["id"]]) for entry in GOLDEN if texts[entry["id"]].strip() != entry["answer"].strip()]
 
 
-def test_nine_of_ten_answers_are_exact(wrong_answers: list[tuple[dict[str, Any], str]]) -> None:
+def test_nine_of_ten_answers_are_exact(wrong_answers):
     asked = Counter(entry["category"] for entry in GOLDEN)
     wrong = Counter(entry["category"] for entry, _ in wrong_answers)
     shares = ", ".join(f"{name} {asked[name] - wrong[name]}/{asked[name]}" for name in sorted(asked))

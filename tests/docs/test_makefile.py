@@ -40,11 +40,12 @@ def make(tmp_path: Path):
         has_cpu_build: bool = True,
         reaches_pytorch: bool = True,
         status: int = 0,
+        program: str = "",
     ) -> str:
         missing = [] if has_cpu_build else ["*torch==*+cpu"]
         missing += [] if has_cpu_build or reaches_pytorch else ["*torch==*+cpu*"]
         refuse = f'case "$*" in {"|".join(missing)}) exit 1;; esac' if missing else ""
-        _program(tmp_path / ".venv/bin/python", f'echo "$@"\n{refuse}')
+        _program(tmp_path / ".venv/bin/python", f'echo "$@"\n{refuse}\n{program}')
         for name, present in (("g++", "true" if compiler else None), ("nvidia-smi", gpu)):
             (programs / name).unlink(missing_ok=True)
             if present:
@@ -53,7 +54,7 @@ def make(tmp_path: Path):
         command = [made, *(arguments or ("install",))]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == status, done.stderr
-        return done.stdout if status == 0 else done.stderr
+        return done.stdout + done.stderr if program or status else done.stdout
 
     return run
 
@@ -71,7 +72,7 @@ def _installed(output: str) -> list[str]:
     return [each for each in asked if "scikit-build-core" not in each]
 
 
-def test_a_compiler_installed_later_is_noticed(make) -> None:
+def test_a_compiler_installed_later_is_noticed(make):
     first = make(compiler=False)
     assert "g++ not found" in first and "--editable ." in first
     assert "pip install" not in make(compiler=False)
@@ -80,45 +81,45 @@ def test_a_compiler_installed_later_is_noticed(make) -> None:
     assert "pip install" not in make(compiler=True)
 
 
-def test_compiled_kernels_stay_when_the_compiler_goes(make) -> None:
+def test_compiled_kernels_stay_when_the_compiler_goes(make):
     assert "--editable ." in make(compiler=True)
     assert "pip install" not in make(compiler=False)
 
 
-def test_a_machine_without_a_gpu_gets_the_build_for_processors(make) -> None:
+def test_a_machine_without_a_gpu_gets_the_build_for_processors(make):
     output = make("serve")
     assert _installed(output) == [CPU_BUILD, "--editable ."]
     assert "for cpu, since nvidia-smi lists no GPU" in output
     assert output.splitlines()[-1] == "kvarn serve"
 
 
-def test_the_build_for_processors_comes_from_pytorch_where_pip_knows_no_other(make) -> None:
+def test_the_build_for_processors_comes_from_pytorch_where_pip_knows_no_other(make):
     asked = _installed(make(has_cpu_build=False))
     assert asked == [CPU_BUILD, f"{CPU_BUILD} --extra-index-url https://download.pytorch.org/whl/cpu", "--editable ."]
 
 
-def test_the_build_for_gpus_serves_processors_where_pytorch_cannot_be_reached(make) -> None:
+def test_the_build_for_gpus_serves_processors_where_pytorch_cannot_be_reached(make):
     asked = _installed(make(has_cpu_build=False, reaches_pytorch=False))
     assert asked[-2:] == [TORCH, "--editable ."]
 
 
-def test_a_machine_with_a_gpu_gets_cuda_and_triton(make) -> None:
+def test_a_machine_with_a_gpu_gets_cuda_and_triton(make):
     output = make("serve", "ARGS=--port 9000", gpu="true")
     assert _installed(output) == [CUDA_BUILD, "--editable .[gpu]"]
     assert "for cuda, since nvidia-smi lists a GPU" in output
     assert output.splitlines()[-1] == "kvarn serve --port 9000"  # an older GPU is left alone, as `--device auto` does
 
 
-def test_an_nvidia_smi_that_finds_no_driver_is_no_gpu(make) -> None:
+def test_an_nvidia_smi_that_finds_no_driver_is_no_gpu(make):
     assert _installed(make(gpu="false")) == [CPU_BUILD, "--editable ."]
 
 
-def test_a_device_that_was_named_is_served_on(make) -> None:
+def test_a_device_that_was_named_is_served_on(make):
     assert make("serve", "DEVICE=cuda").splitlines()[-1] == "kvarn serve --device cuda"
     assert make("serve", "DEVICE=cpu", gpu="true").splitlines()[-1] == "kvarn serve --device cpu"
 
 
-def test_another_device_later_installs_the_other_build_once(make) -> None:
+def test_another_device_later_installs_the_other_build_once(make):
     assert _installed(make()) == [CPU_BUILD, "--editable ."]
     assert _installed(make("install", "DEVICE=cuda")) == [CUDA_BUILD, "--editable .[gpu]"]
     assert _installed(make("install", "DEVICE=cuda")) == []
@@ -126,11 +127,19 @@ def test_another_device_later_installs_the_other_build_once(make) -> None:
     assert _installed(make()) == [CPU_BUILD, "--editable ."]
 
 
-def test_an_unknown_device_is_refused_with_those_there_are(make) -> None:
+def test_an_unknown_device_is_refused_with_those_there_are(make):
     assert "must be cpu or cuda" in make("install", "DEVICE=gpu", status=2)
 
 
-def test_what_lint_installs_serves_and_tests_too(make) -> None:
+def test_what_lint_installs_serves_and_tests_too(make):
     assert make(".venv/.lint").count("--editable .[test,lint]") == 1
     for goal in ("install", ".venv/.test", ".venv/.lint"):
         assert _installed(make(goal)) == []
+
+
+@pytest.mark.parametrize("passes_alone", [False, True])
+def test_a_test_that_passes_only_alone_is_told_and_fails_all_the_same(make, passes_alone):
+    again = 0 if passes_alone else 1
+    program = f'case "$*" in *--last-failed*) exit {again};; *"-m pytest"*) exit 1;; esac'
+    told = make("test", program=program, status=2)
+    assert any(line.startswith("UNSTABLE") for line in told.splitlines()) is passes_alone

@@ -92,7 +92,8 @@ def serving() -> Callable[[Path, dict[str, Any]], AbstractContextManager[Server]
 
 
 @contextmanager
-def serve(folder: Path, configuration: dict[str, Any]) -> Iterator[Server]:
+def serve(folder: Path, configuration: dict[str, Any], *, killed: bool = False) -> Iterator[Server]:
+    """Run a server until the block ends; `killed`: it then ends as in a crash."""
     (folder / "kvarn.yaml").write_text(json.dumps(configuration))  # JSON is YAML
     log = folder / "log"
     command = [Path(sys.executable).with_name("kvarn"), "serve", "--config", folder / "kvarn.yaml"]
@@ -104,13 +105,13 @@ def serve(folder: Path, configuration: dict[str, Any]) -> Iterator[Server]:
     try:
         yield _await_ready(process, log)
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGKILL if killed else signal.SIGTERM)
         try:
             status = process.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    assert status == 0, log.read_text()[-4000:]
+    assert status == (-signal.SIGKILL if killed else 0), log.read_text()[-4000:]
 
 
 def _await_ready(process: subprocess.Popen[bytes], log: Path) -> Server:

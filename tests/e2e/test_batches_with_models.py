@@ -30,7 +30,7 @@ def completed(sdk: openai.OpenAI, batch_id: str) -> Any:
     return batch
 
 
-def test_a_batch_says_what_the_same_requests_say_one_by_one(sdk: openai.OpenAI) -> None:
+def test_a_batch_says_what_the_same_requests_say_one_by_one(sdk):
     content = "\n".join(line(number) for number in range(LINES)).encode()
     file = sdk.files.create(file=("sums.jsonl", content), purpose="batch")
     made = sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
@@ -41,13 +41,3 @@ def test_a_batch_says_what_the_same_requests_say_one_by_one(sdk: openai.OpenAI) 
     assert output[3]["response"]["body"]["choices"][0]["message"]["content"] == beside.choices[0].message.content
     tokens = sum(each["response"]["body"]["usage"]["total_tokens"] for each in output)
     assert batch.usage.total_tokens == tokens
-
-
-def test_an_embedding_model_ranks_what_belongs_together_first(server: Any) -> None:
-    documents = ["The cat sleeps on the sofa.", "Invoices are sent monthly.", "A kitten naps on a couch."]
-    body = {"model": "minilm", "query": "Where does the cat sleep?", "documents": documents}
-    results = server.http.post("/v1/rerank", json=body).json()["results"]
-    assert results[2]["index"] == 1 and results[1]["relevance_score"] > 0.3 > results[2]["relevance_score"]
-    pair = {"model": "minilm", "text_1": body["query"], "text_2": documents[results[0]["index"]]}
-    scored = server.http.post("/v1/score", json=pair).json()["data"][0]["score"]
-    assert abs(scored - results[0]["relevance_score"]) < 1e-5

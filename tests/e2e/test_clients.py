@@ -8,18 +8,12 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-import agents
-import anthropic
 import openai
-import pydantic_ai
 import pytest
-from langchain_core.exceptions import ContextOverflowError
-from langchain_core.messages import BaseMessage, HumanMessage
-from langchain_core.tools import tool as langchain_tool
-from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-from pydantic_ai.providers.openai import OpenAIProvider
 
+from lazy_modules import LazyModule
+
+agents, anthropic = LazyModule("agents"), LazyModule("anthropic")
 MODEL = "kvarn-demo"
 RAIN = "What is the weather in Stockholm?"
 RAINY = "rainy, 7 degrees"
@@ -59,9 +53,9 @@ def asked() -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("kind", [agents.OpenAIResponsesModel, agents.OpenAIChatCompletionsModel])
+@pytest.mark.parametrize("kind", ["OpenAIResponsesModel", "OpenAIChatCompletionsModel"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_agents_sdk_runs_its_default_tools(server: Any, asked: list[str], kind: Any, stream: bool) -> None:
+async def test_the_agents_sdk_runs_its_default_tools(server, asked, kind, stream):
     @agents.function_tool
     def get_weather(city: str) -> str:
         """Get the weather of a city"""
@@ -71,7 +65,7 @@ async def test_the_agents_sdk_runs_its_default_tools(server: Any, asked: list[st
     assert get_weather.strict_json_schema
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         settings = agents.ModelSettings(temperature=0)
-        model = kind(model=MODEL, openai_client=client)
+        model = getattr(agents, kind)(model=MODEL, openai_client=client)
         agent = agents.Agent(name="Weather", model=model, model_settings=settings, tools=[get_weather])
         if stream:
             streamed = agents.Runner.run_streamed(agent, RAIN)
@@ -83,9 +77,13 @@ async def test_the_agents_sdk_runs_its_default_tools(server: Any, asked: list[st
     assert asked == ["Stockholm"] and RAINY in answer
 
 
-@pytest.mark.parametrize("kind", [OpenAIChatModel, OpenAIResponsesModel])
-async def test_pydantic_ai_runs_its_default_tools(server: Any, asked: list[str], kind: Any) -> None:
-    model = kind(MODEL, provider=OpenAIProvider(base_url=f"{server.url}/v1", api_key="none"))
+@pytest.mark.parametrize("kind", ["OpenAIChatModel", "OpenAIResponsesModel"])
+async def test_pydantic_ai_runs_its_default_tools(server, asked, kind):
+    import pydantic_ai
+    from pydantic_ai.models import openai as models
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    model = getattr(models, kind)(MODEL, provider=OpenAIProvider(base_url=f"{server.url}/v1", api_key="none"))
     agent = pydantic_ai.Agent(model, model_settings={"temperature": 0})
 
     @agent.tool_plain
@@ -105,8 +103,13 @@ async def test_pydantic_ai_runs_its_default_tools(server: Any, asked: list[str],
 
 @pytest.mark.parametrize("responses", [False, True])
 @pytest.mark.parametrize("strict", [None, True])
-def test_langchain_runs_its_tools(server: Any, asked: list[str], responses: bool, strict: bool | None) -> None:
-    @langchain_tool
+def test_langchain_runs_its_tools(server, asked, responses, strict):
+    from langchain_core.exceptions import ContextOverflowError
+    from langchain_core.messages import HumanMessage
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+
+    @tool
     def get_weather(city: str) -> str:
         """Get the weather of a city"""
         asked.append(city)
@@ -116,7 +119,7 @@ def test_langchain_runs_its_tools(server: Any, asked: list[str], responses: bool
         model=MODEL, base_url=f"{server.url}/v1", api_key="none", temperature=0, use_responses_api=responses
     )
     bound = model.bind_tools([get_weather], strict=strict)
-    messages: list[BaseMessage] = [HumanMessage(RAIN)]
+    messages: list[Any] = [HumanMessage(RAIN)]
     messages.append(call := bound.invoke(messages))
     messages += [get_weather.invoke(each) for each in call.tool_calls]
     answer = bound.invoke(messages)
@@ -126,7 +129,9 @@ def test_langchain_runs_its_tools(server: Any, asked: list[str], responses: bool
         model.invoke(LONG)
 
 
-def test_langchain_embeds(server: Any) -> None:
+def test_langchain_embeds(server):
+    from langchain_openai import OpenAIEmbeddings
+
     # Without this LangChain sends the token ids of another model's tokenizer, which it downloads.
     options: dict[str, Any] = {"check_embedding_ctx_length": False}
     embeddings = OpenAIEmbeddings(model="minilm", base_url=f"{server.url}/v1", api_key="none", **options)
@@ -138,7 +143,7 @@ def test_langchain_embeds(server: Any) -> None:
     ("prefix", "path"),
     [("openai", "/v1"), ("hosted_vllm", "/v1"), ("text-completion-openai", "/v1"), ("anthropic", "")],
 )
-def test_litellm_knows_that_a_prompt_is_too_long(server: Any, prefix: str, path: str) -> None:
+def test_litellm_knows_that_a_prompt_is_too_long(server, prefix, path):
     litellm = importlib.import_module("litellm")  # now, since it reads the environment
     options: dict[str, Any] = {"model": f"{prefix}/{MODEL}", "api_base": f"{server.url}{path}", "api_key": "none"}
     with pytest.raises(litellm.ContextWindowExceededError):
@@ -148,7 +153,7 @@ def test_litellm_knows_that_a_prompt_is_too_long(server: Any, prefix: str, path:
 
 
 @pytest.mark.parametrize(("prefix", "path"), [("openai", "/v1"), ("anthropic", "")])
-def test_litellm_runs_a_tool(server: Any, prefix: str, path: str) -> None:
+def test_litellm_runs_a_tool(server, prefix, path):
     litellm = importlib.import_module("litellm")
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     function = {"name": "get_weather", "description": "Get the weather of a city", "parameters": schema}
@@ -167,7 +172,7 @@ def test_litellm_runs_a_tool(server: Any, prefix: str, path: str) -> None:
     assert RAINY in litellm.completion(messages=messages, **options).choices[0].message.content
 
 
-def test_anthropics_tool_runner_runs_a_tool(server: Any, asked: list[str]) -> None:
+def test_anthropics_tool_runner_runs_a_tool(server, asked):
     @anthropic.beta_tool
     def get_weather(city: str) -> str:
         """Get the weather of a city"""

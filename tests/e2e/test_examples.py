@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_an_example_runs(server: Any, name: str) -> None:
+def test_an_example_runs(server, name):
     arguments, printed = RUNS[name]
     model = ["--model", "minilm"] if name == "embeddings.py" else []
     command = [sys.executable, str(EXAMPLES / name), *arguments, "--url", f"{server.url}/v1", *model]
@@ -28,5 +27,5 @@ def test_an_example_runs(server: Any, name: str) -> None:
     assert printed in done.stdout
 
 
-def test_every_example_is_run() -> None:
+def test_every_example_is_run():
     assert {path.name for path in EXAMPLES.glob("*.py")} == RUNS.keys()

@@ -63,7 +63,7 @@ def both(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("fields", ASKED, ids="-".join)
-def test_another_kvarn_answers_with_the_very_same_tokens(both: Any, fields: dict[str, Any], stream: bool) -> None:
+def test_another_kvarn_answers_with_the_very_same_tokens(both, fields, stream):
     inner, outer = both
     answers = []
     for server, model in ((inner, "kvarn-demo"), (outer, "far")):
@@ -100,7 +100,7 @@ def gathered(answer: httpx.Response) -> tuple[Any, ...]:
     return texts, finishes, usage["prompt_tokens"], usage["completion_tokens"]
 
 
-def test_completions_and_responses_go_through_it(both: Any) -> None:
+def test_completions_and_responses_go_through_it(both):
     inner, outer = both
     texts = []
     for server, model in ((inner, "kvarn-demo"), (outer, "far")):
@@ -112,14 +112,14 @@ def test_completions_and_responses_go_through_it(both: Any) -> None:
         texts.append(
             (
                 [(choice.text, choice.logprobs) for choice in completion.choices],
-                completion.usage.completion_tokens,  # type: ignore[union-attr]
+                completion.usage.completion_tokens,
                 response.output_text,
             )
         )
     assert texts[0] == texts[1]
 
 
-def test_with_its_tokenizer_prompts_are_counted_exactly(both: Any) -> None:
+def test_with_its_tokenizer_prompts_are_counted_exactly(both):
     inner, outer = both
     body = {"messages": QUESTION}
     counts = [
@@ -176,7 +176,7 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("stream", [True, thorough(False)])
-def test_transformers_answers_as_our_engine_does(transformers: Any, stream: bool) -> None:
+def test_transformers_answers_as_our_engine_does(transformers, stream):
     answers = []
     for model in ("far", "near"):
         body = {"model": model, "messages": QUESTION, "max_tokens": 12, "temperature": 0, "stream": stream}
@@ -213,7 +213,7 @@ def llama(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_llama_cpp_answers(llama: Any, stream: bool) -> None:
+def test_llama_cpp_answers(llama, stream):
     body = {"model": "far", "messages": QUESTION, "max_tokens": 12, "temperature": 0, "stream": stream}
     if stream:
         body["stream_options"] = {"include_usage": True}

@@ -133,7 +133,7 @@ async def disturb(server: Any, draw: random.Random, kills: int) -> None:
 
 
 @pytest.mark.chaos
-def test_no_answer_is_lost_or_other_when_engines_are_killed_and_hang(fleet: Any) -> None:
+def test_no_answer_is_lost_or_other_when_engines_are_killed_and_hang(fleet):
     async def main() -> None:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=fleet.url, timeout=300, limits=limits) as client:

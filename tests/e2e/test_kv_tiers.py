@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 SYSTEM = " ".join(f"Rule {number}: answer question {number * 37 % 101} politely." for number in range(40))
@@ -24,9 +21,7 @@ def ask(server: Any, key: str) -> tuple[str, int]:
     return found["choices"][0]["message"]["content"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def test_blocks_outlive_a_restart_and_go_with_their_organisation(
-    tmp_path: Path, serving: Callable[[Path, dict[str, Any]], AbstractContextManager[Any]]
-) -> None:
+def test_blocks_outlive_a_restart_and_go_with_their_organisation(tmp_path, serving):
     tiers = {"host_gib": 0.05, "disk_gib": 0.1, "directory": str(tmp_path / "kv")}
     configuration = {
         "models": [

@@ -26,7 +26,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_client_for_node_works_unchanged(server, installed: Path):
+def test_the_client_for_node_works_unchanged(server, installed):
     command = ["node", "client.mjs", server.url, "none"]
     done = subprocess.run(command, cwd=installed, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -5,26 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import openai
 import pytest
 
 QUESTION: Any = [{"role": "user", "content": "What is a KV cache?"}]
 GREEDY: dict[str, Any] = {"model": "kvarn-demo", "temperature": 0, "max_tokens": 24}
 
 
-def test_the_models_are_ready_and_say_what_they_can(sdk: openai.OpenAI) -> None:
-    models = {model.id: model.model_dump() for model in sdk.models.list()}
-    assert {name: (model["kind"], model["ready"]) for name, model in models.items()} == {
-        "kvarn-demo": ("generate", True),
-        "minilm": ("embed", True),
-    }
-    assert models["kvarn-demo"]["capacity"]["kv_blocks_total"] > 0
-    assert sdk.models.retrieve("minilm").id == "minilm"
-    with pytest.raises(openai.NotFoundError):
-        sdk.models.retrieve("gpt-4o")
-
-
-def test_a_streamed_chat_says_what_the_whole_one_says(sdk: openai.OpenAI) -> None:
+def test_a_streamed_chat_says_what_the_whole_one_says(sdk):
     whole = sdk.chat.completions.create(messages=QUESTION, **GREEDY)
     assert whole.choices[0].message.content
     options: Any = {"stream": True, "stream_options": {"include_usage": True}}
@@ -36,7 +23,7 @@ def test_a_streamed_chat_says_what_the_whole_one_says(sdk: openai.OpenAI) -> Non
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
 
 
-def test_a_streamed_completion_says_what_the_whole_one_says(sdk: openai.OpenAI) -> None:
+def test_a_streamed_completion_says_what_the_whole_one_says(sdk):
     whole = sdk.completions.create(prompt="Paged attention", **GREEDY)
     chunks = list(sdk.completions.create(prompt="Paged attention", stream=True, **GREEDY))
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text != ""
@@ -44,7 +31,7 @@ def test_a_streamed_completion_says_what_the_whole_one_says(sdk: openai.OpenAI) 
     assert batch.choices[0].text == whole.choices[0].text and len(batch.choices) == 2
 
 
-def test_log_probabilities_agree_with_what_was_drawn(sdk: openai.OpenAI) -> None:
+def test_log_probabilities_agree_with_what_was_drawn(sdk):
     choice = sdk.chat.completions.create(messages=QUESTION, logprobs=True, top_logprobs=3, **GREEDY).choices[0]
     assert choice.logprobs is not None and choice.logprobs.content
     for token in choice.logprobs.content:
@@ -54,24 +41,14 @@ def test_log_probabilities_agree_with_what_was_drawn(sdk: openai.OpenAI) -> None
     assert spelled.decode() == choice.message.content
 
 
-def test_a_prompt_is_scored_by_echo(sdk: openai.OpenAI) -> None:
-    options: dict[str, Any] = {**GREEDY, "max_tokens": 0}
-    answer = sdk.completions.create(prompt="The KV cache holds keys and values.", echo=True, logprobs=1, **options)
-    logprobs = answer.choices[0].logprobs
-    assert logprobs is not None and logprobs.token_logprobs is not None
-    assert answer.choices[0].text == "The KV cache holds keys and values."
-    assert logprobs.token_logprobs[0] is None and all(value <= 0 for value in logprobs.token_logprobs[1:] if value)
-    assert answer.usage is not None and answer.usage.completion_tokens == 0
-
-
-def test_the_demo_model_adds_right_without_any_sampling_parameter(sdk: openai.OpenAI) -> None:
+def test_the_demo_model_adds_right_without_any_sampling_parameter(sdk):
     for _ in range(3):
         asked: Any = [{"role": "user", "content": "What is 17 + 25?"}]
         answer = sdk.chat.completions.create(model="kvarn-demo", messages=asked)
         assert "42" in (answer.choices[0].message.content or "")
 
 
-def test_a_seed_gives_the_same_choices_again(sdk: openai.OpenAI) -> None:
+def test_a_seed_gives_the_same_choices_again(sdk):
     # A prompt it never learned an answer to: many tokens are likely.
     options: dict[str, Any] = {"model": "kvarn-demo", "prompt": "Zq 7", "n": 3, "max_tokens": 12, "temperature": 2.0}
     first, again, other = (sdk.completions.create(seed=seed, **options) for seed in (7, 7, 8))
@@ -80,14 +57,7 @@ def test_a_seed_gives_the_same_choices_again(sdk: openai.OpenAI) -> None:
     assert len(set(texts[0])) > 1, "choices of one request are drawn apart"
 
 
-def test_a_stop_string_ends_the_answer_before_it(sdk: openai.OpenAI) -> None:
-    whole = sdk.chat.completions.create(messages=QUESTION, **GREEDY).choices[0].message.content or ""
-    stop = whole.split()[2]
-    answer = sdk.chat.completions.create(messages=QUESTION, stop=[stop], **GREEDY).choices[0]
-    assert answer.message.content == whole[: whole.index(stop)] and answer.finish_reason == "stop"
-
-
-def test_a_repeated_prompt_comes_from_the_cache_and_a_salt_keeps_it_apart(sdk: openai.OpenAI) -> None:
+def test_a_repeated_prompt_comes_from_the_cache_and_a_salt_keeps_it_apart(sdk):
     long: Any = [{"role": "user", "content": "Repeat after me: " + "paged blocks of sixteen tokens. " * 8}]
 
     def cached(**extra: Any) -> tuple[int, str | None]:
@@ -101,7 +71,7 @@ def test_a_repeated_prompt_comes_from_the_cache_and_a_salt_keeps_it_apart(sdk: o
     assert first[1] == again[1] == salted[1] == salted_again[1]
 
 
-def test_vllm_extensions_do_what_they_say(sdk: openai.OpenAI) -> None:
+def test_vllm_extensions_do_what_they_say(sdk):
     greedy = sdk.chat.completions.create(messages=QUESTION, **GREEDY).choices[0].message.content
     hot: dict[str, Any] = {**GREEDY, "temperature": 2}
     narrow = sdk.chat.completions.create(messages=QUESTION, extra_body={"top_k": 1}, **hot)
@@ -114,13 +84,7 @@ def test_vllm_extensions_do_what_they_say(sdk: openai.OpenAI) -> None:
     assert forced.choices[0].finish_reason == "length"
 
 
-def test_the_tokenizer_can_be_asked(server: Any) -> None:
-    text = "Kvarn mäl tokens 🌾"
-    tokens = server.http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
-    assert server.http.post("/detokenize", json={"tokens": tokens}).json()["prompt"] == text
-
-
-def test_embeddings_place_like_beside_like(sdk: openai.OpenAI) -> None:
+def test_embeddings_place_like_beside_like(sdk):
     texts = ["A cat sat on the mat.", "A kitten is sitting on a rug.", "Interest rates rose by half a percent."]
     batch = [each.embedding for each in sdk.embeddings.create(model="minilm", input=texts).data]
     assert {len(vector) for vector in batch} == {384}
@@ -128,14 +92,3 @@ def test_embeddings_place_like_beside_like(sdk: openai.OpenAI) -> None:
     assert near > 0.5 > far
     alone = sdk.embeddings.create(model="minilm", input=texts[0], encoding_format="float").data[0].embedding
     assert alone == pytest.approx(batch[0], abs=1e-4)
-
-
-def test_refusals_reach_the_client_as_its_own_errors(sdk: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as too_long:
-        sdk.completions.create(model="kvarn-demo", prompt="word " * 5000)
-    assert too_long.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError) as wrong_field:
-        sdk.chat.completions.create(model="kvarn-demo", messages=QUESTION, temperature=9)
-    assert wrong_field.value.param == "temperature"
-    with pytest.raises(openai.BadRequestError):
-        sdk.chat.completions.create(model="minilm", messages=QUESTION)

@@ -30,7 +30,7 @@ def _flip_a_bit_that_the_fingerprint_does_not_see(directory: Path) -> None:
     raise AssertionError("the fingerprint sees each bit")
 
 
-def test_a_checkpoint_that_changed_on_disk_is_found_and_healthy_replicas_pass(tmp_path: Path, serving: Serving) -> None:
+def test_a_checkpoint_that_changed_on_disk_is_found_and_healthy_replicas_pass(tmp_path, serving):
     directory = tmp_path / "checkpoint"
     shutil.copytree(str(files("kvarn") / "assets" / "kvarn-demo"), directory)
     model = {"name": "m", "path": str(directory), "kv_cache_gib": 0.05, "threads": 1, "replicas": 2}

@@ -88,7 +88,7 @@ def is_gone(pid: int) -> bool:
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the process in /proc")
 @pytest.mark.chaos
 @pytest.mark.parametrize("with_signal", [signal.SIGKILL, thorough(signal.SIGSTOP)])
-def test_a_rank_that_is_killed_or_hangs_changes_no_answer(ranks: Any, with_signal: signal.Signals) -> None:
+def test_a_rank_that_is_killed_or_hangs_changes_no_answer(ranks, with_signal):
     wanted = answer(ranks, "one")
     assert wanted[1] == NUM_TOKENS
     assert answer(ranks, "two") == wanted
@@ -101,7 +101,7 @@ def test_a_rank_that_is_killed_or_hangs_changes_no_answer(ranks: Any, with_signa
 @pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the process in /proc")
 @pytest.mark.chaos
-def test_no_rank_outlives_its_engine(ranks: Any) -> None:
+def test_no_rank_outlives_its_engine(ranks):
     engine, rank = ranks.engine_pid("two"), other_rank(ranks)
     os.kill(engine, signal.SIGKILL)
     ranks.wait_until(lambda: is_gone(rank), "the rank to end")
@@ -116,7 +116,7 @@ def test_no_rank_outlives_its_engine(ranks: Any) -> None:
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the process in /proc")
 @pytest.mark.chaos
 @pytest.mark.thorough
-def test_a_rank_that_is_killed_in_the_middle_of_a_long_prompt_changes_no_answer(ranks: Any) -> None:
+def test_a_rank_that_is_killed_in_the_middle_of_a_long_prompt_changes_no_answer(ranks):
     """It is stopped first, so that the other one waits for its keys and values when it is killed."""
     ask = partial(answer, ranks, question="What does a router do? " * 60, max_tokens=20)
     wanted = ask("one")

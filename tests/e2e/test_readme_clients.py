@@ -11,11 +11,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
 from coding_agents import PRINTED_MODEL, PRINTED_URL, variables_of
+from lazy_modules import LazyModule
+
+anthropic = LazyModule("anthropic")
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SECTION = re.search(r"## Coding agents and Ollama's clients\n(.*?)\n## ", README, re.DOTALL)
@@ -38,7 +40,7 @@ def printed(server: Any):
     return find
 
 
-def test_claude_codes_variables(printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claude_codes_variables(printed, monkeypatch):
     lines = printed("ANTHROPIC_BASE_URL")
     variables = variables_of(lines)
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
@@ -52,7 +54,7 @@ def test_claude_codes_variables(printed: Any, monkeypatch: pytest.MonkeyPatch) -
     assert block.type == "text" and "42" in block.text
 
 
-def test_codexs_settings(printed: Any) -> None:
+def test_codexs_settings(printed):
     settings = tomllib.loads("\n".join(printed("model_provider")))
     provider = settings["model_providers"][settings["model_provider"]]
     with openai.OpenAI(base_url=provider["base_url"], api_key="none", max_retries=0) as client:
@@ -60,7 +62,7 @@ def test_codexs_settings(printed: Any) -> None:
     assert "42" in answer.output_text
 
 
-def test_ollamas_lines(printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ollamas_lines(printed, monkeypatch):
     ollama = pytest.importorskip("ollama")
     first, *commands = printed("OLLAMA_HOST")
     for name, value in variables_of([first]).items():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +48,7 @@ def expected(oracle: Any, path: Path, instruction: str, document: str) -> float:
     return 1 / (1 + math.exp(float(logits[4095] - logits[4094])))
 
 
-def test_documents_are_ranked_as_the_model_card_says(
-    tmp_path: Path, serving: Callable[[Path, dict[str, Any]], AbstractContextManager[Any]]
-) -> None:
+def test_documents_are_ranked_as_the_model_card_says(tmp_path, serving):
     oracle = make_reranker(tmp_path / "model")
     model = {"name": "rank", "path": str(tmp_path / "model"), "kind": "score", "threads": 1, "dtype": "float32"}
     with serving(tmp_path, {"models": [model], "gateway": {"port": 0, "drain_timeout_s": 2}}) as server:

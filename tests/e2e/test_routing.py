@@ -54,7 +54,7 @@ def turn(server: Any, messages: list[dict[str, str]]) -> dict[str, Any]:
     return found
 
 
-def test_second_turns_go_where_the_first_ones_are_cached_and_a_burst_uses_both(pair: Any) -> None:
+def test_second_turns_go_where_the_first_ones_are_cached_and_a_burst_uses_both(pair):
     questions = [f"Conversation {number}. " + "What does a router do? " * 20 for number in range(CONVERSATIONS)]
     conversations = [[{"role": "user", "content": question}] for question in questions]
     with ThreadPoolExecutor(CONVERSATIONS) as pool:

@@ -92,13 +92,7 @@ arrivals = st.builds(
     prompt_logprobs=st.sampled_from([False, False, False, True]),
 )
 events = st.lists(
-    st.one_of(
-        arrivals,
-        st.integers(1, 12),
-        st.tuples(st.just("abort"), st.integers(0, 30)),
-    ),
-    min_size=1,
-    max_size=40,
+    st.one_of(arrivals, st.integers(1, 12), st.tuples(st.just("abort"), st.integers(0, 30))), min_size=1, max_size=40
 )
 
 

@@ -11,7 +11,7 @@ def test_the_reserve_rises_with_preemptions_and_falls_without():
     assert reserve.share == pytest.approx(GrowthReserve.START + GrowthReserve.RISE)
     for _ in range(5000):
         reserve.observe(preempted=False)
-    assert reserve.share == GrowthReserve.LEAST
+    assert reserve.share == GrowthReserve.MIN
     for _ in range(5000):
         reserve.observe(preempted=True)
     assert reserve.share == 1.0

@@ -63,13 +63,7 @@ def test_blocks_that_the_prefix_cache_still_holds_are_not_loaded(make_world):
 
 def test_a_prompt_preempted_half_way_goes_on_from_there(make_world):
     connector = DictConnector()
-    world = make_world(
-        num_blocks=8,
-        token_budget=16,
-        prefix_cache=False,
-        connector=connector,
-        priority_ageing_s=1000.0,
-    )
+    world = make_world(num_blocks=8, token_budget=16, prefix_cache=False, connector=connector, priority_ageing_s=1000.0)
     world.submit("batch", 100, max_tokens=5, priority=10)
     for _ in range(3):
         world.step()

@@ -8,8 +8,7 @@ from engine_world import World
 from kv_connectors import DictConnector
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.costs.step_times import StepTimes
-from kvarn.engine.memory.remote_prefill import PeerLoad, RemotePrefill
-from kvarn.engine.memory.tiers import KVTiers
+from kvarn.engine.memory.remote_prefill import PeerLoad
 from kvarn.engine.plan import StepPlan
 from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepTimeModel
@@ -48,14 +47,10 @@ class Peer:
 
 def pair(token_s: float | None = 0.0005, **chosen: object) -> tuple[World, Peer]:
     connector = DictConnector(far=True)
-    world = World(num_blocks=80, connector=connector, seconds=seconds, step_time=step_time())
     peer = Peer(connector, token_s)
-    scheduler = world.engine.scheduler
-    tiers = scheduler.memory.tiers
-    assert isinstance(tiers, KVTiers)
     config = DisaggregationConfig(**{"min_tokens": 64, **chosen})
-    running, queue = scheduler.running, scheduler.queue
-    tiers.remote_prefill = RemotePrefill(peer, world.config, scheduler.step_time, running, queue, config)
+    times = {"seconds": seconds, "step_time": step_time()}
+    world = World(num_blocks=80, connector=connector, prefill_peer=peer, disaggregation=config, **times)
     return world, peer
 
 

@@ -6,12 +6,14 @@ import json
 import re
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
 from asking import events_of
 from foreign_server import ForeignServer
+from lazy_modules import LazyModule
+
+anthropic = LazyModule("anthropic")
 
 HELLO = [{"role": "user", "content": "hello far away world"}]
 TOOL = {

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Callable
 from typing import Literal
 
@@ -14,11 +12,10 @@ import msgspec
 import pytest
 import zmq
 
-from conditions import until
+from conditions import collect, until
 from kvarn.catalog.failover import ResumableRequest, generate_anywhere
 from kvarn.catalog.replicas import ReplicaSet
 from kvarn.config.replica import FailoverConfig
-from kvarn.fleet.launch.process_exit import exit_of
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, ReplicaStatus
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
@@ -28,6 +25,7 @@ from kvarn.routing.router import ReplicaChoice
 from kvarn.wire.messages import FromEngine, Join, Ready, StepOutput, Submit, TokenDelta
 from kvarn.wire.supervision import Activate, Asleep, Sleep, Supervise
 from profiles import thorough
+from remote_engines import end_engine, run_engine
 
 WAIT_S = 60.0
 HOST = "127.0.0.1"
@@ -103,22 +101,6 @@ async def proxied() -> AsyncGenerator[tuple[Endpoint, Endpoint, Proxy]]:
     await proxy.close()
 
 
-def run_engine(spec: ReplicaSpec) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", "-m", "kvarn.replica.server", "scripted_engine"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    process.stdin.write(msgspec.json.encode(spec) + b"\n")
-    process.stdin.flush()
-    return process
-
-
-async def end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    await exit_of(process)
-    assert process.stdin is not None
-    process.stdin.close()
-
-
 class Engine:
     """An engine process behind the proxy, watched without it."""
 
@@ -150,7 +132,7 @@ class Engine:
     async def close(self) -> None:
         self.client.close()
         self._watching.close()
-        await end(self._process)
+        await asyncio.to_thread(end_engine, self._process)
 
 
 @pytest.fixture
@@ -184,7 +166,7 @@ async def test_after_a_cut_the_same_engine_serves_again_and_runs_nothing_that_wa
     await read_until_lost(lost)
     assert client.state is ReplicaState.DOWN
     await until(lambda: client.state is ReplicaState.READY, "the engine is joined again")
-    answer = [token async for delta in client.generate(submit("after", max_tokens=5)) for token in delta.token_ids]
+    answer = await collect(client, submit("after", max_tokens=5))
     assert len(answer) == 5
     await until(lambda: client.stats.finished_total > 0 and client.stats.running == 0, "the lost one is aborted")
     assert client.starts == 1, "it is the same engine process"
@@ -195,7 +177,7 @@ async def test_a_request_goes_on_with_the_engine_that_is_joined_again(
     proxied: tuple[Endpoint, Endpoint, Proxy], engine: Engine, submit: Callable[..., Submit]
 ) -> None:
     replicas, request = ReplicaSet({"m/0": engine.client}), submit("r", max_tokens=150)
-    wanted = [token async for delta in engine.client.generate(request) for token in delta.token_ids]
+    wanted = await collect(engine.client, request)
     config = FailoverConfig(max_wait_s=WAIT_S)
     tokens = []
     async with asyncio.timeout(WAIT_S):

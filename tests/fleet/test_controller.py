@@ -12,8 +12,7 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.checkpoints import find_checkpoints
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.desired import DesiredState
-from kvarn.fleet.engines import Engines
-from kvarn.fleet.launch.choice import launcher_of
+from kvarn.fleet.engines import Engines, launcher_of
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaState

@@ -225,8 +225,8 @@ async def test_a_start_that_fails_shows_its_reason_and_is_tried_again(make_repli
 @pytest.mark.thorough
 async def test_an_engine_that_fails_before_the_gateway_listens_still_says_why(make_unstarted):
     replica = make_unstarted(fail_to_load="no weights here")
-    replica.launch()
-    await asyncio.sleep(4)  # as long as a gateway may take to import what it needs
+    process = replica.launch()
+    await until(lambda: not lives(process.popen.pid), "its end")
     try:
         replica.start()
         with pytest.raises(ReplicaLostError, match="no weights here"):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from kvarn.config.fleet import HardwareConfig
 from kvarn.config.schema import ModelConfig
-from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.placement.gpus import MIN_CAPABILITY, Gpu, find_gpus, ranks_on_gpus
 from kvarn.fleet.placement.packing import (
     GIB,
@@ -24,7 +23,7 @@ from kvarn.fleet.placement.packing import (
     place,
     weight_bytes,
 )
-from kvarn.fleet.placement.places import Places
+from kvarn.fleet.placement.places import LaunchError, Places
 from kvarn.kernels import dispatch
 from kvarn.replica.server.ranks.parts import layout_of
 from kvarn.replica.spec import ReplicaSpec

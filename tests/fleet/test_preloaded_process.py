@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvarn.fleet.launch.engine_process import EngineProcess
-from kvarn.fleet.launch.preloaded_process import PreloadedProcess
+from kvarn.fleet.launch.local import PreloadedProcess
 
 
 class Timers:
@@ -50,7 +50,7 @@ class Process:
 @pytest.fixture
 def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
     found = Timers()
-    monkeypatch.setattr("kvarn.fleet.launch.preloaded_process.asyncio.get_running_loop", lambda: found)
+    monkeypatch.setattr("kvarn.fleet.launch.local.asyncio.get_running_loop", lambda: found)
     return found
 
 

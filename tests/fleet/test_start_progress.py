@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvarn.fleet.supervision.start_progress import StartProgress
+from kvarn.fleet.supervision.engine_run import StartProgress
 from kvarn.replica.session_work import SessionWork, session_work
 
 TICK_S = 0.5

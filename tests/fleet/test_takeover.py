@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import subprocess
-import sys
 from collections.abc import AsyncGenerator, Callable
 from itertools import count
 from pathlib import Path
@@ -31,6 +30,7 @@ from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import Submit
+from remote_engines import end_engine, run_engine
 
 WAIT_S = 120.0
 HOST = "127.0.0.1"
@@ -74,11 +74,7 @@ class Machines(Launcher):
         own = msgspec.structs.replace(endpoint, keys=keys.for_engine())
         remote = msgspec.structs.replace(spec, endpoint=own, supervisor=supervisor, orphan_timeout_s=WAIT_S)
         remote = msgspec.structs.replace(remote, factory="scripted_engine:build", directory=json.dumps(self.script))
-        command = [sys.executable, "-P", "-m", "kvarn.replica.server", "scripted_engine"]
-        popen = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: ASYNC220  it returns at once
-        assert popen.stdin is not None
-        popen.stdin.write(msgspec.json.encode(remote) + b"\n")
-        popen.stdin.flush()
+        popen = run_engine(remote)
         theirs = msgspec.structs.replace(endpoint, keys=keys.for_gateway())
         engine = self.engines[spec.replica, run] = Engine(popen, theirs, supervisor)
         return engine
@@ -102,10 +98,7 @@ class Machines(Launcher):
 
     def kill(self) -> None:
         for engine in self.engines.values():
-            engine.popen.kill()
-            engine.popen.wait()
-            assert engine.popen.stdin is not None
-            engine.popen.stdin.close()
+            end_engine(engine.popen)
 
 
 class Gateway:

@@ -33,9 +33,7 @@ def tenant(server: GatewayServer) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize("name", ["law", "tiny:law", "a:b", "tiny:a:b"])
-def test_every_operation_takes_an_adapter_and_calls_it_by_its_name(
-    client: httpx.Client, server: GatewayServer, adapters: dict[str, AdapterInfo], name: str
-) -> None:
+def test_every_operation_takes_an_adapter_and_calls_it_by_its_name(client, server, adapters, name):
     own = name.removeprefix("tiny:")
     for path, body in (
         ("/v1/chat/completions", ASK),
@@ -52,7 +50,7 @@ def test_every_operation_takes_an_adapter_and_calls_it_by_its_name(
     assert client.post("/tokenize", json={"model": name, "prompt": "hi"}).json()["count"] > 0
 
 
-def test_the_list_of_models_names_parent_and_root(client: httpx.Client, adapters: dict[str, AdapterInfo]) -> None:
+def test_the_list_of_models_names_parent_and_root(client, adapters):
     listed = {model["id"]: model for model in client.get("/v1/models").json()["data"]}
     assert set(listed) == {"tiny", "vec", "law", "a:b"}
     assert (listed["law"]["parent"], listed["law"]["root"], listed["law"]["kind"]) == ("tiny", "/loras/law", "generate")
@@ -62,9 +60,7 @@ def test_the_list_of_models_names_parent_and_root(client: httpx.Client, adapters
     assert code_of(client.post("/v1/chat/completions", json={**ASK, "model": "tiny:poems"})) == (404, "model_not_found")
 
 
-def test_an_adapter_is_there_for_its_organizations_and_projects_only(
-    server: GatewayServer, adapters: dict[str, AdapterInfo], tenant: httpx.Client, client: httpx.Client
-) -> None:
+def test_an_adapter_is_there_for_its_organizations_and_projects_only(server, adapters, tenant, client):
     principal = server.authenticator.principals["adapters-tenant"]
     kinds = {
         "ours": {"organizations": [principal.organization_id]},
@@ -83,7 +79,7 @@ def test_an_adapter_is_there_for_its_organizations_and_projects_only(
     assert client.post("/v1/chat/completions", json={**ASK, "model": "ours"}).status_code == 404
 
 
-def test_a_key_can_be_restricted_to_adapters(server: GatewayServer, adapters: dict[str, AdapterInfo]) -> None:
+def test_a_key_can_be_restricted_to_adapters(server, adapters):
     with server.add_tenant("law-key", scopes=Scopes(models=("tiny",), adapters=("law",))) as client:
         assert client.post("/v1/chat/completions", json={**ASK, "model": "law"}).status_code == 200
         assert client.post("/v1/chat/completions", json={**ASK, "model": "tiny"}).status_code == 200
@@ -94,7 +90,7 @@ def test_a_key_can_be_restricted_to_adapters(server: GatewayServer, adapters: di
         assert client.post("/v1/chat/completions", json={**ASK, "model": "law"}).status_code == 403
 
 
-def test_loading_and_unloading_answer_as_vllm(client: httpx.Client, server: GatewayServer) -> None:
+def test_loading_and_unloading_answer_as_vllm(client, server):
     load = {"lora_name": "pirate", "lora_path": "pirate", "model": "tiny"}
     loaded = client.post("/v1/load_lora_adapter", json=load)
     assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'pirate' added successfully.")
@@ -108,9 +104,7 @@ def test_loading_and_unloading_answer_as_vllm(client: httpx.Client, server: Gate
     assert code_of(again) == (404, "lora_adapter_not_found")
 
 
-def test_what_cannot_be_loaded_is_refused_with_the_reason(
-    client: httpx.Client, server: GatewayServer, tmp_path: Path, adapters: dict[str, AdapterInfo]
-) -> None:
+def test_what_cannot_be_loaded_is_refused_with_the_reason(client, server, tmp_path, adapters):
     def load(**changes: object) -> httpx.Response:
         return client.post(
             "/v1/load_lora_adapter", json={"lora_name": "new", "lora_path": "json", "model": "tiny", **changes}
@@ -136,7 +130,7 @@ def test_what_cannot_be_loaded_is_refused_with_the_reason(
     assert code_of(refused) == (400, "invalid_lora_adapter") and "DoRA" in refused.text
 
 
-def test_only_platform_administrators_load_and_unload(server: GatewayServer, tenant: httpx.Client) -> None:
+def test_only_platform_administrators_load_and_unload(server, tenant):
     principal = server.authenticator.principals["adapters-tenant"]
     server.authenticator.principals["their-admin"] = replace(principal, role=Role.ADMIN)
     for headers in ({}, {"authorization": "Bearer their-admin"}):

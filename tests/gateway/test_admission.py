@@ -80,7 +80,7 @@ def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
     return result
 
 
-def test_a_request_that_would_be_late_gets_503_and_the_time_to_come_back(busy: Any) -> None:
+def test_a_request_that_would_be_late_gets_503_and_the_time_to_come_back(busy):
     busy.chat.stats = SWAMPED
     answer = busy.http.post(CHAT, json=chat())
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "overloaded"
@@ -92,7 +92,7 @@ def test_a_request_that_would_be_late_gets_503_and_the_time_to_come_back(busy: A
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_waits_for_its_place_and_is_answered(busy: Any, wait_for: Any, stream: bool) -> None:
+def test_a_request_waits_for_its_place_and_is_answered(busy, wait_for, stream):
     busy.chat.stats = FULL
     answer = in_thread(lambda: httpx.post(busy.url + CHAT, json=chat(stream=stream), timeout=20))
     length = {"model": "tiny", "tier": "interactive"}
@@ -106,7 +106,7 @@ def test_a_request_waits_for_its_place_and_is_answered(busy: Any, wait_for: Any,
     assert metric(busy.http, "kvarn_admission_ttft_error_seconds_count", model="tiny") == 1
 
 
-def test_a_client_that_leaves_while_it_waits_frees_its_place(busy: Any, wait_for: Any) -> None:
+def test_a_client_that_leaves_while_it_waits_frees_its_place(busy, wait_for):
     busy.chat.stats = FULL
     raw = busy.connect()
     raw.sendall(post_of(CHAT, chat(max_tokens=20)))
@@ -121,7 +121,7 @@ def test_a_client_that_leaves_while_it_waits_frees_its_place(busy: Any, wait_for
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_smaller_model_answers_where_it_would_be_in_time(busy: Any, stream: bool) -> None:
+def test_a_smaller_model_answers_where_it_would_be_in_time(busy, stream):
     busy.chat.stats, busy.small.stats = SWAMPED, IDLE
     answer = busy.http.post(CHAT, json=chat(stream=stream))
     assert answer.status_code == 200
@@ -133,7 +133,7 @@ def test_a_smaller_model_answers_where_it_would_be_in_time(busy: Any, stream: bo
     assert not metric(busy.http, "kvarn_slo_requests_total", model="tiny", outcome="missed")
 
 
-def test_nobody_is_sent_to_a_model_that_is_not_ready_or_closed_to_its_key(busy: Any) -> None:
+def test_nobody_is_sent_to_a_model_that_is_not_ready_or_closed_to_its_key(busy):
     busy.chat.stats, busy.small.stats = SWAMPED, IDLE
     with busy.add_tenant("narrow", scopes=Scopes(models=("tiny",))) as narrow:
         assert narrow.post(CHAT, json=chat()).json()["error"]["code"] == "overloaded"
@@ -141,7 +141,7 @@ def test_nobody_is_sent_to_a_model_that_is_not_ready_or_closed_to_its_key(busy: 
     assert busy.http.post(CHAT, json=chat()).status_code == 503
 
 
-def test_a_tenant_beyond_its_share_gets_429_and_others_go_on_waiting(busy: Any, wait_for: Any) -> None:
+def test_a_tenant_beyond_its_share_gets_429_and_others_go_on_waiting(busy, wait_for):
     busy.chat.stats, busy.small.stats = FULL, IDLE
     quiet = busy.add_tenant("quiet")
     flood = busy.add_tenant("flood")
@@ -169,7 +169,7 @@ def test_a_tenant_beyond_its_share_gets_429_and_others_go_on_waiting(busy: Any, 
 
 
 @pytest.mark.parametrize("max_queue", [1])
-def test_no_other_model_answers_where_as_many_wait_as_may(busy: Any, wait_for: Any) -> None:
+def test_no_other_model_answers_where_as_many_wait_as_may(busy, wait_for):
     busy.chat.stats, busy.small.stats = FULL, IDLE
     waiting = in_thread(lambda: busy.http.post(CHAT, json=chat()))
     length = {"model": "tiny", "tier": "interactive"}
@@ -181,7 +181,7 @@ def test_no_other_model_answers_where_as_many_wait_as_may(busy: Any, wait_for: A
     assert waiting().status_code == 200
 
 
-def test_the_server_stops_while_requests_wait(serve: Serve, wait_for: Any) -> None:
+def test_the_server_stops_while_requests_wait(serve, wait_for):
     patient = {"admission": AdmissionConfig(load_shedding=True), "slo": SloConfig(ttft_target_s=60)}
     with serve(config=patient, drain_timeout_s=0.1) as server:
         server.chat.stats = FULL
@@ -204,9 +204,7 @@ def test_the_server_stops_while_requests_wait(serve: Serve, wait_for: Any) -> No
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_service_tier_is_a_priority(
-    server: Any, client: httpx.Client, asked: str | None, had: str | None, priority: int, stream: bool
-) -> None:
+def test_a_service_tier_is_a_priority(server, client, asked, had, priority, stream):
     fields = {} if asked is None else {"service_tier": asked}
     answer = client.post(CHAT, json=chat(stream=stream, **fields))
     assert answer.status_code == 200, answer.text
@@ -215,7 +213,7 @@ def test_a_service_tier_is_a_priority(
     assert server.chat.submitted[0].priority == priority
 
 
-def test_nobody_is_served_in_a_better_tier_than_its_organisation_may_have(server: Any) -> None:
+def test_nobody_is_served_in_a_better_tier_than_its_organisation_may_have(server):
     with server.add_tenant("tier-plain") as plain:
         assert plain.post(CHAT, json=chat(service_tier="priority")).json()["service_tier"] == "default"
         assert plain.post(CHAT, json=chat(priority=-5)).status_code == 200
@@ -227,19 +225,19 @@ def test_nobody_is_served_in_a_better_tier_than_its_organisation_may_have(server
 
 
 @pytest.mark.parametrize("tier", ["express", 1])
-def test_an_unknown_tier_is_refused_by_name(client: httpx.Client, tier: object) -> None:
+def test_an_unknown_tier_is_refused_by_name(client, tier):
     answer = client.post(CHAT, json=chat(service_tier=tier))
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "service_tier"
 
 
-def test_weight_and_tenant_reach_the_engine(server: Any) -> None:
+def test_weight_and_tenant_reach_the_engine(server):
     with server.add_tenant("tier-gold", weight=3.0) as gold:
         assert gold.post(CHAT, json=chat()).status_code == 200
     (submit,) = server.chat.submitted
     assert submit.weight == 3.0 and submit.tenant == server.authenticator.principals["tier-gold"].organization_id
 
 
-def test_a_line_of_a_batch_waits_without_a_client(busy: Any, wait_for: Any) -> None:
+def test_a_line_of_a_batch_waits_without_a_client(busy, wait_for):
     busy.chat.stats = FULL
     record = RequestRecord("line", endpoint=CHAT, deferred=Deferred(10))
 
@@ -257,7 +255,7 @@ def test_a_line_of_a_batch_waits_without_a_client(busy: Any, wait_for: Any) -> N
     line()
 
 
-def test_no_other_models_vectors_answer_for_a_swamped_one(busy: Any) -> None:
+def test_no_other_models_vectors_answer_for_a_swamped_one(busy):
     busy.served["vec"].config = busy.served["vec"].config.model_copy(update={"fallback": "small"})
     busy.embed.stats, busy.small.stats = SWAMPED, IDLE
     answer = busy.http.post("/v1/embeddings", json={"model": "vec", "input": "ab"})

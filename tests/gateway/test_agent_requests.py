@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
 
-from agent_requests import CLAUDE, DONE, OPENCODE, RESULT, SESSIONS, STREAMED, TOLD, Body, Session
+from agent_requests import CLAUDE, DONE, OPENCODE, RESULT, SESSIONS, STREAMED, TOLD, Body
 from asking import events_of, prompt_of
 
 
@@ -73,7 +72,7 @@ def roomy(server: Any) -> Any:
 
 
 @pytest.mark.parametrize("session", SESSIONS.values(), ids=SESSIONS)
-def test_an_agents_session(session: Session, roomy: Any, client: httpx.Client, answering: Callable[..., None]) -> None:
+def test_an_agents_session(session, roomy, client, answering):
     call = json.dumps({"name": session.tool, "arguments": session.arguments})
     answering(f"<tool_call>\n{call}\n</tool_call>")
     body = {"model": "tiny", **session.first}
@@ -93,7 +92,7 @@ def test_an_agents_session(session: Session, roomy: Any, client: httpx.Client, a
     assert RESULT in prompt_of(roomy) and prompt_of(roomy).index(TOLD) < prompt_of(roomy).index(RESULT)
 
 
-def test_a_picture_that_claude_code_has_read_does_not_end_its_session(roomy: Any, client: httpx.Client) -> None:
+def test_a_picture_that_claude_code_has_read_does_not_end_its_session(roomy, client):
     body = {"model": "tiny", **CLAUDE.first}
     turn = CLAUDE.second("toolu_1")
     picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
@@ -104,12 +103,12 @@ def test_a_picture_that_claude_code_has_read_does_not_end_its_session(roomy: Any
     assert f"[image: this model reads text only]\n{RESULT}" in prompt_of(roomy)
 
 
-def test_sessions_of_claude_code_share_a_prefix(roomy: Any, client: httpx.Client) -> None:
+def test_sessions_of_claude_code_share_a_prefix(roomy, client):
     assert client.post(CLAUDE.path, json={"model": "tiny", **CLAUDE.first}).status_code == 200
     assert prompt_of(roomy).partition("<|user|>")[0].endswith("<|system|>You are an agent.\nUse the tools.")
 
 
-def test_requests_beside_a_session(roomy: Any, client: httpx.Client, answering: Callable[..., None]) -> None:
+def test_requests_beside_a_session(roomy, client, answering):
     answering("A title")
     assert client.head("/").status_code == 200  # Claude Code, before its first request
     counted = {"model": "tiny", "messages": [{"role": "user", "content": "Be brief."}], "tools": []}

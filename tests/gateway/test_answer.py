@@ -43,7 +43,7 @@ async def _events() -> AsyncGenerator[bytes, None]:
 
 
 @pytest.mark.parametrize("full_at", range(5), ids=["start", *[item.decode().strip() for item in ITEMS], "end"])
-async def test_what_a_full_socket_holds_up_when_the_server_stops_is_sent_once_before_the_end(full_at: int) -> None:
+async def test_what_a_full_socket_holds_up_when_the_server_stops_is_sent_once_before_the_end(full_at):
     scope: Any = {"type": "http", "headers": [], "path": "/x"}
     new_record(scope)
     socket = Socket(full_at)
@@ -62,9 +62,7 @@ async def test_what_a_full_socket_holds_up_when_the_server_stops_is_sent_once_be
     assert [body["more_body"] for body in bodies] == [True] * len(sent) + [False]
 
 
-def test_a_slow_reader_of_a_response_misses_no_event_when_the_server_stops(
-    serve: Any, wait_for: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_reader_of_a_response_misses_no_event_when_the_server_stops(serve, wait_for, monkeypatch):
     monkeypatch.setattr(answer, "_LEAVE_S", 10.0)
     monkeypatch.setattr("kvarn.gateway.server._LAST_BYTES_S", 20.0)
     body = {"model": "tiny", "input": "x", "stream": True, "top_logprobs": 20}

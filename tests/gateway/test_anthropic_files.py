@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
+
+from lazy_modules import LazyModule
+
+anthropic = LazyModule("anthropic")
 
 VERSION = {"anthropic-version": "2023-06-01"}
 
@@ -28,7 +31,7 @@ def upload(claude: anthropic.Anthropic, name: str = "a.pdf", content: bytes = b"
     return claude.beta.files.upload(file=(name, content, "application/pdf"))
 
 
-def test_the_official_client_uploads_reads_and_deletes_a_file(claude: anthropic.Anthropic, tenant: Any) -> None:
+def test_the_official_client_uploads_reads_and_deletes_a_file(claude, tenant):
     made = claude.beta.files.upload(file=("notes.txt", b"hello"), expires_in_seconds=7_776_000)
     assert (made.filename, made.mime_type, made.size_bytes, made.type) == ("notes.txt", "text/plain", 5, "file")
     assert made.expires_at is not None and (made.expires_at - made.created_at).total_seconds() == 7_776_000
@@ -42,7 +45,7 @@ def test_the_official_client_uploads_reads_and_deletes_a_file(claude: anthropic.
     assert raised.value.request_id
 
 
-def test_files_are_listed_in_pages(claude: anthropic.Anthropic, tenant: httpx.Client) -> None:
+def test_files_are_listed_in_pages(claude, tenant):
     assert list(claude.beta.files.list()) == []
     ids = [upload(claude, f"{number}.pdf").id for number in range(5)][::-1]
     assert [file.id for file in claude.beta.files.list(limit=2)] == ids
@@ -61,18 +64,18 @@ def test_files_are_listed_in_pages(claude: anthropic.Anthropic, tenant: httpx.Cl
         ({"data": {"expires_in_seconds": "x"}}, "expires_in_seconds"),
     ],
 )
-def test_a_form_that_is_not_anthropics_is_refused(tenant: httpx.Client, form: dict[str, Any], param: str) -> None:
+def test_a_form_that_is_not_anthropics_is_refused(tenant, form, param):
     answer = tenant.post("/v1/files", files={"file": ("a", b"x")}, headers=VERSION, **form)
     error = answer.json()
     assert (answer.status_code, error["type"]) == (400, "error") and param in error["error"]["message"]
 
 
-def test_two_ways_to_name_a_page_are_refused(tenant: httpx.Client) -> None:
+def test_two_ways_to_name_a_page_are_refused(tenant):
     answer = tenant.get("/v1/files", params={"after_id": "a", "page": "page_b"}, headers=VERSION)
     assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_parameters_of_the_other_api_are_ignored_with_a_warning(tenant: httpx.Client) -> None:
+def test_parameters_of_the_other_api_are_ignored_with_a_warning(tenant):
     theirs = {"purpose": "batch", "order": "asc", "limit": "5"}
     answer = tenant.get("/v1/files", params=theirs, headers=VERSION)
     assert (answer.status_code, answer.headers["x-kvarn-ignored"]) == (200, "order, purpose")

@@ -43,7 +43,7 @@ def ask(client: httpx.Client, **fields: Any) -> httpx.Response:
     return client.post("/v1/chat/completions", json=CHAT | fields)
 
 
-def test_a_budget_is_made_changed_listed_and_deleted(tenant: httpx.Client) -> None:
+def test_a_budget_is_made_changed_listed_and_deleted(tenant):
     made = make(tenant, unit="cost", hard_limit=10.25, soft_limit=8)
     assert made == {
         "object": "organization.budget",
@@ -71,9 +71,7 @@ def test_a_budget_is_made_changed_listed_and_deleted(tenant: httpx.Client) -> No
     assert {"budget.created", "budget.updated", "budget.deleted"} <= acts
 
 
-def test_what_is_spent_is_spent_for_all_and_nothing_is_asked_of_the_engine(
-    server: Any, tenant: httpx.Client, wait_for: Any
-) -> None:
+def test_what_is_spent_is_spent_for_all_and_nothing_is_asked_of_the_engine(server, tenant, wait_for):
     used = ask(tenant).json()["usage"]["total_tokens"]
     wait_for(lambda: make(tenant, soft_limit=10**9)["spent"] == used, "the usage to count in a new budget")
     budget = make(tenant, hard_limit=used + 1)
@@ -89,14 +87,14 @@ def test_what_is_spent_is_spent_for_all_and_nothing_is_asked_of_the_engine(
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="tenant", timeout=20) as sdk,  # told not to try again
         pytest.raises(openai.RateLimitError, match="budget"),
     ):
-        sdk.chat.completions.create(**CHAT)  # type: ignore[call-overload]
+        sdk.chat.completions.create(**CHAT)
     assert len(server.chat.submitted) == asked
     assert 'kvarn_budget_refusals_total{unit="tokens"}' in tenant.get("/metrics").text
     tenant.post(f"{BUDGETS}/{budget['id']}", json={"hard_limit": 10**6})
     wait_for(lambda: ask(tenant).status_code == 200, "the raised budget to hold")
 
 
-def test_a_projects_budget_of_money_binds_that_project_only(server: Any, tenant: httpx.Client, wait_for: Any) -> None:
+def test_a_projects_budget_of_money_binds_that_project_only(server, tenant, wait_for):
     principal = server.authenticator.principals["tenant"]
     elsewhere = tenant.post("/v1/organization/projects", json={"name": "elsewhere"}).json()["id"]
     make(tenant, unit="cost", period="day", project_id=elsewhere, hard_limit=0.001)
@@ -108,7 +106,7 @@ def test_a_projects_budget_of_money_binds_that_project_only(server: Any, tenant:
     assert ask(tenant).status_code == 200
 
 
-def test_one_tenant_never_sees_or_touches_anothers_budget(server: Any, tenant: httpx.Client) -> None:
+def test_one_tenant_never_sees_or_touches_anothers_budget(server, tenant):
     mine = make(tenant, hard_limit=5)
     with server.add_tenant("other") as other:
         for method, body in (("GET", None), ("POST", {"hard_limit": 0}), ("DELETE", None)):
@@ -122,7 +120,7 @@ def test_one_tenant_never_sees_or_touches_anothers_budget(server: Any, tenant: h
     assert tenant.get(f"{BUDGETS}/{mine['id']}").json() == mine
 
 
-def test_only_administrators_have_to_do_with_budgets(server: Any, tenant: httpx.Client) -> None:
+def test_only_administrators_have_to_do_with_budgets(server, tenant):
     for role in (Role.MEMBER, Role.SERVICE):
         server.authenticator.principals["someone"] = replace(server.authenticator.principals["tenant"], role=role)
         for method in ("GET", "POST"):
@@ -130,7 +128,7 @@ def test_only_administrators_have_to_do_with_budgets(server: Any, tenant: httpx.
             assert answer.status_code == 403
 
 
-def test_a_new_soft_limit_may_be_passed_anew_in_the_same_period(tenant: httpx.Client, wait_for: Any) -> None:
+def test_a_new_soft_limit_may_be_passed_anew_in_the_same_period(tenant, wait_for):
     budget = f"{BUDGETS}/{make(tenant, soft_limit=1)['id']}"
 
     def alerted() -> str | None:
@@ -145,7 +143,7 @@ def test_a_new_soft_limit_may_be_passed_anew_in_the_same_period(tenant: httpx.Cl
     wait_for(alerted, "the alert of the new limit")
 
 
-def test_what_makes_no_budget_names_the_field(tenant: httpx.Client) -> None:
+def test_what_makes_no_budget_names_the_field(tenant):
     good = {"unit": "tokens", "period": "day", "hard_limit": 5}
     for wrong, param in (
         ({"hard_limit": None}, "hard_limit"),

@@ -55,7 +55,7 @@ def gateways(
                 wait_for(lambda server=server: knows_budgets(server), "the budget to be known")
             return servers
 
-        make.stop = opened.close  # type: ignore[attr-defined]
+        make.stop = opened.close
         yield make
 
 
@@ -78,7 +78,7 @@ def _answer(request: Any, index: int) -> list[int]:
 
 
 @pytest.mark.thorough
-def test_two_hundred_clients_of_two_gateways_never_spend_more_than_the_budget(gateways: Any, wait_for: Any) -> None:
+def test_two_hundred_clients_of_two_gateways_never_spend_more_than_the_budget(gateways, wait_for):
     servers = gateways()
     before = _spent(servers[0])
     counted, codes = [0], set[str]()
@@ -120,7 +120,7 @@ def _spent(server: Any) -> int:
     return int(budget["spent"])
 
 
-def test_a_request_that_may_come_to_more_than_is_left_is_told_how_much_that_is(gateways: Any) -> None:
+def test_a_request_that_may_come_to_more_than_is_left_is_told_how_much_that_is(gateways):
     servers = gateways()
     refused = _ask_once(servers[0], 500 - PROMPT, choices=3)
     error = refused.json()["error"]
@@ -129,7 +129,7 @@ def test_a_request_that_may_come_to_more_than_is_left_is_told_how_much_that_is(g
     assert _ask_once(servers[0], 6).status_code == 200
 
 
-def test_a_redis_that_is_away_closes_budgets_where_the_configuration_says_so(gateways: Any, own_redis: Any) -> None:
+def test_a_redis_that_is_away_closes_budgets_where_the_configuration_says_so(gateways, own_redis):
     servers = gateways(when_away="closed", timeout_s=2.0)
     own_redis.kill()
     for server in servers:
@@ -137,7 +137,7 @@ def test_a_redis_that_is_away_closes_budgets_where_the_configuration_says_so(gat
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "budgets_unavailable"
 
 
-def test_a_gateway_that_is_stopped_leaves_nothing_held(gateways: Any, own_redis: Any) -> None:
+def test_a_gateway_that_is_stopped_leaves_nothing_held(gateways, own_redis):
     servers = gateways()
     for server in servers:
         metering_of(server)._budgets_read = float("inf")  # not read again while it runs

@@ -21,7 +21,7 @@ SWAMPED = EngineStats(step_times=SLOW, step_s=5.0, running=64, decode_rows=10, p
 """An engine that reads 50 prompt tokens a second, with minutes of them before it."""
 
 
-def test_64_requests_at_once_to_a_slow_model_are_all_answered(serve: Serve) -> None:
+def test_64_requests_at_once_to_a_slow_model_are_all_answered(serve):
     with serve() as server:
         server.chat.stats = SWAMPED
         server.chat.step_s = 0.1
@@ -36,7 +36,7 @@ def test_64_requests_at_once_to_a_slow_model_are_all_answered(serve: Serve) -> N
         assert len(server.chat.submitted) == 64
 
 
-def test_one_request_more_than_may_be_answered_gets_503_and_the_others_go_on(serve: Serve, wait_for: Any) -> None:
+def test_one_request_more_than_may_be_answered_gets_503_and_the_others_go_on(serve, wait_for):
     with serve(max_requests=2) as server, server.client() as client, ThreadPoolExecutor(2) as clients:
         server.chat.stats = SWAMPED
         go_on = hold(server)
@@ -51,7 +51,7 @@ def test_one_request_more_than_may_be_answered_gets_503_and_the_others_go_on(ser
         assert client.post(CHAT, json=chat()).status_code == 200
 
 
-def test_metrics_count_against_the_configured_targets(serve: Serve) -> None:
+def test_metrics_count_against_the_configured_targets(serve):
     def prepare(server: Any) -> None:
         tiny, *others = server.config.models
         strict = tiny.model_copy(update={"ttft_target_s": 0.001})

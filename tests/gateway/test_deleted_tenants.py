@@ -22,7 +22,7 @@ async def delete(store: Store, name: str) -> str:
 
 
 @pytest.mark.asyncio
-async def test_each_engine_hears_once_of_each_deleted_organisation_and_again_after_a_restart(store: Store) -> None:
+async def test_each_engine_hears_once_of_each_deleted_organisation_and_again_after_a_restart(store):
     up, late = (FakeReplicaClient(None, lambda request, index: []) for _ in range(2))
     late.state = ReplicaState.STARTING
     deleted = DeletedTenants(store, lambda: [{"up": up}, {"late": late}])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
 
 from kvarn.wire.anthropic.dialect import ANTHROPIC
-from kvarn.wire.dialect import Dialect
 from kvarn.wire.dialects import dialect_of
 from kvarn.wire.openai.dialect import OPENAI
+from lazy_modules import LazyModule
+
+anthropic = LazyModule("anthropic")
 
 VERSION = {"anthropic-version": "2023-06-01"}
 JSON = {"content-type": "application/json"}
@@ -30,7 +31,7 @@ ASK = b'{"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "conten
         ("/v1/chat/completions", VERSION, OPENAI),
     ],
 )
-def test_the_path_decides_then_the_clients_header(path: str, headers: dict[str, str], dialect: Dialect) -> None:
+def test_the_path_decides_then_the_clients_header(path, headers, dialect):
     assert dialect_of(path, [(name.encode(), value.encode()) for name, value in headers.items()]) is dialect
 
 
@@ -58,20 +59,18 @@ def check(answer: httpx.Response, status: int, kind: str) -> None:
         ({"method": "GET", "url": "/v1/none", "headers": VERSION}, 404, "not_found_error"),
     ],
 )
-def test_errors_from_before_the_route_and_in_it_are_anthropics(
-    client: httpx.Client, request_: dict[str, Any], status: int, kind: str
-) -> None:
+def test_errors_from_before_the_route_and_in_it_are_anthropics(client, request_, status, kind):
     check(client.request(**{"method": "POST", "url": "/v1/messages", **request_}), status, kind)
 
 
-def test_an_answer_has_its_id_in_both_headers(client: httpx.Client) -> None:
+def test_an_answer_has_its_id_in_both_headers(client):
     answer = client.post("/v1/messages", content=ASK, headers={**JSON, "x-request-id": "mine"})
     assert answer.status_code == 200
     assert answer.headers["request-id"] == answer.headers["x-request-id"] == "mine"
     assert "request-id" not in client.get("/v1/models").headers
 
 
-def test_anthropics_client_lists_and_reads_models(claude: anthropic.Anthropic) -> None:
+def test_anthropics_client_lists_and_reads_models(claude):
     page = claude.models.list()
     assert [model.id for model in page] == ["tiny"] and (page.has_more, page.first_id) == (False, "tiny")
     model = claude.models.retrieve("tiny")
@@ -85,6 +84,6 @@ def test_anthropics_client_lists_and_reads_models(claude: anthropic.Anthropic) -
         claude.models.list(after_id="none")
 
 
-def test_openais_client_gets_all_models_in_openais_shape(client: httpx.Client) -> None:
+def test_openais_client_gets_all_models_in_openais_shape(client):
     listed = client.get("/v1/models?limit=1").json()
     assert listed["object"] == "list" and [model["id"] for model in listed["data"]] == ["tiny", "vec"]

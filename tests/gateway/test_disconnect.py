@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 
 from asking import CHAT, chat, metric
@@ -28,9 +27,7 @@ def leave(raw: socket.socket, *, reset: bool) -> None:
 
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_before_the_first_token_is_aborted(
-    server: Any, wait_for: WaitFor, stream: bool, reset: bool
-) -> None:
+def test_a_client_that_leaves_before_the_first_token_is_aborted(server, wait_for, stream, reset):
     server.chat.hold = asyncio.Event()  # never set: the request waits in the queue
     raw = server.connect()
     raw.sendall(post_of(CHAT, chat(stream=stream)))
@@ -42,9 +39,7 @@ def test_a_client_that_leaves_before_the_first_token_is_aborted(
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_client_that_leaves_in_mid_answer_is_aborted(
-    server: Any, wait_for: WaitFor, stream: bool, reset: bool, n: int
-) -> None:
+def test_a_client_that_leaves_in_mid_answer_is_aborted(server, wait_for, stream, reset, n):
     server.chat.step_s = 0.01
     server.chat.answer = lambda request, index: [120] * 400
     raw = server.connect()
@@ -55,7 +50,7 @@ def test_a_client_that_leaves_in_mid_answer_is_aborted(
     assert server.chat.finished == []
 
 
-def test_leaving_aborts_every_prompt_of_a_completion(server: Any, wait_for: WaitFor) -> None:
+def test_leaving_aborts_every_prompt_of_a_completion(server, wait_for):
     server.chat.hold = asyncio.Event()
     raw = server.connect()
     raw.sendall(post_of("/v1/completions", {"model": "tiny", "prompt": ["a", "b", "c"]}))
@@ -64,7 +59,7 @@ def test_leaving_aborts_every_prompt_of_a_completion(server: Any, wait_for: Wait
     wait_for(lambda: len(server.chat.aborted) == 3, "all of them to be aborted")
 
 
-def test_a_client_that_leaves_is_counted(server: Any, wait_for: WaitFor, client: httpx.Client) -> None:
+def test_a_client_that_leaves_is_counted(server, wait_for, client):
     def count() -> float:
         return metric(client, "kvarn_disconnects_total", endpoint=CHAT, model="tiny")
 
@@ -77,7 +72,7 @@ def test_a_client_that_leaves_is_counted(server: Any, wait_for: WaitFor, client:
     wait_for(lambda: count() == before + 1, "the disconnect to be counted")
 
 
-def test_a_body_that_stalls_gets_408(server: Any) -> None:
+def test_a_body_that_stalls_gets_408(server):
     raw = server.connect()
     raw.sendall(post_of(CHAT, chat())[:-10])
     answer = read_answer(raw)
@@ -85,7 +80,7 @@ def test_a_body_that_stalls_gets_408(server: Any) -> None:
     assert answer.startswith(b"HTTP/1.1 408") and b'"code":"request_timeout"' in answer
 
 
-def test_a_slow_reader_slows_nobody_and_loses_nothing(server: Any, client: httpx.Client, wait_for: WaitFor) -> None:
+def test_a_slow_reader_slows_nobody_and_loses_nothing(server, client, wait_for):
     total = 20_000
     server.widen(50_000)
     server.chat.answer = lambda request, index: [120] * total
@@ -136,7 +131,7 @@ def _read_all(raw: socket.socket) -> str:
         body = body[int(size, 16) + 2 :]
 
 
-def test_what_cannot_finish_before_the_server_stops_gets_a_typed_error(serve: Any, wait_for: WaitFor) -> None:
+def test_what_cannot_finish_before_the_server_stops_gets_a_typed_error(serve, wait_for):
     def prepare(server: Any) -> None:
         server.chat.step_s = 0.01
         server.chat.answer = lambda request, index: [120] * 400

@@ -44,7 +44,7 @@ def check(answer: httpx.Response, status: int, code: str | None, param: str | No
         b"[" + b"1," * 50_000 + b"1]",
     ],
 )
-def test_a_body_that_is_not_sound_json_is_refused(client: httpx.Client, body: bytes) -> None:
+def test_a_body_that_is_not_sound_json_is_refused(client, body):
     check(client.post(CHAT, content=body, headers=JSON), 400, "invalid_json")
 
 
@@ -66,21 +66,19 @@ def test_a_body_that_is_not_sound_json_is_refused(client: httpx.Client, body: by
         ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
     ],
 )
-def test_a_wrong_field_is_named(
-    server: Any, client: httpx.Client, change: dict[str, Any], code: str, param: str
-) -> None:
+def test_a_wrong_field_is_named(server, client, change, code, param):
     body = {"model": "tiny", "messages": HELLO, **change}
     check(client.post(CHAT, json=body), 400, code, param)
     assert server.chat.submitted == []
 
 
-def test_a_hundred_thousand_stop_strings_are_refused(serve: Any) -> None:
+def test_a_hundred_thousand_stop_strings_are_refused(serve):
     with serve() as server, server.client() as client:
         body = {"model": "tiny", "messages": HELLO, "stop": [f"stop {i}" for i in range(100_000)]}
         check(client.post(CHAT, json=body), 400, "invalid_value", "stop")
 
 
-def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(server: Any, client: httpx.Client) -> None:
+def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(server, client):
     long = [{"role": "user", "content": "x" * 20_000}]  # long enough to be tokenized in the pool
     error = check(
         client.post(CHAT, json={"model": "tiny", "messages": long}), 400, "context_length_exceeded", "messages"
@@ -104,32 +102,32 @@ def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(server: An
     assert server.chat.submitted == [] and server.embed.embedded == []
 
 
-def test_anthropics_clients_are_told_of_the_context_in_anthropics_words(client: httpx.Client) -> None:
+def test_anthropics_clients_are_told_of_the_context_in_anthropics_words(client):
     asked = {"model": "tiny", "messages": [{"role": "user", "content": "x" * 600}], "max_tokens": 5}
     answer = client.post("/v1/messages", json=asked)
     assert answer.status_code == 400
     assert re.fullmatch(r"prompt is too long: 6\d\d tokens > 512 maximum", answer.json()["error"]["message"])
 
 
-def test_completions_refuse_too_many_prompts_and_unknown_ids(client: httpx.Client) -> None:
+def test_completions_refuse_too_many_prompts_and_unknown_ids(client):
     post = lambda prompt: client.post("/v1/completions", json={"model": "tiny", "prompt": prompt})  # noqa: E731
     check(post(["x"] * 129), 400, "invalid_value", "prompt")
     check(post([5, 100_000]), 400, "invalid_value", "prompt")
     check(post(""), 400, "invalid_value", "prompt")
 
 
-def test_an_unknown_model_is_not_found(client: httpx.Client, sdk: openai.OpenAI) -> None:
+def test_an_unknown_model_is_not_found(client, sdk):
     check(client.post(CHAT, json={"model": "nope", "messages": HELLO}), 404, "model_not_found", "model")
     check(client.get("/v1/models/org/nope"), 404, "model_not_found", "model")
     with pytest.raises(openai.NotFoundError):
         sdk.models.retrieve("nope")
 
 
-def test_a_model_of_the_wrong_kind_is_refused(client: httpx.Client) -> None:
+def test_a_model_of_the_wrong_kind_is_refused(client):
     check(client.post(CHAT, json={"model": "vec", "messages": HELLO}), 400, "model_not_supported", "model")
 
 
-def test_a_model_that_is_not_ready_is_unavailable(server: Any, client: httpx.Client) -> None:
+def test_a_model_that_is_not_ready_is_unavailable(server, client):
     server.chat.state, server.chat.progress = ReplicaState.STARTING, ("load weights", 0.5)
     error = check(client.post(CHAT, json={"model": "tiny", "messages": HELLO}), 503, "model_not_ready")
     assert "load weights" in error["message"]
@@ -148,9 +146,7 @@ def test_a_model_that_is_not_ready_is_unavailable(server: Any, client: httpx.Cli
         (RefusalReason.DUPLICATE_ID, 500, "internal_error"),
     ],
 )
-def test_each_refusal_of_the_engine_has_its_status(
-    server: Any, client: httpx.Client, reason: RefusalReason, status: int, code: str, stream: bool
-) -> None:
+def test_each_refusal_of_the_engine_has_its_status(server, client, reason, status, code, stream):
     server.chat.refusal = RequestRefusedError(reason, "because", retry_after_s=2.2)
     answer = client.post(CHAT, json={"model": "tiny", "messages": HELLO, "stream": stream})
     check(answer, status, code)
@@ -158,30 +154,30 @@ def test_each_refusal_of_the_engine_has_its_status(
         assert answer.headers["retry-after"] == "3"
 
 
-def test_an_engine_lost_before_the_first_token_is_unavailable(server: Any, client: httpx.Client) -> None:
+def test_an_engine_lost_before_the_first_token_is_unavailable(server, client):
     server.chat.lose_after = 0
     for stream in (False, True):
         answer = client.post(CHAT, json={"model": "tiny", "messages": HELLO, "stream": stream})
         check(answer, 503, "replica_lost")
 
 
-def test_an_engine_lost_in_mid_stream_ends_it_with_an_error_event(server: Any, client: httpx.Client) -> None:
+def test_an_engine_lost_in_mid_stream_ends_it_with_an_error_event(server, client):
     server.chat.lose_after = 5
     answer = client.post(CHAT, json={"model": "tiny", "messages": HELLO, "stream": True})
     assert "[DONE]" not in answer.text and events_of(answer)[-1]["error"]["code"] == "replica_lost"
     check(client.post(CHAT, json={"model": "tiny", "messages": HELLO}), 503, "replica_lost")
 
 
-def test_the_official_client_raises_the_error_of_a_broken_stream(server: Any, sdk: openai.OpenAI) -> None:
+def test_the_official_client_raises_the_error_of_a_broken_stream(server, sdk):
     server.chat.lose_after = 5
     seen = ""
     with pytest.raises(openai.APIError, match="engine was lost"):
-        for chunk in sdk.chat.completions.create(model="tiny", messages=HELLO, stream=True):  # type: ignore[arg-type]
+        for chunk in sdk.chat.completions.create(model="tiny", messages=HELLO, stream=True):
             seen += chunk.choices[0].delta.content or ""
     assert seen == "Hello"
 
 
-def test_an_unforeseen_failure_is_a_500_without_its_details(server: Any, client: httpx.Client) -> None:
+def test_an_unforeseen_failure_is_a_500_without_its_details(server, client):
     def fail(request: Any, index: int) -> list[int]:
         raise AssertionError("not reached")
 
@@ -190,7 +186,7 @@ def test_an_unforeseen_failure_is_a_500_without_its_details(server: Any, client:
     assert "not reached" not in error["message"]
 
 
-def test_unknown_urls_and_methods_have_the_same_shape(client: httpx.Client) -> None:
+def test_unknown_urls_and_methods_have_the_same_shape(client):
     check(client.get("/v1/nothing"), 404, "unknown_url")
     check(client.put(CHAT), 405, "method_not_allowed")
 
@@ -208,7 +204,7 @@ def test_unknown_urls_and_methods_have_the_same_shape(client: httpx.Client) -> N
         ("/v1/organization/projects/proj_1/rate_limits/rl-a/b", "POST, DELETE"),
     ],
 )
-def test_a_wrong_method_is_told_all_that_the_path_has(client: httpx.Client, path: str, allowed: str) -> None:
+def test_a_wrong_method_is_told_all_that_the_path_has(client, path, allowed):
     answer = client.put(path)
     error = check(answer, 405, "method_not_allowed")
     assert answer.headers["allow"] == allowed
@@ -216,19 +212,19 @@ def test_a_wrong_method_is_told_all_that_the_path_has(client: httpx.Client, path
 
 
 @pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded"])
-def test_only_json_is_taken(client: httpx.Client, content_type: str | None) -> None:
+def test_only_json_is_taken(client, content_type):
     headers = {} if content_type is None else {"content-type": content_type}
     error = check(client.post(CHAT, content=b"{}", headers=headers), 415, "unsupported_media_type")
     assert "application/json" in error["message"]
 
 
-def test_a_large_body_is_refused_by_its_announced_length_and_by_its_chunks(client: httpx.Client) -> None:
+def test_a_large_body_is_refused_by_its_announced_length_and_by_its_chunks(client):
     check(client.post(CHAT, content=b" " * 300_000, headers=JSON), 413, "request_too_large")
     chunks = (b" " * 50_000 for _ in range(6))
     check(client.post(CHAT, content=chunks, headers=JSON), 413, "request_too_large")
 
 
-def test_every_answer_carries_a_request_id(client: httpx.Client) -> None:
+def test_every_answer_carries_a_request_id(client):
     ids = {client.get("/health").headers["x-request-id"] for _ in range(3)}
     assert len(ids) == 3
     assert client.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"

@@ -6,7 +6,7 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -50,7 +50,7 @@ def upload(client: httpx.Client, content: bytes = b"x", **fields: str) -> httpx.
     return client.post("/v1/files", data={"purpose": "user_data", **fields}, files={"file": ("a.bin", content)})
 
 
-def test_the_official_client_keeps_lists_reads_and_deletes_files(kept: Any) -> None:
+def test_the_official_client_keeps_lists_reads_and_deletes_files(kept):
     content = os.urandom(2 * MIB + 12345)
     with kept.sdk() as sdk:
         made = sdk.files.create(
@@ -72,7 +72,7 @@ def test_the_official_client_keeps_lists_reads_and_deletes_files(kept: Any) -> N
     assert rows(kept) == (3, 3)
 
 
-def test_a_file_that_is_too_large_is_refused_before_its_end_and_leaves_nothing(kept: Any) -> None:
+def test_a_file_that_is_too_large_is_refused_before_its_end_and_leaves_nothing(kept):
     with kept.client() as client:
         answer = upload(client, os.urandom(3 * MIB + 1))
         assert answer.status_code == 413 and answer.json()["error"]["param"] == "file"
@@ -97,7 +97,7 @@ def form_head(length: int, boundary: str = "b") -> bytes:
     return "\r\n".join(lines).encode()
 
 
-def test_an_upload_cut_short_leaves_nothing(kept: Any, wait_for: Callable[..., None]) -> None:
+def test_an_upload_cut_short_leaves_nothing(kept, wait_for):
     raw: socket.socket = kept.connect()
     raw.sendall(form_head(2 * MIB) + os.urandom(3 * MIB // 2))
     wait_for(lambda: kept.gateway.held.used, "the upload to begin")
@@ -106,7 +106,7 @@ def test_an_upload_cut_short_leaves_nothing(kept: Any, wait_for: Callable[..., N
     assert rows(kept) == (0, 0)
 
 
-def test_an_upload_that_stalls_is_given_up(kept: Any) -> None:
+def test_an_upload_that_stalls_is_given_up(kept):
     raw: socket.socket = kept.connect()
     raw.sendall(form_head(2 * MIB) + b"some")
     assert b" 408 " in raw.recv(64)
@@ -114,7 +114,7 @@ def test_an_upload_that_stalls_is_given_up(kept: Any) -> None:
     assert rows(kept) == (0, 0)
 
 
-def test_a_tenant_finds_nothing_of_another(kept: Any) -> None:
+def test_a_tenant_finds_nothing_of_another(kept):
     with kept.add_tenant("red") as red, kept.add_tenant("blue") as blue:
         mine = upload(red, b"secret").json()["id"]
         for method, path in (("GET", mine), ("GET", f"{mine}/content"), ("DELETE", mine)):
@@ -127,7 +127,7 @@ def test_a_tenant_finds_nothing_of_another(kept: Any) -> None:
         assert red.get(f"/v1/files/{mine}/content").content == b"secret"
 
 
-def test_a_file_past_its_expiry_is_not_found(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_past_its_expiry_is_not_found(kept, monkeypatch):
     fields = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
     with kept.client() as client:
         made = upload(client, **fields).json()
@@ -160,9 +160,7 @@ def test_a_file_past_its_expiry_is_not_found(kept: Any, monkeypatch: pytest.Monk
         ({"purpose": "x" * 5000}, "purpose", "invalid_value"),
     ],
 )
-def test_a_form_that_cannot_be_taken_is_refused_by_name(
-    client: httpx.Client, fields: dict[str, str], param: str, code: str
-) -> None:
+def test_a_form_that_cannot_be_taken_is_refused_by_name(client, fields, param, code):
     answer = upload(client, **fields)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
@@ -177,7 +175,7 @@ FILE_PART = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r
 PURPOSE_PART = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
 
 
-def test_broken_forms_are_refused_in_words(client: httpx.Client) -> None:
+def test_broken_forms_are_refused_in_words(client):
     missing = (400, "missing_required_parameter")
     assert post_form(client, b"{}", "application/json") == (415, "unsupported_media_type")
     assert post_form(client, b"", "multipart/form-data") == (400, "invalid_form")
@@ -191,7 +189,7 @@ def test_broken_forms_are_refused_in_words(client: httpx.Client) -> None:
     assert post_form(client, b"--b\r\n" + headers + b"\r\nx\r\n--b--\r\n") == (400, "invalid_form")
 
 
-def test_a_file_may_come_before_its_purpose_and_names_lose_their_folders(client: httpx.Client) -> None:
+def test_a_file_may_come_before_its_purpose_and_names_lose_their_folders(client):
     part = FILE_PART.replace(b'"a"', b'"../../etc/p\x07asswd"')
     form = {"content-type": "multipart/form-data; boundary=b"}
     made = client.post("/v1/files", content=part + PURPOSE_PART + b"--b--\r\n", headers=form).json()
@@ -200,7 +198,7 @@ def test_a_file_may_come_before_its_purpose_and_names_lose_their_folders(client:
     assert answer.content == b"xyz" and answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_boundary_cut_anywhere_is_still_found(server: Any) -> None:
+def test_a_boundary_cut_anywhere_is_still_found(server):
     body = FILE_PART.replace(b"xyz", b"\r\n--\r\n--c" * 3) + PURPOSE_PART + b"--b--\r\n"
     raw = server.connect()
     raw.sendall(form_head(len(body)).partition(b"--b")[0])
@@ -213,12 +211,12 @@ def test_a_boundary_cut_anywhere_is_still_found(server: Any) -> None:
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=10001", "order=up", "before=file-1"])
-def test_a_list_refuses_what_it_does_not_know(client: httpx.Client, query: str) -> None:
+def test_a_list_refuses_what_it_does_not_know(client, query):
     answer = client.get(f"/v1/files?{query}")
     assert answer.status_code == 400 and answer.json()["error"]["param"] == query.partition("=")[0]
 
 
-def test_a_gateway_killed_in_mid_upload_leaves_a_file_that_the_sweep_takes(kept: Any) -> None:
+def test_a_gateway_killed_in_mid_upload_leaves_a_file_that_the_sweep_takes(kept):
     async def write() -> None:
         writer = FileWriter(kept.gateway.store, ANYBODY.owner)
         await writer.write(os.urandom(MIB + 1))
@@ -236,7 +234,7 @@ def small(serve_stored: Any) -> Iterator[Any]:
         yield server
 
 
-def test_an_upload_past_what_may_be_stored_is_refused_until_there_is_room(small: Any) -> None:
+def test_an_upload_past_what_may_be_stored_is_refused_until_there_is_room(small):
     with small.add_tenant("red") as red, small.add_tenant("blue") as blue:
         first = upload(red, b"x" * 2 * MIB)
         assert first.status_code == 200

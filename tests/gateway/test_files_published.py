@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -20,20 +19,8 @@ def upload(client: httpx.Client, content: bytes, **fields: str) -> dict[str, Any
     return made
 
 
-def test_files_are_as_published(server: Any) -> None:
-    with server.add_tenant("published files") as client:
-        check("ListFilesResponse", client.get("/v1/files").json())
-        expiry = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
-        made = upload(client, b"{}", **expiry)
-        check("OpenAIFile", made)
-        check("OpenAIFile", client.get(f"/v1/files/{made['id']}").json())
-        check("ListFilesResponse", client.get("/v1/files").json())
-        check("DeleteFileResponse", client.delete(f"/v1/files/{made['id']}").json())
-        check("ErrorResponse", client.get(f"/v1/files/{made['id']}").json())
-
-
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
-def test_batches_are_as_published(server: Any, wait_for: Callable[..., None], status: str) -> None:
+def test_batches_are_as_published(server, wait_for, status):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
     line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": body}
     with server.add_tenant(f"published {status}") as client:

@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 
 from asking import CHAT, chat
@@ -17,14 +16,14 @@ from raw_http import error_of, head_of, post_of, read_all, read_answer
 WaitFor = Callable[..., None]
 
 
-def test_a_connection_is_closed_some_time_after_its_answer(serve: Any) -> None:
+def test_a_connection_is_closed_some_time_after_its_answer(serve):
     with serve(idle_timeout_s=0.4) as server:
         raw = server.connect()
         raw.sendall(post_of(CHAT, chat()))
         assert read_all(raw).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_client_that_does_not_read_is_cut_off_and_its_request_aborted(serve: Any, wait_for: WaitFor) -> None:
+def test_a_client_that_does_not_read_is_cut_off_and_its_request_aborted(serve, wait_for):
     def prepare(server: Any) -> None:
         server.widen(200_000)
         server.chat.answer = lambda request, index: [120] * 150_000
@@ -38,7 +37,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_request_aborted(serve: A
         raw.close()
 
 
-def test_a_half_closed_connection_counts_as_left(server: Any, wait_for: WaitFor) -> None:
+def test_a_half_closed_connection_counts_as_left(server, wait_for):
     server.chat.hold = asyncio.Event()  # never set
     for stream in (False, True):
         raw = server.connect()
@@ -50,7 +49,7 @@ def test_a_half_closed_connection_counts_as_left(server: Any, wait_for: WaitFor)
     assert len(server.chat.aborted) == 2
 
 
-def test_a_half_sent_request_that_is_half_closed_is_forgotten(server: Any, client: httpx.Client) -> None:
+def test_a_half_sent_request_that_is_half_closed_is_forgotten(server, client):
     for sent in (
         b"POST /v1",
         post_of(CHAT, chat())[:-5],
@@ -74,7 +73,7 @@ def test_a_half_sent_request_that_is_half_closed_is_forgotten(server: Any, clien
         b"GET /health HTTP/1.1\r\n" + b"x: " * 40_000 + b"\r\n\r\n",
     ],
 )
-def test_too_many_headers_and_too_long_ones_get_431(server: Any, flood: bytes) -> None:
+def test_too_many_headers_and_too_long_ones_get_431(server, flood):
     raw = server.connect()
     raw.sendall(flood)
     assert error_of(read_answer(raw)) == (431, "headers_too_large")
@@ -92,14 +91,14 @@ def test_too_many_headers_and_too_long_ones_get_431(server: Any, flood: bytes) -
         head_of(CHAT, "transfer-encoding: chunked") + b"zz\r\nabc\r\n",
     ],
 )
-def test_what_is_not_http_gets_400_and_the_connection_is_closed(server: Any, garbage: bytes) -> None:
+def test_what_is_not_http_gets_400_and_the_connection_is_closed(server, garbage):
     raw = server.connect()
     raw.sendall(garbage)
     assert read_all(raw).startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.parametrize("name", ["authorization", "content-type", "host", "x-api-key"])
-def test_a_header_that_may_stand_once_may_not_stand_twice(server: Any, name: str) -> None:
+def test_a_header_that_may_stand_once_may_not_stand_twice(server, name):
     body = json.dumps(chat()).encode()
     twice = [f"{name}: application/json", f"{name}: application/json"]
     own = [] if name == "content-type" else ["content-type: application/json"]
@@ -109,7 +108,7 @@ def test_a_header_that_may_stand_once_may_not_stand_twice(server: Any, name: str
 
 
 @pytest.mark.parametrize("value", [b"Bearer \xff\xfe", b"\xc3\x28", b"Bearer \xf0\x9f\x98\x80"])
-def test_headers_that_are_not_text_are_no_server_error(server: Any, value: bytes) -> None:
+def test_headers_that_are_not_text_are_no_server_error(server, value):
     body = json.dumps(chat()).encode()
     raw = server.connect()
     lines = [b"POST /v1/chat/completions HTTP/1.1", b"host: x", b"content-type: application/json"]
@@ -126,7 +125,7 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def test_a_body_in_chunks_of_a_byte_is_taken(server: Any) -> None:
+def test_a_body_in_chunks_of_a_byte_is_taken(server):
     body = BODY.replace(b'"x"', b'"' + b"x" * 30_000 + b'"')
     raw = server.connect()
     head = head_of(CHAT, "content-type: application/json", "transfer-encoding: chunked", "connection: close")
@@ -135,7 +134,7 @@ def test_a_body_in_chunks_of_a_byte_is_taken(server: Any) -> None:
     assert error_of(read_all(raw)) == (400, "context_length_exceeded")
 
 
-def test_a_body_after_a_request_for_an_upgrade_is_not_run_as_a_request(server: Any) -> None:
+def test_a_body_after_a_request_for_an_upgrade_is_not_run_as_a_request(server):
     smuggled = head_of("/health", "x-request-id: smuggled", method="GET")
     asked = ["connection: upgrade", "upgrade: h2c", "content-type: application/json"]
     for announced in (f"content-length: {len(smuggled)}", "transfer-encoding: chunked"):
@@ -145,14 +144,14 @@ def test_a_body_after_a_request_for_an_upgrade_is_not_run_as_a_request(server: A
         assert error_of(answer) == (400, "upgrade_not_supported")
 
 
-def test_an_upgrade_that_is_not_served_is_answered_as_if_not_asked_for(server: Any) -> None:
+def test_an_upgrade_that_is_not_served_is_answered_as_if_not_asked_for(server):
     raw = server.connect()
     raw.sendall(head_of("/health", "connection: upgrade, close", "upgrade: h2c", method="GET"))
     answer = read_all(raw)
     assert answer.startswith(b"HTTP/1.1 200 ") and answer.count(b"HTTP/1.1 ") == 1
 
 
-def test_a_thousand_requests_sent_at_once_are_answered_in_order(server: Any) -> None:
+def test_a_thousand_requests_sent_at_once_are_answered_in_order(server):
     raw = server.connect()
     paths = ["/health", "/nowhere"] * 500
     sent = b"".join(head_of(path, method="GET") for path in paths)

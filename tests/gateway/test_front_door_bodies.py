@@ -23,9 +23,7 @@ MIB = 1024 * 1024
 WaitFor = Callable[..., None]
 
 
-def test_others_are_answered_while_a_large_body_is_understood(
-    server: Any, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_are_answered_while_a_large_body_is_understood(server, client, monkeypatch):
     normal = body_module.decode_body
     begun, go_on = threading.Event(), threading.Event()
 
@@ -52,7 +50,7 @@ def test_others_are_answered_while_a_large_body_is_understood(
     assert answers[0].status_code == 400 and answers[0].json()["error"]["param"].startswith("metadata")
 
 
-def test_a_hundred_thousand_tiny_messages_are_refused_unread(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hundred_thousand_tiny_messages_are_refused_unread(serve, monkeypatch):
     monkeypatch.setattr(ChatCompletionRequest, "model_validate", lambda data: pytest.fail("they were looked at"))
     with serve() as server, server.client() as client:
         body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": ""}] * 100_000})
@@ -61,7 +59,7 @@ def test_a_hundred_thousand_tiny_messages_are_refused_unread(serve: Any, monkeyp
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_ten_megabytes_are_refused_without_being_kept(serve: Any, announced: bool) -> None:
+def test_ten_megabytes_are_refused_without_being_kept(serve, announced):
     with serve() as server:
         raw = server.connect()
         raw.sendall(
@@ -79,14 +77,14 @@ def test_ten_megabytes_are_refused_without_being_kept(serve: Any, announced: boo
             assert code_of(too_large) == (413, "request_too_large")
 
 
-def test_ten_megabytes_are_taken_where_they_are_allowed(serve: Any) -> None:
+def test_ten_megabytes_are_taken_where_they_are_allowed(serve):
     with serve(max_body_bytes=20 * MIB) as server, server.client() as client:
         body = chat(metadata={"a": "x" * (10 * MIB)})
         answer = client.post(CHAT, json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "metadata.a")
 
 
-def test_bodies_are_bounded_all_together(serve: Any, wait_for: WaitFor) -> None:
+def test_bodies_are_bounded_all_together(serve, wait_for):
     with serve(max_held_bytes=4 * MIB, body_timeout_s=20) as server, server.client() as client:
         budget = server.gateway.held
         slow = [server.connect() for _ in range(4)]
@@ -106,7 +104,7 @@ def test_bodies_are_bounded_all_together(serve: Any, wait_for: WaitFor) -> None:
         assert client.post(CHAT, content=b" " * 600_000, headers=JSON).status_code == 400
 
 
-def test_an_organisation_that_holds_all_it_may_leaves_room_for_others(serve: Any, wait_for: WaitFor) -> None:
+def test_an_organisation_that_holds_all_it_may_leaves_room_for_others(serve, wait_for):
     large = {"role": "assistant", "content": "b", "reasoning_content": "z" * 345_000}
     body = chat(stream=True, messages=[*HELLO, large, *HELLO])
     with (
@@ -131,7 +129,7 @@ def test_an_organisation_that_holds_all_it_may_leaves_room_for_others(serve: Any
         wait_for(lambda: server.gateway.held.used == 0, "all to be given back")
 
 
-def test_a_request_counts_with_what_it_takes_once_understood(serve: Any) -> None:
+def test_a_request_counts_with_what_it_takes_once_understood(serve):
     body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": ""}] * 19_000}).encode()
     with serve(max_held_bytes=4 * MIB) as server, server.client() as client:
         assert len(body) < MIB
@@ -140,7 +138,7 @@ def test_a_request_counts_with_what_it_takes_once_understood(serve: Any) -> None
         assert "gateway.max_held_bytes" in answer.json()["error"]["message"]
 
 
-def test_uploads_share_the_memory_for_bodies(serve: Any, wait_for: WaitFor) -> None:
+def test_uploads_share_the_memory_for_bodies(serve, wait_for):
     with serve(max_held_bytes=4 * MIB) as server, server.client() as client:
         raw = server.connect()
         form = "content-type: multipart/form-data; boundary=b"
@@ -152,7 +150,7 @@ def test_uploads_share_the_memory_for_bodies(serve: Any, wait_for: WaitFor) -> N
         wait_for(lambda: server.gateway.held.used == 0, "all to be given back")
 
 
-def test_a_compressed_upload_counts_as_what_may_become_of_it(serve: Any, wait_for: WaitFor) -> None:
+def test_a_compressed_upload_counts_as_what_may_become_of_it(serve, wait_for):
     with serve(max_held_bytes=4 * MIB) as server:
         raw = server.connect()
         form = ("content-type: multipart/form-data; boundary=b", "content-encoding: gzip", "content-length: 5000")
@@ -162,7 +160,7 @@ def test_a_compressed_upload_counts_as_what_may_become_of_it(serve: Any, wait_fo
         wait_for(lambda: server.gateway.held.used == 0, "all to be given back")
 
 
-def test_memory_of_a_body_is_given_back_however_its_request_ends(server: Any, wait_for: WaitFor) -> None:
+def test_memory_of_a_body_is_given_back_however_its_request_ends(server, wait_for):
     budget = server.gateway.held
     with server.client() as client:
         client.post(CHAT, json=chat())

@@ -6,7 +6,6 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,7 +35,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def test_thousands_of_idle_connections_cost_little_memory_and_disturb_nobody(serve: Any) -> None:
+def test_thousands_of_idle_connections_cost_little_memory_and_disturb_nobody(serve):
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < IDLE + 2048:
         pytest.skip(f"the system allows {hard} open files, {IDLE + 2048} are needed: raise `ulimit -Hn`")

@@ -45,18 +45,14 @@ def ledger(server: Any, request: Any, wait_for: Any) -> Any:
     return wait
 
 
-def test_an_answer_with_an_adapter_is_entered_under_its_model_with_the_adapters_name(
-    server: Any, tenant: httpx.Client, ledger: Any
-) -> None:
+def test_an_answer_with_an_adapter_is_entered_under_its_model_with_the_adapters_name(server, tenant, ledger):
     server.chat.adapters = {"law": AdapterInfo(name="law", path="/law")}
     assert tenant.post(CHAT, json=chat(model="law")).status_code == 200
     (event,) = ledger(1)
     assert (event.model, event.adapter) == ("tiny", "law")
 
 
-def test_a_finished_chat_is_entered_with_the_counts_its_client_was_told(
-    server: Any, tenant: httpx.Client, ledger: Any
-) -> None:
+def test_a_finished_chat_is_entered_with_the_counts_its_client_was_told(server, tenant, ledger):
     server.chat.cached_tokens = 3
     answer = tenant.post(CHAT, json=chat(), headers={"x-request-id": "my-request"})
     told = answer.json()["usage"]
@@ -69,7 +65,7 @@ def test_a_finished_chat_is_entered_with_the_counts_its_client_was_told(
     assert event.service_tier == "default" and event.currency == "usd" and event.cost == 0
 
 
-def test_streams_completions_and_embeddings_are_entered_too(server: Any, tenant: httpx.Client, ledger: Any) -> None:
+def test_streams_completions_and_embeddings_are_entered_too(server, tenant, ledger):
     with tenant.stream("POST", CHAT, json=chat(stream=True)) as stream:
         stream.read()
     tenant.post("/v1/completions", json={"model": "tiny", "prompt": ["a", "bc"], "n": 2, "max_tokens": 5})
@@ -81,7 +77,7 @@ def test_streams_completions_and_embeddings_are_entered_too(server: Any, tenant:
     assert {event.outcome for event in events.values()} == {"finished"}
 
 
-def test_an_aborted_stream_is_entered_with_what_it_had(server: Any, tenant: httpx.Client, ledger: Any) -> None:
+def test_an_aborted_stream_is_entered_with_what_it_had(server, tenant, ledger):
     server.chat.answer = lambda request, index: answer_text("x" * 400)
     server.chat.step_s = 0.002
     seen = 0
@@ -94,7 +90,7 @@ def test_an_aborted_stream_is_entered_with_what_it_had(server: Any, tenant: http
     assert event.outcome == "aborted" and seen <= event.output_tokens < 400
 
 
-def test_a_request_whose_replica_died_is_entered_as_failed(server: Any, tenant: httpx.Client, ledger: Any) -> None:
+def test_a_request_whose_replica_died_is_entered_as_failed(server, tenant, ledger):
     server.chat.lose_after = 5
     server.chat.step_s = 0.001
     body = chat(stream=True, stream_options={"include_usage": True})
@@ -104,7 +100,7 @@ def test_a_request_whose_replica_died_is_entered_as_failed(server: Any, tenant: 
     assert (event.outcome, event.output_tokens) == ("failed", 5)
 
 
-def test_what_was_refused_is_not_entered(server: Any, tenant: httpx.Client, ledger: Any) -> None:
+def test_what_was_refused_is_not_entered(server, tenant, ledger):
     server.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full")
     assert tenant.post(CHAT, json=chat()).status_code == 429
     assert tenant.post(CHAT, json=chat(model="none")).status_code == 404
@@ -117,7 +113,7 @@ def test_what_was_refused_is_not_entered(server: Any, tenant: httpx.Client, ledg
     assert event.outcome == "finished"
 
 
-def test_a_gateway_that_stops_leaves_no_journal(serve: Any) -> None:
+def test_a_gateway_that_stops_leaves_no_journal(serve):
     with serve() as server, server.client() as client:
         root = Path(server.config.data_dir) / "usage"
         while_it_serves = set(root.iterdir())
@@ -127,9 +123,7 @@ def test_a_gateway_that_stops_leaves_no_journal(serve: Any) -> None:
 
 
 @pytest.mark.usefixtures("tenant")
-def test_an_embedding_whose_client_left_is_entered_with_its_prompt(
-    server: Any, ledger: Any, wait_for: Any, request: Any
-) -> None:
+def test_an_embedding_whose_client_left_is_entered_with_its_prompt(server, ledger, wait_for, request):
     server.embed.step_s = 60.0
     raw = server.connect()
     raw.sendall(

@@ -34,7 +34,7 @@ def tenant(server: Any) -> Iterator[Any]:
         name = new_id("tenant_")
         clients.append(server.add_tenant(name))
         principal = server.authenticator.principals[name]
-        rules = (LimitRule(principal.organization_id, **limits),)  # type: ignore[arg-type]
+        rules = (LimitRule(principal.organization_id, **limits),)
         server.authenticator.principals[name] = replace(principal, limits=rules)
         return clients[-1]
 
@@ -47,12 +47,12 @@ def remaining(answer: httpx.Response, kind: str = "tokens") -> int:
     return int(answer.headers[f"x-ratelimit-remaining-{kind}"])
 
 
-def test_without_limits_no_headers_are_sent(server: Any, client: httpx.Client) -> None:
+def test_without_limits_no_headers_are_sent(server, client):
     assert not HEADERS & set(client.post(CHAT, json=chat(max_tokens=6)).headers)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_every_answer_says_what_is_left(tenant: Any, stream: bool) -> None:
+def test_every_answer_says_what_is_left(tenant, stream):
     client = tenant(requests_per_minute=5, tokens_per_minute=1000)
     answer = client.post(CHAT, json=chat(max_tokens=6, stream=stream))
     assert answer.status_code == 200 and set(answer.headers) >= HEADERS
@@ -64,7 +64,7 @@ def test_every_answer_says_what_is_left(tenant: Any, stream: bool) -> None:
 @pytest.mark.parametrize(
     ("kind", "limits"), [("tokens", {"tokens_per_minute": 10}), ("requests", {"requests_per_minute": 1})]
 )
-def test_who_is_over_a_limit_is_told_which_and_when_to_come_back(tenant: Any, kind: str, limits: Any) -> None:
+def test_who_is_over_a_limit_is_told_which_and_when_to_come_back(tenant, kind, limits):
     client = tenant(**limits)
     assert client.post(CHAT, json=chat(max_tokens=6)).status_code == 200
     answer = client.post(CHAT, json=chat(max_tokens=6))
@@ -76,7 +76,7 @@ def test_who_is_over_a_limit_is_told_which_and_when_to_come_back(tenant: Any, ki
     assert f"limit {asked}, used {asked}, requested {asked}" in error["message"] and "org-" in error["message"]
 
 
-def test_the_official_client_reads_the_refusal(server: Any, tenant: Any) -> None:
+def test_the_official_client_reads_the_refusal(server, tenant):
     raw = tenant(requests_per_minute=1)
     key = raw.headers["authorization"].removeprefix("Bearer ")
     with server.sdk(key) as sdk:
@@ -85,14 +85,14 @@ def test_the_official_client_reads_the_refusal(server: Any, tenant: Any) -> None
             sdk.chat.completions.create(**chat(max_tokens=6))
 
 
-def test_a_request_larger_than_the_limit_is_told_that_waiting_does_not_help(tenant: Any) -> None:
+def test_a_request_larger_than_the_limit_is_told_that_waiting_does_not_help(tenant):
     answer = tenant(tokens_per_minute=10).post(CHAT, json=chat(max_tokens=7))
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "request_exceeds_limit", "max_tokens")
     assert "retry-after" not in answer.headers and "limit 10, requested 11" in error["message"]
 
 
-def test_what_was_reserved_and_not_written_is_given_back(server: Any, tenant: Any, answering: Any) -> None:
+def test_what_was_reserved_and_not_written_is_given_back(server, tenant, answering):
     client = tenant(tokens_per_minute=1000)
     answering("abc")  # three tokens and the end
     first = client.post(CHAT, json=chat(max_tokens=500)).json()["usage"]["total_tokens"]
@@ -101,7 +101,7 @@ def test_what_was_reserved_and_not_written_is_given_back(server: Any, tenant: An
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_the_engine_refused_costs_nothing(server: Any, tenant: Any, stream: bool) -> None:
+def test_what_the_engine_refused_costs_nothing(server, tenant, stream):
     client = tenant(requests_per_minute=2, tokens_per_minute=100, concurrency=1)
     server.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full", retry_after_s=1)
     for _ in range(5):
@@ -112,7 +112,7 @@ def test_what_the_engine_refused_costs_nothing(server: Any, tenant: Any, stream:
     assert remaining(answer, "requests") == 1 and remaining(answer) == 100 - PROMPT - 6
 
 
-def test_what_was_lost_in_mid_answer_costs_what_was_written(server: Any, tenant: Any) -> None:
+def test_what_was_lost_in_mid_answer_costs_what_was_written(server, tenant):
     client = tenant(tokens_per_minute=1000)
     server.chat.lose_after = 5
     client.post(CHAT, json=chat(max_tokens=100, stream=True))
@@ -120,7 +120,7 @@ def test_what_was_lost_in_mid_answer_costs_what_was_written(server: Any, tenant:
     assert remaining(client.post(CHAT, json=chat(max_tokens=6))) == 1000 - (PROMPT + 5) - (PROMPT + 6)
 
 
-def test_who_leaves_pays_for_the_prompt(server: Any, tenant: Any, wait_for: Any) -> None:
+def test_who_leaves_pays_for_the_prompt(server, tenant, wait_for):
     client = tenant(tokens_per_minute=1000, concurrency=1)
     server.chat.hold = asyncio.Event()
     raw = server.connect()
@@ -135,7 +135,7 @@ def test_who_leaves_pays_for_the_prompt(server: Any, tenant: Any, wait_for: Any)
     assert remaining(client.post(CHAT, json=chat(max_tokens=6))) <= 1000 - PROMPT
 
 
-def test_a_place_is_free_again_when_the_answer_is_over(server: Any, tenant: Any, wait_for: Any) -> None:
+def test_a_place_is_free_again_when_the_answer_is_over(server, tenant, wait_for):
     client = tenant(concurrency=1)
     assert [client.post(CHAT, json=chat(max_tokens=6)).status_code for _ in range(30)] == [200] * 30
     server.chat.hold = asyncio.Event()
@@ -150,7 +150,7 @@ def test_a_place_is_free_again_when_the_answer_is_over(server: Any, tenant: Any,
         assert running.result().status_code == 200
 
 
-def test_without_max_tokens_the_length_of_earlier_answers_is_reserved(tenant: Any, answering: Any) -> None:
+def test_without_max_tokens_the_length_of_earlier_answers_is_reserved(tenant, answering):
     client = tenant(tokens_per_minute=2000)
     answering("abcdefghi")  # ten tokens with the end
     first = client.post(CHAT, json=chat())
@@ -159,14 +159,14 @@ def test_without_max_tokens_the_length_of_earlier_answers_is_reserved(tenant: An
     assert remaining(second) == 2000 - (PROMPT + 10) - (PROMPT + 3 * 10)
 
 
-def test_what_is_only_expected_never_makes_a_request_too_large(tenant: Any, answering: Any) -> None:
+def test_what_is_only_expected_never_makes_a_request_too_large(tenant, answering):
     client = tenant(tokens_per_minute=50)
     answering("abc")
     assert client.post(CHAT, json=chat()).status_code == 200
     assert client.post(CHAT, json=chat(max_tokens=47)).status_code == 400
 
 
-def test_embeddings_and_completions_are_limited_too(tenant: Any) -> None:
+def test_embeddings_and_completions_are_limited_too(tenant):
     client = tenant(tokens_per_minute=10)
     embedding = {"model": "vec", "input": "12345678"}
     answer = client.post("/v1/embeddings", json=embedding)
@@ -177,7 +177,7 @@ def test_embeddings_and_completions_are_limited_too(tenant: Any) -> None:
     assert remaining(client.post("/v1/completions", json=completion)) == 10 - 3 - 6, "each model counts for itself"
 
 
-def test_refusals_and_reservations_are_metrics(server: Any, tenant: Any, client: httpx.Client) -> None:
+def test_refusals_and_reservations_are_metrics(server, tenant, client):
     limited = tenant(requests_per_minute=1)
 
     def metrics() -> tuple[float, float]:

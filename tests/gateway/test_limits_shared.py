@@ -70,7 +70,7 @@ async def _until_refused(client: httpx.AsyncClient, url: str, dice: random.Rando
 
 
 @pytest.mark.parametrize("number", [thorough(1), 2], ids=["one in process", "two over Redis"])
-def test_two_hundred_clients_get_the_limit_and_not_a_token_more(gateways: Any, own_redis: Any, number: int) -> None:
+def test_two_hundred_clients_get_the_limit_and_not_a_token_more(gateways, own_redis, number):
     redis_url = f"redis://127.0.0.1:{own_redis.port}/0" if number > 1 else None
     servers = gateways(number, {"tokens_per_minute": LIMIT}, redis_url=redis_url, timeout_s=20)
     counted: list[int] = []
@@ -94,8 +94,8 @@ def test_two_hundred_clients_get_the_limit_and_not_a_token_more(gateways: Any, o
 
 @pytest.mark.parametrize(("when_away", "expected"), [thorough("open", {200}), ("closed", {200, 503})])
 def test_no_request_hangs_when_redis_is_killed_and_sharing_goes_on_when_it_is_back(
-    gateways: Any, own_redis: Any, wait_for: Any, when_away: str, expected: set[int]
-) -> None:
+    gateways, own_redis, wait_for, when_away, expected
+):
     url = f"redis://127.0.0.1:{own_redis.port}/0"
     servers = gateways(2, {"tokens_per_minute": 10**6}, redis_url=url, timeout_s=2, when_away=when_away)
     answers: list[httpx.Response] = []

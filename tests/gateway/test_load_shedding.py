@@ -31,9 +31,7 @@ def shedding(serve: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]
         yield server
 
 
-def test_time_counts_from_the_last_byte_of_the_body(
-    shedding: Any, wait_for: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_counts_from_the_last_byte_of_the_body(shedding, wait_for, monkeypatch):
     shedding.chat.stats = IDLE
     records: list[Any] = []
     new_record = middleware.new_record
@@ -50,7 +48,7 @@ def test_time_counts_from_the_last_byte_of_the_body(
     assert metric(shedding.http, "kvarn_slo_requests_total", model="tiny", outcome="met") == 1
 
 
-def test_a_refusal_waits_for_no_thread_that_tokenizes(shedding: Any) -> None:
+def test_a_refusal_waits_for_no_thread_that_tokenizes(shedding):
     shedding.chat.stats = SWAMPED
     threads = shedding.config.gateway.tokenize_threads
     go_on, began = threading.Event(), threading.Semaphore(0)
@@ -76,14 +74,14 @@ def test_a_refusal_waits_for_no_thread_that_tokenizes(shedding: Any) -> None:
             each.join(10)
 
 
-def test_refused_requests_miss_their_targets(shedding: Any) -> None:
+def test_refused_requests_miss_their_targets(shedding):
     shedding.chat.stats = SWAMPED
     assert shedding.http.post(CHAT, json=chat(max_tokens=4)).status_code == 503
     assert metric(shedding.http, "kvarn_slo_requests_total", model="tiny", outcome="missed") == 1
     assert 'kvarn_goodput_ratio{model="tiny"} 0.0' in shedding.http.get("/metrics").text
 
 
-def test_a_request_is_refused_before_its_body_is_read_where_no_model_would_answer_in_time(shedding: Any) -> None:
+def test_a_request_is_refused_before_its_body_is_read_where_no_model_would_answer_in_time(shedding):
     shedding.chat.stats = SWAMPED
     raw = shedding.connect()
     raw.sendall(
@@ -93,14 +91,14 @@ def test_a_request_is_refused_before_its_body_is_read_where_no_model_would_answe
     raw.close()
 
 
-def test_a_body_of_unannounced_length_is_refused_before_it_is_parsed(shedding: Any) -> None:
+def test_a_body_of_unannounced_length_is_refused_before_it_is_parsed(shedding):
     shedding.chat.stats = SWAMPED
     refused = shedding.http.post(CHAT, content=iter([b"{no", b" json"]), headers={"content-type": "application/json"})
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "overloaded"
     assert "'tiny'" in refused.json()["error"]["message"]
 
 
-def test_what_runs_in_the_background_is_not_refused_for_being_late(shedding: Any) -> None:
+def test_what_runs_in_the_background_is_not_refused_for_being_late(shedding):
     shedding.chat.stats = SWAMPED
     sent = {"model": "tiny", "input": "x", "background": True, "max_output_tokens": 16}
     answer = shedding.http.post("/v1/responses", json=sent)

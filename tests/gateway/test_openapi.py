@@ -9,7 +9,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-import httpx
 import jsonschema_rs
 import pytest
 
@@ -88,7 +87,7 @@ def described(document: dict[str, Any], path: str, method: str = "get") -> dict[
     return {each["name"]: each for each in parameters if each["in"] == "query"}
 
 
-def test_routes_check_their_query_unless_it_is_ignored() -> None:
+def test_routes_check_their_query_unless_it_is_ignored():
     names, ignoring = set(), set()
     for name, route in own_routes():
         names.add(name)
@@ -102,12 +101,12 @@ def test_routes_check_their_query_unless_it_is_ignored() -> None:
     assert len(names) > 70
 
 
-def test_no_route_reads_its_query_by_hand() -> None:
+def test_no_route_reads_its_query_by_hand():
     for module in modules():
         assert "query_params" not in inspect.getsource(module), module.__name__
 
 
-def test_the_document_has_the_parameters_of_the_routes(document: dict[str, Any]) -> None:
+def test_the_document_has_the_parameters_of_the_routes(document):
     files = described(document, "/v1/files")
     assert list(files) == ["limit", "after", "order", "purpose", "page", "after_id", "before_id", "ids"]
     limit = {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 10_000}
@@ -126,7 +125,7 @@ def test_the_document_has_the_parameters_of_the_routes(document: dict[str, Any])
     assert [each["name"] for each in items["parameters"]] == ["conversation_id", "include"] and items["requestBody"]
 
 
-def test_the_document_has_every_parameter_that_the_published_one_has(document: dict[str, Any]) -> None:
+def test_the_document_has_every_parameter_that_the_published_one_has(document):
     """By the same name, of the same type, with the same default."""
     theirs = served_part(published(), plain_routes(document["paths"]))
     ours = {path.removeprefix("/v1"): path for path in document["paths"]}
@@ -151,7 +150,7 @@ def test_the_document_has_every_parameter_that_the_published_one_has(document: d
     assert checked > 50
 
 
-def test_every_operation_has_its_errors(document: dict[str, Any], client: httpx.Client) -> None:
+def test_every_operation_has_its_errors(document, client):
     for path, operations in document["paths"].items():
         for operation in operations.values():
             assert {"200", "4XX", "5XX"} <= operation["responses"].keys(), path
@@ -168,7 +167,7 @@ def test_every_operation_has_its_errors(document: dict[str, Any], client: httpx.
         jsonschema_rs.Draft202012Validator(schemas[shape]).validate(answer.json())
 
 
-def test_every_schema_is_sound(document: dict[str, Any]) -> None:
+def test_every_schema_is_sound(document):
     assert document["openapi"].startswith("3.1")
     for name, schema in document["components"]["schemas"].items():
         assert jsonschema_rs.meta.is_valid(schema), name

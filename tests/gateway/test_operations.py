@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
-import openai
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,7 +17,7 @@ from kvarn.replica.client.protocol import ReplicaState
 from kvarn.wire.messages import EngineStats
 
 
-def test_models_are_listed_with_readiness_and_capacity(server: Any, sdk: openai.OpenAI) -> None:
+def test_models_are_listed_with_readiness_and_capacity(server, sdk):
     server.chat.stats = EngineStats(kv_blocks_total=64, kv_blocks_free=60, running=3, waiting=2)
     listed = {model.id: model.model_dump() for model in sdk.models.list()}
     assert list(listed) == ["tiny", "vec"]
@@ -29,7 +27,7 @@ def test_models_are_listed_with_readiness_and_capacity(server: Any, sdk: openai.
     assert sdk.models.retrieve("vec").model_dump()["kind"] == "embed"
 
 
-def test_ready_says_how_far_each_model_is(server: Any, client: httpx.Client) -> None:
+def test_ready_says_how_far_each_model_is(server, client):
     assert client.get("/ready").json()["models"]["tiny"] == {"ready": True, "state": "ready"}
     server.chat.state, server.chat.progress = ReplicaState.STARTING, ("load weights", 0.4)
     answer = client.get("/ready")
@@ -39,7 +37,7 @@ def test_ready_says_how_far_each_model_is(server: Any, client: httpx.Client) -> 
     assert client.get("/health").status_code == 200
 
 
-def test_tokens_go_there_and_back(client: httpx.Client) -> None:
+def test_tokens_go_there_and_back(client):
     tokens = client.post("/tokenize", json={"model": "tiny", "prompt": "hå", "return_token_strs": True}).json()
     assert tokens["tokens"] == list("hå".encode()) and tokens["count"] == 3 and tokens["max_model_len"] == 512
     assert len(tokens["token_strs"]) == 3
@@ -49,19 +47,19 @@ def test_tokens_go_there_and_back(client: httpx.Client) -> None:
     assert text == "<bos><|user|>x<|assistant|>"
 
 
-def test_browsers_find_a_picture_and_the_documentation_by_its_other_name(client: httpx.Client) -> None:
+def test_browsers_find_a_picture_and_the_documentation_by_its_other_name(client):
     assert client.get("/favicon.ico").headers["content-type"] == "image/svg+xml"
     assert client.get("/redoc").text == client.get("/docs").text
 
 
-def test_the_documentation_needs_nothing_from_elsewhere(client: httpx.Client) -> None:
+def test_the_documentation_needs_nothing_from_elsewhere(client):
     page = client.get("/docs")
     assert page.status_code == 200 and not re.search(r"(src|href)=\"(https?:)?//", page.text)
     assert client.get("/").json()["links"]["docs"] == "/docs"
     assert '<input id="key" type="password"' in page.text and "headers.authorization" in page.text
 
 
-def test_the_openapi_document_describes_every_body_and_resolves(client: httpx.Client) -> None:
+def test_the_openapi_document_describes_every_body_and_resolves(client):
     document = client.get("/openapi.json").json()
     schemas = document["components"]["schemas"]
     references = set(re.findall(r'"\$ref":\s*"#/components/schemas/([^"]+)"', client.get("/openapi.json").text))
@@ -74,7 +72,7 @@ def test_the_openapi_document_describes_every_body_and_resolves(client: httpx.Cl
     assert not any("422" in op["responses"] for ops in document["paths"].values() for op in ops.values())
 
 
-def test_metrics_count_requests_and_measure_tokens(serve: Any) -> None:
+def test_metrics_count_requests_and_measure_tokens(serve):
     with serve() as server, server.client() as client:
         assert client.post(CHAT, json=chat()).status_code == 200
         client.post(CHAT, json=chat(model="made-up-1"))
@@ -94,7 +92,7 @@ def test_metrics_count_requests_and_measure_tokens(serve: Any) -> None:
     assert "made-up" not in page
 
 
-def test_version_ping_and_load_answer_in_the_forms_that_load_balancers_know(client: httpx.Client) -> None:
+def test_version_ping_and_load_answer_in_the_forms_that_load_balancers_know(client):
     assert client.get("/version").json() == {"version": kvarn.__version__}
     assert (
         client.get("/ping").status_code == client.post("/ping").status_code == client.head("/ping").status_code == 200
@@ -102,7 +100,7 @@ def test_version_ping_and_load_answer_in_the_forms_that_load_balancers_know(clie
     assert client.get("/load").json() == {"server_load": 0}
 
 
-def test_load_counts_the_requests_that_are_being_answered(server: Any, client: httpx.Client, wait_for: Any) -> None:
+def test_load_counts_the_requests_that_are_being_answered(server, client, wait_for):
     def load() -> int:
         answer: int = client.get("/load").json()["server_load"]
         return answer
@@ -129,7 +127,7 @@ def test_load_counts_the_requests_that_are_being_answered(server: Any, client: h
         ("/v1/tokenize", "/tokenize", ""),
     ],
 )
-def test_a_path_that_is_nearly_right_gets_a_hint(client: httpx.Client, path: str, meant: str, base: str) -> None:
+def test_a_path_that_is_nearly_right_gets_a_hint(client, path, meant, base):
     for method in ("GET", "POST"):
         answer = client.request(method, path)
         assert answer.status_code == 404
@@ -138,12 +136,12 @@ def test_a_path_that_is_nearly_right_gets_a_hint(client: httpx.Client, path: str
         assert answer.json()["error"]["message"].endswith(hint)
 
 
-def test_a_path_that_is_nothing_gets_none(client: httpx.Client) -> None:
+def test_a_path_that_is_nothing_gets_none(client):
     for path in ("/v1", "/v1/v1", "/v2/chat/completions", "/chat"):
         assert "Did you mean" not in client.get(path).json()["error"]["message"]
 
 
-def test_metrics_are_compressed_and_in_the_format_that_is_asked_for(client: httpx.Client) -> None:
+def test_metrics_are_compressed_and_in_the_format_that_is_asked_for(client):
     client.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
     plain = client.get("/metrics", headers={"accept-encoding": "identity"})
     assert plain.headers["content-type"].startswith("text/plain; version=") and "content-encoding" not in plain.headers
@@ -163,7 +161,7 @@ def test_metrics_are_compressed_and_in_the_format_that_is_asked_for(client: http
     assert families["kvarn_requests"].type == "counter" and packed.text.endswith("# EOF\n")
 
 
-def test_the_endpoint_label_is_the_whole_path_template(client: httpx.Client) -> None:
+def test_the_endpoint_label_is_the_whole_path_template(client):
     paths = {
         "/v1/organization/projects": "/v1/organization/projects",
         "/v1/organization/projects/proj_1": "/v1/organization/projects/{project_id}",

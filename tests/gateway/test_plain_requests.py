@@ -6,17 +6,16 @@ import asyncio
 import gzip
 import json
 import zlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
-import httpx
 import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
 import kvarn.gateway.routes.files as files_module
 from asking import prompt_of
-from kvarn.gateway.content_encoding import decoding
+from kvarn.gateway.body import decoding
 from kvarn.store.owner import Scopes
 
 CHAT = "/v1/chat/completions"
@@ -25,7 +24,7 @@ BODY = json.dumps(ASK).encode()
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/metrics", "/health", "/", "/openapi.json"])
-def test_head_is_get_without_a_body(client: httpx.Client, path: str) -> None:
+def test_head_is_get_without_a_body(client, path):
     answer, whole = client.head(path), client.get(path)
     assert answer.status_code == whole.status_code == 200 and answer.content == b""
     assert answer.headers["content-type"] == whole.headers["content-type"]
@@ -33,7 +32,7 @@ def test_head_is_get_without_a_body(client: httpx.Client, path: str) -> None:
     assert client.head("/v1/models/none").status_code == 404
 
 
-def test_head_of_a_file_reads_nothing_of_it(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_of_a_file_reads_nothing_of_it(client, monkeypatch):
     file = client.post("/v1/files", data={"purpose": "user_data"}, files={"file": ("a", b"x" * 600_000)}).json()
     path, read = f"/v1/files/{file['id']}/content", []
     normal = files_module.read_content
@@ -53,28 +52,26 @@ def test_head_of_a_file_reads_nothing_of_it(client: httpx.Client, monkeypatch: p
     client.delete(f"/v1/files/{file['id']}")
 
 
-def test_slashes_too_many_make_no_other_resource(client: httpx.Client) -> None:
+def test_slashes_too_many_make_no_other_resource(client):
     for path in ("/v1/models/", "//v1/models", "/v1//models//"):
         assert client.request("GET", str(client.base_url).rstrip("/") + path).json()["object"] == "list"
     assert client.post(CHAT + "/", json=ASK).json()["object"] == "chat.completion"
     assert client.post("/v1/messages/", json=ASK).json()["type"] == "message"
 
 
-def test_escaped_slashes_belong_to_a_models_name(client: httpx.Client) -> None:
+def test_escaped_slashes_belong_to_a_models_name(client):
     answer = client.get("/v1/models/%2Fdata%2Ftiny%2F")
     assert answer.status_code == 404 and "'/data/tiny/'" in answer.json()["error"]["message"]
 
 
-def test_a_key_that_may_not_ask_a_path_may_not_ask_it_with_more_slashes(server: Any) -> None:
+def test_a_key_that_may_not_ask_a_path_may_not_ask_it_with_more_slashes(server):
     with server.add_tenant("limited-paths", scopes=Scopes(endpoints=("/v1/models",))) as limited:
         assert limited.get(f"{server.url}//v1/models/").status_code == 200
         assert limited.get(f"{server.url}//v1//files/").status_code == 403
 
 
 @pytest.mark.parametrize(("encoding", "encode"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
-def test_a_compressed_body_is_read_within_the_bounds_of_a_plain_one(
-    client: httpx.Client, encoding: str, encode: Any
-) -> None:
+def test_a_compressed_body_is_read_within_the_bounds_of_a_plain_one(client, encoding, encode):
     headers = {"content-type": "application/json", "content-encoding": encoding}
     assert client.post(CHAT, content=encode(BODY), headers=headers).status_code == 200
     pieces = iter([encode(BODY)[:10], encode(BODY)[10:]])
@@ -86,7 +83,7 @@ def test_a_compressed_body_is_read_within_the_bounds_of_a_plain_one(
         assert answer.status_code == 400 and encoding in answer.json()["error"]["message"]
 
 
-def test_members_of_gzip_are_one_body(client: httpx.Client) -> None:
+def test_members_of_gzip_are_one_body(client):
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     members = b"".join(gzip.compress(part) for part in (BODY[:10], b"", BODY[10:]))
     assert client.post(CHAT, content=members, headers=headers).status_code == 200
@@ -96,9 +93,7 @@ def test_members_of_gzip_are_one_body(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize(("encoding", "encode"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
 @pytest.mark.parametrize("size", [5_000_000, 1 << 20])
-async def test_much_that_comes_in_one_message_is_handed_on_piece_by_piece(
-    encoding: str, encode: Callable[[bytes], bytes], size: int
-) -> None:
+async def test_much_that_comes_in_one_message_is_handed_on_piece_by_piece(encoding, encode, size):
     came, turns = [encode(b"x" * size)], 0
 
     async def receive() -> Message:
@@ -122,7 +117,7 @@ async def test_much_that_comes_in_one_message_is_handed_on_piece_by_piece(
     assert turns >= size // (256 * 1024) - 1, "others have their turn between two pieces"
 
 
-def test_an_unknown_encoding_is_told_which_are_known(client: httpx.Client) -> None:
+def test_an_unknown_encoding_is_told_which_are_known(client):
     for encoding in ("br", "gzip, gzip"):
         headers = {"content-type": "application/json", "content-encoding": encoding}
         answer = client.post(CHAT, content=BODY, headers=headers)
@@ -143,18 +138,18 @@ def test_an_unknown_encoding_is_told_which_are_known(client: httpx.Client) -> No
     ],
     ids=str,
 )
-def test_what_is_empty_asks_for_nothing(client: httpx.Client, empty: dict[str, Any]) -> None:
+def test_what_is_empty_asks_for_nothing(client, empty):
     assert client.post(CHAT, json=ASK | empty).status_code == 200
 
 
-def test_what_asks_for_something_though_it_is_empty_is_not_passed_over(client: httpx.Client) -> None:
+def test_what_asks_for_something_though_it_is_empty_is_not_passed_over(client):
     assert client.post(CHAT, json=ASK | {"web_search_options": {}}).status_code == 400
     assert client.post(CHAT, json=ASK | {"structured_outputs": {"jsn": {}}}).status_code == 400
     free = client.post(CHAT, json=ASK).json()["choices"][0]["message"]["content"]
     assert client.post(CHAT, json=ASK | {"guided_json": {}}).status_code == 200 and free
 
 
-def test_echoed_parts_of_an_answer_are_taken(server: Any, client: httpx.Client) -> None:
+def test_echoed_parts_of_an_answer_are_taken(server, client):
     parts = [
         {"type": "text", "text": "b", "annotations": [], "logprobs": None},
         {"type": "refusal", "refusal": "No."},
@@ -175,9 +170,7 @@ def test_echoed_parts_of_an_answer_are_taken(server: Any, client: httpx.Client) 
         (CHAT, [{"role": "user", "content": 5}], "content"),
     ],
 )
-def test_an_error_names_the_field_itself(
-    client: httpx.Client, path: str, messages: list[dict[str, Any]], named: str
-) -> None:
+def test_an_error_names_the_field_itself(client, path, messages, named):
     error = client.post(path, json=ASK | {"messages": messages}).json()["error"]
     assert f"messages[0].{named}" in error["message"] + "'"
     assert "param" not in error or error["param"] == f"messages[0].{named}"

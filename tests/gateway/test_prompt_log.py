@@ -72,9 +72,7 @@ def files_with(directory: Path, words: str) -> list[str]:
     return [str(path) for path in directory.rglob("*") if path.is_file() and words.encode() in path.read_bytes()]
 
 
-def test_prompts_reach_neither_disk_nor_log(
-    server: Any, client: httpx.Client, debug_log: StringIO, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_prompts_reach_neither_disk_nor_log(server, client, debug_log, capfd):
     ask_everything(client)
     server.chat.lose_after = 2
     body = {"model": "tiny", "messages": [{"role": "user", "content": MARK}]}
@@ -92,7 +90,7 @@ def test_prompts_reach_neither_disk_nor_log(
     assert MARK not in debug_log.getvalue() + "".join(capfd.readouterr())
 
 
-def test_a_project_that_opted_in_is_kept_sealed_and_shown_to_operators(serve: Any, tmp_path: Path) -> None:
+def test_a_project_that_opted_in_is_kept_sealed_and_shown_to_operators(serve, tmp_path):
     with serve(config={"data_dir": str(tmp_path / "own")}) as server:
         open_tenant = server.add_tenant("open", log_prompts=True)
         closed_tenant = server.add_tenant("closed")
@@ -127,7 +125,7 @@ def config_of(directory: Path, **safety: Any) -> KvarnConfig:
     return KvarnConfig(data_dir=str(directory), safety=SafetyConfig(**safety))
 
 
-async def test_a_share_is_kept(store: Store, tmp_path: Path) -> None:
+async def test_a_share_is_kept(store, tmp_path):
     principal = await create_organization(store, "one")
     opted_in = replace(principal, log_prompts=True)
     draws = iter([0.1, 0.9, 0.2, 0.6])
@@ -141,7 +139,7 @@ async def test_a_share_is_kept(store: Store, tmp_path: Path) -> None:
     await log.close()
 
 
-async def test_what_comes_faster_than_it_can_be_written_is_dropped_and_counted(store: Store, tmp_path: Path) -> None:
+async def test_what_comes_faster_than_it_can_be_written_is_dropped_and_counted(store, tmp_path):
     principal = replace(await create_organization(store, "one"), log_prompts=True)
     log = PromptLog(config_of(tmp_path), store)
     for number in range(1000):
@@ -153,7 +151,7 @@ async def test_what_comes_faster_than_it_can_be_written_is_dropped_and_counted(s
     assert len(await latest_samples(store, 2000)) == 256
 
 
-async def test_a_database_that_is_away_costs_samples_and_nothing_else(tmp_path: Path, store: Store) -> None:
+async def test_a_database_that_is_away_costs_samples_and_nothing_else(tmp_path, store):
     principal = replace(await create_organization(store, "one"), log_prompts=True)
     away = Store(make_url("postgresql+asyncpg://nobody@127.0.0.1:1/none"), timeout_s=1)
     log = PromptLog(config_of(tmp_path), away)
@@ -164,7 +162,7 @@ async def test_a_database_that_is_away_costs_samples_and_nothing_else(tmp_path: 
     await away.close()
 
 
-def test_keys_are_shared_rotated_and_checked(tmp_path: Path) -> None:
+def test_keys_are_shared_rotated_and_checked(tmp_path):
     path = tmp_path / "keys"
     old, new = Fernet.generate_key(), Fernet.generate_key()
     path.write_bytes(old)
@@ -183,9 +181,7 @@ def test_keys_are_shared_rotated_and_checked(tmp_path: Path) -> None:
         Seal.load(config)
 
 
-def test_a_project_cannot_allow_what_would_need_a_missing_extra(
-    client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_project_cannot_allow_what_would_need_a_missing_extra(client, tmp_path, monkeypatch):
     project = client.get("/v1/organization/projects").json()["data"][0]["id"]
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     refused = client.post(f"/v1/organization/projects/{project}", json={"log_prompts": True})

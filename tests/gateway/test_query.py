@@ -133,9 +133,7 @@ async def ask(path: str, *given: tuple[str, str]) -> httpx.Response:
         ("at", {"gt": None, "lte": None}, [("at[gt]", "7"), ("at[lte]", "0")], {"gt": 7, "lte": 0}),
     ],
 )
-async def test_a_parameter_is_read_or_has_its_default(
-    field: str, absent: object, given: list[tuple[str, str]], value: object
-) -> None:
+async def test_a_parameter_is_read_or_has_its_default(field, absent, given, value):
     assert (await ask("/v1/all")).json()["query"][field] == absent
     assert (await ask("/v1/organization/all", *given)).json()["query"][field] == value
 
@@ -177,16 +175,14 @@ async def test_a_parameter_is_read_or_has_its_default(
         ("backward", [("after", "a"), ("before", "b")], "before", "invalid_value"),
     ],
 )
-async def test_what_is_wrong_or_unknown_is_refused_by_name(
-    path: str, given: list[tuple[str, str]], param: str, code: str
-) -> None:
+async def test_what_is_wrong_or_unknown_is_refused_by_name(path, given, param, code):
     answer = await ask(f"/v1/organization/{path}", *given)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
     assert error["message"]
 
 
-async def test_an_unknown_parameter_is_ignored_with_a_warning_outside_administration() -> None:
+async def test_an_unknown_parameter_is_ignored_with_a_warning_outside_administration():
     for path in ("/v1/none", "/v1/all"):
         answer = await ask(path, ("beta", "true"), ("ål\n", "1"))
         assert answer.headers.get_list("warning") == [
@@ -197,17 +193,17 @@ async def test_an_unknown_parameter_is_ignored_with_a_warning_outside_administra
     assert len(many.headers.get_list("warning")) == 8
 
 
-async def test_many_unknown_parameters_do_not_hide_one_that_is_wrong() -> None:
+async def test_many_unknown_parameters_do_not_hide_one_that_is_wrong():
     answer = await ask("/v1/none", *((f"field{index}", "1") for index in range(20)), ("order", "asc"))
     assert answer.json()["error"]["message"] == "Unrecognized query parameter supplied: order"
 
 
-async def test_a_known_parameter_in_a_wrong_form_is_refused_everywhere() -> None:
+async def test_a_known_parameter_in_a_wrong_form_is_refused_everywhere():
     assert (await ask("/v1/all", ("metadata", "1"))).json()["error"]["param"] == "metadata"
     assert (await ask("/v1/all", ("count[eq]", "1"))).json()["error"]["param"] == "count[eq]"
 
 
-async def test_an_operation_of_administration_without_parameters_takes_none() -> None:
+async def test_an_operation_of_administration_without_parameters_takes_none():
     assert (await ask("/v1/organization/none")).status_code == 200
     answer = await ask("/v1/organization/none", ("beta", "true"), ("zeta", "1"))
     assert answer.json()["error"]["message"] == "Unrecognized query parameter supplied: beta"
@@ -224,13 +220,11 @@ async def test_an_operation_of_administration_without_parameters_takes_none() ->
         ("backward", [("before", "b")], [20, None, "b", False]),
     ],
 )
-async def test_a_request_chooses_place_size_and_order(
-    path: str, given: list[tuple[str, str]], cursor: list[object]
-) -> None:
+async def test_a_request_chooses_place_size_and_order(path, given, cursor):
     assert (await ask(f"/v1/{path}", *given)).json()["cursor"] == cursor
 
 
-def test_the_document_describes_name_default_and_style() -> None:
+def test_the_document_describes_name_default_and_style():
     parameters = APP.openapi()["paths"]["/v1/all"]["get"]["parameters"]
     described = {each["name"]: each for each in parameters}
     count = {"type": "integer", "minimum": 1, "maximum": 10, "default": 5}
@@ -242,7 +236,7 @@ def test_the_document_describes_name_default_and_style() -> None:
     assert needed["required"] and "default" not in needed["schema"]
 
 
-def test_the_answer_names_its_first_and_last_object() -> None:
+def test_the_answer_names_its_first_and_last_object():
     answer = list_answer(Page(["a", "b"], True), lambda name: {"id": name})
     assert (answer["first_id"], answer["last_id"], answer["has_more"]) == ("a", "b", True)
     assert list_answer(Page[str]([], False), lambda name: {"id": name})["first_id"] == ""

@@ -71,9 +71,7 @@ def setup(request: Any, tmp_path: Path, serve: Any, make_database: Callable[[int
             yield Setup(server, admin, url)
 
 
-def test_answers_go_on_usage_waits_and_what_must_be_written_is_refused_until_writes_go_again(
-    setup: Setup, wait_for: Any, caplog: Any
-) -> None:
+def test_answers_go_on_usage_waits_and_what_must_be_written_is_refused_until_writes_go_again(setup, wait_for, caplog):
     caplog.set_level(logging.INFO, "kvarn")
     asked = [setup.chat()]
     wait_for(lambda: setup.written() == asked, "the first event")
@@ -110,7 +108,7 @@ def test_answers_go_on_usage_waits_and_what_must_be_written_is_refused_until_wri
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_a_gateway_nobody_uses_learns_by_itself_that_writes_go_again(setup: Setup, wait_for: Any) -> None:
+def test_a_gateway_nobody_uses_learns_by_itself_that_writes_go_again(setup, wait_for):
     setup.set_read_only(True)
     assert setup.admin.post("/v1/conversations", json={}).status_code == 503
     assert setup.admin.get("/ready").json()["database"] == "read_only"
@@ -118,9 +116,7 @@ def test_a_gateway_nobody_uses_learns_by_itself_that_writes_go_again(setup: Setu
     wait_for(lambda: setup.metric("kvarn_store_read_only") == 0, "the gateway to ask")
 
 
-async def test_a_gateway_starts_on_a_database_that_takes_no_writes(
-    own_postgres, make_database: Callable[[int], str], tmp_path: Path
-) -> None:
+async def test_a_gateway_starts_on_a_database_that_takes_no_writes(own_postgres, make_database, tmp_path):
     url = make_database(own_postgres.port)
     settings = {"auth": {"mode": "keys"}, "store": {"url": url}, "data_dir": str(tmp_path)}
     config = KvarnConfig.model_validate(settings)

@@ -38,12 +38,16 @@ class Desk:
             )
             for tenant in tenants
         ]
-        await asyncio.sleep(0.01)
+        await self._let_run()
         return asked
 
     async def end(self, tenant: str) -> None:
         self._ends[tenant].set()
-        await asyncio.sleep(0.01)
+        await self._let_run()
+
+    async def _let_run(self) -> None:
+        for _ in range(20):  # more than a report's steps
+            await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -51,7 +55,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
     return Desk(monkeypatch)
 
 
-async def test_whoever_asks_much_leaves_a_place_to_others(desk: Desk) -> None:
+async def test_whoever_asks_much_leaves_a_place_to_others(desk):
     asked = await desk.ask(*["red"] * 5)
     assert desk.running == ["red"]
     asked += await desk.ask("blue", "green")
@@ -67,7 +71,7 @@ async def test_whoever_asks_much_leaves_a_place_to_others(desk: Desk) -> None:
     assert not desk.reports.running.holders()
 
 
-async def test_who_leaves_while_waiting_holds_up_nobody(desk: Desk) -> None:
+async def test_who_leaves_while_waiting_holds_up_nobody(desk):
     first, second, third = await desk.ask("red", "red", "red")
     second.cancel()
     await desk.end("red")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -43,7 +42,7 @@ async def serve_beside(app: App, work: Any, **settings: Any) -> None:
     config = GatewayConfig(port=0, **({"drain_timeout_s": 1} | settings))
     listener = bind(config)
     address = listener.getsockname()
-    running = build_server(app, config)  # type: ignore[arg-type]
+    running = build_server(app, config)
     serving = asyncio.create_task(running.serve(sockets=[listener]))
     while not running.started:  # noqa: ASYNC110  uvicorn has no event for it
         await asyncio.sleep(0.01)
@@ -61,7 +60,7 @@ async def status_of(client: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_hundreds_who_connect_while_the_loop_is_busy_are_all_answered(loop: Any) -> None:
+def test_hundreds_who_connect_while_the_loop_is_busy_are_all_answered(loop):
     async def work(address: Any, _: Any) -> None:
         clients = [socket.create_connection(address) for _ in range(200)]  # the loop is held up meanwhile
         for client in clients:
@@ -72,7 +71,7 @@ def test_hundreds_who_connect_while_the_loop_is_busy_are_all_answered(loop: Any)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_an_answer_that_runs_is_finished_before_the_server_ends(loop: Any) -> None:
+def test_an_answer_that_runs_is_finished_before_the_server_ends(loop):
     async def work(address: Any, running: Any) -> None:
         client = socket.create_connection(address)
         client.sendall(REQUEST)
@@ -85,7 +84,7 @@ def test_an_answer_that_runs_is_finished_before_the_server_ends(loop: Any) -> No
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_https_is_served_with_a_certificate(loop: Any, tmp_path: Path) -> None:
+def test_https_is_served_with_a_certificate(loop, tmp_path):
     file, key = write_certificate(tmp_path)
 
     async def work(address: Any, _: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -49,7 +49,7 @@ def refused(answer: httpx.Response, param: str | None) -> str:
     return str(error["message"])
 
 
-def test_what_would_be_kept_is_refused_before_any_work_until_there_is_room(small: Any) -> None:
+def test_what_would_be_kept_is_refused_before_any_work_until_there_is_room(small):
     with small.add_tenant("red") as red, small.add_tenant("blue") as blue:
         kept = red.post("/v1/conversations", json={}).json()["id"]
         file_id = fill(small, red)
@@ -75,7 +75,7 @@ def test_what_would_be_kept_is_refused_before_any_work_until_there_is_room(small
         assert small.do(account(small.gateway.store, red_id)) > 0
 
 
-def test_the_official_client_hears_a_refusal_once(small: Any) -> None:
+def test_the_official_client_hears_a_refusal_once(small):
     with small.add_tenant("red") as red:
         fill(small, red)
     with openai.OpenAI(base_url=f"{small.url}/v1", api_key="red", timeout=20) as sdk:  # told not to try again
@@ -86,9 +86,7 @@ def test_the_official_client_hears_a_refusal_once(small: Any) -> None:
 
 
 @pytest.mark.parametrize("extra", [thorough({}), {"stream": True}, {"background": True}])
-def test_an_answer_that_began_while_there_was_room_is_kept(
-    small: Any, wait_for: Callable[..., None], extra: dict[str, Any]
-) -> None:
+def test_an_answer_that_began_while_there_was_room_is_kept(small, wait_for, extra):
     held = small.chat.hold = asyncio.Event()
     with small.add_tenant("red") as red, ThreadPoolExecutor(1) as pool:
         conversation = red.post("/v1/conversations", json={}).json()["id"]
@@ -104,7 +102,7 @@ def test_an_answer_that_began_while_there_was_room_is_kept(
         assert small.do(account(small.gateway.store, red_id)) > MOST
 
 
-def test_twenty_that_come_at_once_near_the_bound_never_pass_it_with_what_they_bring(small: Any) -> None:
+def test_twenty_that_come_at_once_near_the_bound_never_pass_it_with_what_they_bring(small):
     with small.add_tenant("red") as red, ThreadPoolExecutor(20) as pool:
         asked = {"items": [{"role": "user", "content": "x" * 300_000}]}
         made = list(pool.map(lambda _: red.post("/v1/conversations", json=asked), range(20)))
@@ -113,10 +111,10 @@ def test_twenty_that_come_at_once_near_the_bound_never_pass_it_with_what_they_br
         assert MOST - 302_000 < small.do(account(small.gateway.store, red_id)) <= MOST
 
 
-def test_a_batch_whose_lines_have_no_room_is_refused(small: Any) -> None:
+def test_a_batch_whose_lines_have_no_room_is_refused(small):
     with small.add_tenant("red") as red:
         form = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", b" " * 300_000)}}
-        file_id = red.post("/v1/files", **form).json()["id"]  # type: ignore[arg-type]
+        file_id = red.post("/v1/files", **form).json()["id"]
         fill(small, red, spare=200_000)
         asked = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
         refused(red.post("/v1/batches", json=asked), None)
@@ -160,9 +158,7 @@ def meet_the_bound(
 
 
 @pytest.mark.thorough
-def test_a_batch_that_meets_the_bound_pauses_and_goes_on_when_there_is_room(
-    small: Any, wait_for: WaitFor, looks: list[bool]
-) -> None:
+def test_a_batch_that_meets_the_bound_pauses_and_goes_on_when_there_is_room(small, wait_for, looks):
     with small.add_tenant("red") as red:
         batch, file_id = meet_the_bound(small, red, wait_for, looks)
         assert red.delete(f"/v1/files/{file_id}").status_code == 200
@@ -172,9 +168,7 @@ def test_a_batch_that_meets_the_bound_pauses_and_goes_on_when_there_is_room(
 
 
 @pytest.mark.thorough
-def test_a_batch_at_the_bound_ends_with_its_window_keeps_its_answers_and_tells_the_rest(
-    small: Any, wait_for: WaitFor, looks: list[bool]
-) -> None:
+def test_a_batch_at_the_bound_ends_with_its_window_keeps_its_answers_and_tells_the_rest(small, wait_for, looks):
     with small.add_tenant("red") as red:
         batch, _ = meet_the_bound(small, red, wait_for, looks)
         store = small.gateway.store
@@ -190,9 +184,7 @@ def test_a_batch_at_the_bound_ends_with_its_window_keeps_its_answers_and_tells_t
 
 
 @pytest.mark.thorough
-def test_a_batch_whose_last_answers_meet_the_bound_is_completed(
-    small: Any, wait_for: WaitFor, looks: list[bool]
-) -> None:
+def test_a_batch_whose_last_answers_meet_the_bound_is_completed(small, wait_for, looks):
     held = small.chat.hold = asyncio.Event()
     with small.add_tenant("red") as red:
         batch = send(red, [chat_line(0)])

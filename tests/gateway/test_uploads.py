@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from sqlalchemy import func, select, update
 
@@ -66,7 +65,7 @@ def stored(server: Any, client: httpx.Client) -> tuple[int, int]:
     return found
 
 
-def test_the_official_client_uploads_a_file_in_parts(sdk: openai.OpenAI) -> None:
+def test_the_official_client_uploads_a_file_in_parts(sdk):
     upload = sdk.uploads.upload_file_chunked(
         file=CONTENT,
         filename="in.jsonl",
@@ -82,7 +81,7 @@ def test_the_official_client_uploads_a_file_in_parts(sdk: openai.OpenAI) -> None
     assert [file.id for file in sdk.files.list()][:1] == [upload.file.id]  # its parts are no files
 
 
-def test_parts_come_at_once_and_are_joined_in_the_order_asked_for(server: Any, tenant: httpx.Client) -> None:
+def test_parts_come_at_once_and_are_joined_in_the_order_asked_for(server, tenant):
     upload = begin(tenant, expires_after={"anchor": "created_at", "seconds": 3600})
     pieces = [CONTENT[start : start + 90_001] for start in range(0, len(CONTENT), 90_001)]
     with ThreadPoolExecutor(4) as pool:
@@ -95,7 +94,7 @@ def test_parts_come_at_once_and_are_joined_in_the_order_asked_for(server: Any, t
     assert send(tenant, upload, b"x").status_code == 409
 
 
-def test_what_cannot_be_joined_is_refused_and_may_be_tried_again(tenant: httpx.Client) -> None:
+def test_what_cannot_be_joined_is_refused_and_may_be_tried_again(tenant):
     upload, other = begin(tenant, 6), begin(tenant, 6)
     first, second, foreign = part(tenant, upload, b"abc"), part(tenant, upload, b"def"), part(tenant, other, b"abc")
     for ids, param in (
@@ -114,7 +113,7 @@ def test_what_cannot_be_joined_is_refused_and_may_be_tried_again(tenant: httpx.C
     assert tenant.get(f"/v1/files/{file['id']}/content").content == b"abcdef"
 
 
-def test_a_cancelled_upload_leaves_nothing_but_its_name(server: Any, tenant: httpx.Client) -> None:
+def test_a_cancelled_upload_leaves_nothing_but_its_name(server, tenant):
     upload = begin(tenant)
     part(tenant, upload, CONTENT[:1000])
     assert stored(server, tenant) == (1000 + ROW_BYTES, 1)
@@ -125,7 +124,7 @@ def test_a_cancelled_upload_leaves_nothing_but_its_name(server: Any, tenant: htt
     assert tenant.post(f"/v1/uploads/{upload}/cancel").status_code == 409
 
 
-def test_an_upload_that_has_expired_takes_no_more_and_goes(server: Any, tenant: httpx.Client) -> None:
+def test_an_upload_that_has_expired_takes_no_more_and_goes(server, tenant):
     upload = begin(tenant, 3)
     only = part(tenant, upload, b"abc")
 
@@ -141,7 +140,7 @@ def test_an_upload_that_has_expired_takes_no_more_and_goes(server: Any, tenant: 
     assert stored(server, tenant) == (0, 0)
 
 
-def test_an_upload_is_its_projects(server: Any, tenant: httpx.Client) -> None:
+def test_an_upload_is_its_projects(server, tenant):
     upload = begin(tenant, 3)
     only = part(tenant, upload, b"abc")
     with server.add_tenant("uploads-of-another") as other:
@@ -167,9 +166,7 @@ def test_an_upload_is_its_projects(server: Any, tenant: httpx.Client) -> None:
         ({"size": 1}, 400, "size"),
     ],
 )
-def test_what_no_file_could_be_is_refused_at_once(
-    client: httpx.Client, fields: dict[str, Any], status: int, param: str
-) -> None:
+def test_what_no_file_could_be_is_refused_at_once(client, fields, status, param):
     body = {"bytes": 1, "filename": "a", "mime_type": "text/plain", "purpose": "batch", **fields}
     answer = client.post("/v1/uploads", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
@@ -184,11 +181,11 @@ def test_what_no_file_could_be_is_refused_at_once(
         {"json": {"data": "x"}},
     ],
 )
-def test_a_part_is_a_form_with_one_file(tenant: httpx.Client, form: dict[str, Any]) -> None:
+def test_a_part_is_a_form_with_one_file(tenant, form):
     assert tenant.post(f"/v1/uploads/{begin(tenant)}/parts", **form).status_code in (400, 415)
 
 
-def test_a_batch_runs_what_came_in_parts(runner: Any, wait_for: Callable[..., None]) -> None:
+def test_a_batch_runs_what_came_in_parts(runner, wait_for):
     ask = {"model": "tiny", "messages": [{"role": "user", "content": "Hej"}]}
     line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": ask}).encode()
     with runner.client() as client:

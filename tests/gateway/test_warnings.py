@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 from urllib.parse import unquote
 
-import httpx
 import pytest
 
-from batch_jobs import WaitFor, await_end, chat_line, outputs, send
+from batch_jobs import await_end, chat_line, outputs, send
 
 HEADER = "x-kvarn-warning"
 HELLO = [{"role": "user", "content": "Hej"}]
@@ -33,14 +31,7 @@ VERBOSE = {"text": {"verbosity": "low"}}
         ("/tokenize", {"prompt": "Hej", "colour": 1}, "'colour'"),
     ],
 )
-def test_what_is_ignored_is_named_in_a_header_and_in_the_log(
-    client: httpx.Client,
-    wait_for: WaitFor,
-    caplog: pytest.LogCaptureFixture,
-    path: str,
-    body: dict[str, Any],
-    named: str,
-) -> None:
+def test_what_is_ignored_is_named_in_a_header_and_in_the_log(client, wait_for, caplog, path, body, named):
     caplog.set_level(logging.INFO, "kvarn.gateway")
     answer = client.post(path, json={"model": "tiny", **body})
     assert answer.status_code == 200, answer.text
@@ -54,7 +45,7 @@ def test_what_is_ignored_is_named_in_a_header_and_in_the_log(
     wait_for(lambda: logged() == [in_log], "the log line, written after the answer")
 
 
-def test_names_that_a_client_makes_up_stay_apart(client: httpx.Client) -> None:
+def test_names_that_a_client_makes_up_stay_apart(client):
     names = ["a, b", 'c"', "d'", "e'\"", "f\\", "g%2C", "smörgås", "tools[1]"]
     answer = client.post("/v1/completions", json={"model": "tiny", "prompt": "a"} | dict.fromkeys(names, 1))
     told = answer.headers["x-kvarn-ignored"].split(", ")
@@ -63,19 +54,19 @@ def test_names_that_a_client_makes_up_stay_apart(client: httpx.Client) -> None:
     assert answer.headers["x-kvarn-ignored"] == "h%2C%27, i"
 
 
-def test_nothing_is_said_where_nothing_is_ignored(client: httpx.Client) -> None:
+def test_nothing_is_said_where_nothing_is_ignored(client):
     answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO})
     assert answer.status_code == 200 and HEADER not in answer.headers
 
 
-def test_administration_refuses_what_it_does_not_know(client: httpx.Client) -> None:
+def test_administration_refuses_what_it_does_not_know(client):
     answer = client.post("/v1/organization/projects", json={"name": "a", "colour": "red"})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "colour"
     answer = client.get("/v1/organization/projects?colour=red")
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "colour"
 
 
-def test_the_output_of_a_batch_names_what_was_ignored(runner: Any, wait_for: WaitFor) -> None:
+def test_the_output_of_a_batch_names_what_was_ignored(runner, wait_for):
     lines = [chat_line(0, **PREDICTED, colour="red"), chat_line(1)]
     with runner.client() as client:
         found = outputs(client, await_end(client, send(client, lines), wait_for))

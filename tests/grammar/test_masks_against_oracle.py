@@ -12,7 +12,6 @@ import pytest
 
 from kvarn.grammar.masks import GrammarMask
 from kvarn.grammar.text import from_choices, from_ebnf, from_json_schema, from_regex
-from kvarn.grammar.vocabulary import Vocabulary
 from profiles import effort
 from small_vocabulary import END, MARK, allowed
 
@@ -89,9 +88,7 @@ LANGUAGES: dict[str, tuple[str, set[str]]] = {
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
-def test_a_mask_holds_exactly_the_tokens_that_some_text_goes_on_with(
-    mask_of: Callable[..., GrammarMask], vocabulary: Vocabulary, name: str
-) -> None:
+def test_a_mask_holds_exactly_the_tokens_that_some_text_goes_on_with(mask_of, vocabulary, name):
     """From each state that can be reached token by token. Where the rest of a piece of text is certain, the mask holds
     the one token with which the tokenizer begins it, of those that the oracle allows."""
     grammar, texts = LANGUAGES[name]
@@ -121,9 +118,7 @@ def test_a_mask_holds_exactly_the_tokens_that_some_text_goes_on_with(
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
-def test_forced_tokens_are_the_same_one_by_one_and_together(
-    mask_of: Callable[..., GrammarMask], vocabulary: Vocabulary, name: str
-) -> None:
+def test_forced_tokens_are_the_same_one_by_one_and_together(mask_of, vocabulary, name):
     """So an answer is the same whether there was room to compute them together or not, and wherever it went on."""
     grammar, texts = LANGUAGES[name]
     for text in sorted(texts)[: effort(20, 200)]:
@@ -147,9 +142,7 @@ def test_forced_tokens_are_the_same_one_by_one_and_together(
             outputs.append(goes_on[-1])
 
 
-def test_proposals_get_the_masks_that_their_positions_have_alone(
-    mask_of: Callable[..., GrammarMask], vocabulary: Vocabulary
-) -> None:
+def test_proposals_get_the_masks_that_their_positions_have_alone(mask_of, vocabulary):
     grammar = LANGUAGES["optional"][0]
     text = b'{"name": "xy", "nested": {"n": 10}}'
     outputs = vocabulary.library.tokenize_bytes(text)

@@ -211,9 +211,7 @@ def test_a_name_is_written_in_one_way_only(vocabulary: Vocabulary) -> None:
         (from_choices([f"c{number}" for number in range(4096)]), ["c0", "c4095"], ["c4096"]),
     ],
 )
-def test_grammars_and_choices_mean_what_they_say(
-    vocabulary: Vocabulary, grammar: str, right: list[str], wrong: list[str]
-) -> None:
+def test_grammars_and_choices_mean_what_they_say(vocabulary, grammar, right, wrong):
     check(grammar)
     for text in right:
         assert accepts(vocabulary, grammar, text), text

@@ -10,12 +10,11 @@ import pytest
 from llguidance import LLMatcher
 
 from kvarn.grammar.asked import Asked, Refusal, Wanted
-from kvarn.grammar.build import build
+from kvarn.grammar.build import answer, build
 from kvarn.grammar.requests import chat_asked
 from kvarn.grammar.structural_tags import from_structural_tag
 from kvarn.grammar.text import check, limits
 from kvarn.grammar.vocabulary import Vocabulary
-from kvarn.grammar.worker import answer
 from kvarn.text.tool_calls import formats
 from kvarn.text.tool_calls.events import ToolCallArguments, ToolCallStart
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
@@ -40,11 +39,7 @@ KEPT: dict[str, tuple[formats.ToolFormat, str, str]] = {
     "mistral tagged": (formats.MISTRAL_TAGGED, "[TOOL_CALLS]get_weather[ARGS]ARGS", ""),
     "granite": (formats.GRANITE, '<|tool_call|>[{"name": "get_weather", "arguments": ARGS}]', ""),
     "phi": (formats.PHI_FUNCTOOLS, 'functools[{"name": "get_weather", "arguments": ARGS}]', ""),
-    "gpt_oss": (
-        formats.GPT_OSS,
-        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>ARGS",
-        "",
-    ),
+    "gpt_oss": (formats.GPT_OSS, "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>ARGS", ""),
     "deepseek": (
         formats.DEEPSEEK,
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
@@ -93,7 +88,7 @@ def test_a_forced_call_is_one_that_the_parser_reads(vocabulary: Vocabulary, name
     use = request.tool_use
     assert use is not None
     opening = form.opening(use.certain_name)
-    made = chat_grammar(request, opening, form.opening("f"), {})
+    made = chat_grammar(request, opening, form.syntax, {})
     assert made.warnings == []
     assert call(name, LUND).startswith(opening)
     rest = call(name, LUND)[len(opening) :]
@@ -111,14 +106,12 @@ EMPTY = {"type": "object", "properties": {}, "required": [], "$schema": "http://
 
 @pytest.mark.parametrize("strict", [None, True])
 @pytest.mark.parametrize("schema", [{}, None, {"type": "object"}, {"properties": {}}, EMPTY], ids=str)
-def test_a_function_whose_schema_tells_of_no_argument_gets_none(
-    vocabulary: Vocabulary, schema: Any, strict: bool | None
-) -> None:
+def test_a_function_whose_schema_tells_of_no_argument_gets_none(vocabulary, schema, strict):
     tool = {"type": "function", "function": {"name": "now", "parameters": schema, "strict": strict}}
     for name in ("hermes", "mistral tagged"):
         form = KEPT[name][0]
         request = asked(tools=[tool], tool_choice="required", parallel_tool_calls=False)
-        grammar = chat_grammar(request, form.opening("now"), form.opening("f"), {}).text
+        grammar = chat_grammar(request, form.opening("now"), form.syntax, {}).text
         tail = call(name, "{}").rpartition("{}")[2]
         space = " " if name == "hermes" else ""
         assert accepts(vocabulary, grammar, f"{space}{{}}{tail}")
@@ -129,7 +122,7 @@ def test_a_function_whose_schema_tells_of_no_argument_gets_none(
 def test_a_function_that_takes_any_argument_gets_any(vocabulary: Vocabulary, schema: Any) -> None:
     tool = {"type": "function", "function": {"name": "now", "parameters": schema}}
     form = KEPT["mistral tagged"][0]
-    grammar = chat_grammar(asked(tools=[tool], tool_choice="required"), form.opening("now"), form.opening("f"), {}).text
+    grammar = chat_grammar(asked(tools=[tool], tool_choice="required"), form.opening("now"), form.syntax, {}).text
     assert accepts(vocabulary, grammar, '{"when": 1}') and accepts(vocabulary, grammar, "{}")
 
 
@@ -140,25 +133,25 @@ def test_there_are_several_calls_unless_one_alone_is_asked_for(vocabulary: Vocab
     two = (call(name, LUND) + between + call(name, LUND))[len(opening) :]
     for parallel in (None, True, False):
         request = asked(tools=[WEATHER, NOW], tool_choice="required", parallel_tool_calls=parallel)
-        grammar = chat_grammar(request, opening, form.opening("f"), {}).text
+        grammar = chat_grammar(request, opening, form.syntax, {}).text
         assert accepts(vocabulary, grammar, two) is (parallel is not False)
 
 
 @pytest.mark.parametrize("name", ["hermes", "mistral", "deepseek"])
 def test_strict_functions_are_kept_to_where_the_model_decides(vocabulary: Vocabulary, name: str) -> None:
-    grammar = chat_grammar(asked(tools=[WEATHER, NOW]), "", KEPT[name][0].opening("f"), {}).text
+    grammar = chat_grammar(asked(tools=[WEATHER, NOW]), "", KEPT[name][0].syntax, {}).text
     for text in ("", "Hello {} there", call(name, LUND), "Let me see. " + call(name, LUND)):
         assert accepts(vocabulary, grammar, text), text
     for text in (call(name, WRONG), "x" + call(name, WRONG), call(name, LUND).replace("get_weather", "other")):
         assert not accepts(vocabulary, grammar, text), text
     relaxed = {**WEATHER, "function": {**WEATHER["function"], "strict": False}}
-    assert chat_grammar(asked(tools=[relaxed, NOW]), "", KEPT[name][0].opening("f"), {}).text is None
+    assert chat_grammar(asked(tools=[relaxed, NOW]), "", KEPT[name][0].syntax, {}).text is None
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "mistral"])
 def test_beside_a_format_the_answer_is_of_the_format_or_a_call(vocabulary: Vocabulary, name: str) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY}}
-    grammar = chat_grammar(asked(tools=[WEATHER, NOW], response_format=form), "", KEPT[name][0].opening("f"), {}).text
+    grammar = chat_grammar(asked(tools=[WEATHER, NOW], response_format=form), "", KEPT[name][0].syntax, {}).text
     assert accepts(vocabulary, grammar, LUND) and accepts(vocabulary, grammar, call(name, LUND))
     for text in ("Hello", call(name, WRONG), WRONG):
         assert not accepts(vocabulary, grammar, text)
@@ -167,7 +160,7 @@ def test_beside_a_format_the_answer_is_of_the_format_or_a_call(vocabulary: Vocab
 def test_schemas_that_cannot_be_enforced_are_refused_where_strict_and_else_told() -> None:
     odd: Any = {"name": "f", "parameters": {"type": "object", "not": {}}}
     tool: Any = {"type": "function", "function": odd}
-    made = chat_grammar(asked(tools=[NOW, tool], tool_choice="required"), "", formats.HERMES.opening("f"), {})
+    made = chat_grammar(asked(tools=[NOW, tool], tool_choice="required"), "", formats.HERMES.syntax, {})
     assert made.text is not None and made.warnings == [
         "the schema of 'f' is not enforced: the keyword 'not' cannot be enforced"
     ]
@@ -175,7 +168,7 @@ def test_schemas_that_cannot_be_enforced_are_refused_where_strict_and_else_told(
         ({"tools": [NOW, {**tool, "function": {**odd, "strict": True}}]}, "tools[1].function.parameters"),
         ({"functions": [{**odd, "strict": True}]}, "functions[0].parameters"),
     ):
-        refusal = chat_grammar(asked(**fields), "", formats.HERMES.opening("f"), {})
+        refusal = chat_grammar(asked(**fields), "", formats.HERMES.syntax, {})
         assert isinstance(refusal, Refusal) and refusal.param == param and "'not'" in refusal.message
 
 
@@ -206,25 +199,23 @@ def test_a_schema_that_nobody_expects_is_refused_by_the_worker_and_else_told(sch
         "type": "function",
         "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}},
     }
-    made = chat_grammar(asked(tools=[tool], tool_choice="required"), "", formats.HERMES.opening("f"), {})
+    made = chat_grammar(asked(tools=[tool], tool_choice="required"), "", formats.HERMES.syntax, {})
     assert made.text is not None and (made.warnings or schema == {"maximum": 10**400})
 
 
-def test_a_fault_of_the_worker_is_a_refusal_and_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fault_of_the_worker_is_a_refusal_and_is_logged(monkeypatch, caplog):
     def broken(_: Asked) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr("kvarn.grammar.worker.build", broken)
+    monkeypatch.setattr("kvarn.grammar.build.build", broken)
     reply = json.loads(answer(json.dumps(msgspec.to_builtins(Asked(None, None, {}))).encode()))
     assert (reply["type"], reply["param"]) == ("refusal", "tools") and "KeyError" in reply["message"]
-    assert "cannot be made" in caplog.text
+    assert "compilation failed" in caplog.text
 
 
 def test_strict_is_ignored_with_a_warning_where_text_does_not_show_that_a_call_begins() -> None:
     for form in (formats.LLAMA3, formats.GLM):
-        made = chat_grammar(asked(tools=[WEATHER]), "", form.opening("f"), {})
+        made = chat_grammar(asked(tools=[WEATHER]), "", form.syntax, {})
         assert made.text is None and made.warnings[0].startswith("ignored 'strict'")
 
 

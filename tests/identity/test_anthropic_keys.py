@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import anthropic
 import pytest
+
+from lazy_modules import LazyModule
+
+anthropic = LazyModule("anthropic")
 
 ASK: dict[str, Any] = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "Hej"}]}
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 
 import pytest
-from sqlalchemy import make_url, select, text, update
+from sqlalchemy import select, update
 
 from kvarn.config.platform import AuthConfig
 from kvarn.identity.key_cache import KeyCache
 from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.keys import new_key
-from kvarn.store.migrate import upgrade
 from kvarn.store.models import ApiKey
 from kvarn.store.owner import Role
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
@@ -101,15 +99,6 @@ async def test_a_change_made_here_holds_at_once(store: Store) -> None:
     assert await setup.holds()
     setup.key_cache.renew()
     assert not await setup.holds()
-
-
-async def test_a_key_made_after_it_was_asked_for_in_vain_is_found(store: Store) -> None:
-    setup = await Setup(store, refresh_s=60).furnish()
-    tenant = await create_organization(store, "b")
-    assert await setup.key_cache.bearer_of(new_key().value) is None
-    async with audited_change(store, ACTOR) as change:
-        _, value = await add_key(change, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
-    assert await setup.key_cache.bearer_of(value) is not None
 
 
 async def test_a_key_that_was_unknown_is_asked_for_again(store: Store) -> None:
@@ -295,32 +284,3 @@ async def test_anybody_has_the_default_organisations_salt_and_limits(store: Stor
         await set_limit(change, DEFAULT_ORGANIZATION, DEFAULT_ORGANIZATION, "*", {"tokens_per_minute": 9})
     setup.clock.now += 61
     assert [rule.tokens_per_minute for rule in (await setup.key_cache.anybody()).limits] == [9]
-
-
-async def test_keys_are_taken_from_memory_while_the_database_refuses_the_server(
-    postgres_service, make_database
-) -> None:
-    url = make_url(make_database(postgres_service.port)).set(drivername="postgresql+asyncpg")
-    owner = Store(url, timeout_s=20)
-    await upgrade(owner)
-    login = f"gateway_{uuid.uuid4().hex[:12]}"
-    await _execute(owner, f"CREATE ROLE {login} LOGIN SUPERUSER")
-    setup = await Setup(owner).furnish()
-    served = Store(url.set(username=login), timeout_s=20)
-    key_cache = KeyCache(served, AuthConfig(refresh_s=0.05))
-    assert await key_cache.bearer_of(setup.value) is not None
-    await _execute(owner, f"ALTER ROLE {login} NOLOGIN")
-    await _execute(owner, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{login}'")
-    for _ in range(3):
-        await asyncio.sleep(0.06)
-        assert await key_cache.bearer_of(setup.value) is not None
-    with pytest.raises(ApiError) as raised:
-        await key_cache.bearer_of(new_key().value)
-    assert raised.value.status == 503
-    for each in (key_cache, served, owner):
-        await each.close()
-
-
-async def _execute(store: Store, statement: str) -> None:
-    async with store.transaction() as session:
-        await session.execute(text(statement))

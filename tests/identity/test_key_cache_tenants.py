@@ -151,19 +151,6 @@ async def test_a_database_that_was_restored_is_read_anew(store: Store, tenants) 
     assert (await gate.holding(b))[0] == 4
 
 
-async def test_a_revocation_in_a_database_that_was_restored_is_missed_by_nobody(store: Store, tenants) -> None:
-    a, b = tenants
-    await a.limit(1)
-    backup = await position(store)
-    await a.limit(2)
-    gate = Gate(store)
-    await gate.holding(b)
-    await restore(store, backup)
-    await b.revoke(next(iter(b.values)))  # by another gateway, before this one looks
-    gate.now += 1
-    assert (await gate.holding(b))[0] == 4
-
-
 @pytest.mark.usefixtures("_patient")
 async def test_acts_in_the_middle_of_many_reads_are_missed_by_none(store: Store, tenants) -> None:
     a, b = tenants

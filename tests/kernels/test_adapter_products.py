@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kvarn.kernels.activation import Activation
 from kvarn.kernels.adapters import AdapterMemory, AdapterPart, PackedAdapter, pack_adapter
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape
@@ -18,20 +19,17 @@ from kvarn.kernels.weights import Weight
 FORMATS = ["float32", "bfloat16", "int8", "int4"]
 IN = 192
 OUTS = (50, 30)
-"""Of the two outputs that are packed as one layer."""
+"""Widths of the two outputs that are packed as one layer."""
 
 
-def make_layer(kernels: Kernels, form: str, *, gated: bool = False, bias: bool = True) -> Linear:
+def make_layer(kernels: Kernels, form: str, out: int = sum(OUTS), activation: Activation | None = None) -> Linear:
     generator = torch.Generator().manual_seed(5)
-    out = 2 * OUTS[0] if gated else sum(OUTS)
     weight = torch.randn(out, IN, generator=generator) / IN**0.5
     if form in ("int8", "int4"):
         packed = kernels.packer.quantize(weight.bfloat16(), form)
     else:
         packed = Weight(weight.to(getattr(torch, form)))
-    layer = kernels.packer.pack_linear(
-        packed, torch.randn(out, generator=generator) if bias else None, "silu" if gated else None
-    )
+    layer = kernels.packer.pack_linear(packed, torch.randn(out, generator=generator), activation)
     layer.adapter_layer = 0
     return layer
 
@@ -55,7 +53,6 @@ class World:
     kernels: Kernels
     dtype: torch.dtype
     adapters: list[list[AdapterPart]]
-    layers_before: int = 0
 
     def __post_init__(self) -> None:
         self.cache = self.kernels.operations.new_kv_cache(3, 400, HeadShape(2, 1, 8), "float32")
@@ -115,16 +112,8 @@ def test_adapters_add_their_product_to_each_row_that_names_them(every_kernels: K
 @pytest.mark.parametrize("form", FORMATS)
 def test_what_is_added_to_gate_and_up_comes_before_the_activation(every_kernels: Kernels, form: str) -> None:
     adapters = [parts_of(1, (8, 8), (OUTS[0], OUTS[0])), parts_of(2, (None, 4), (OUTS[0], OUTS[0]))]
-    world, gated = World(every_kernels, torch.float32, adapters), make_layer(every_kernels, form, gated=True)
-    generator = torch.Generator().manual_seed(5)
-    weight = torch.randn(2 * OUTS[0], IN, generator=generator) / IN**0.5
-    plain = every_kernels.packer.pack_linear(
-        every_kernels.packer.quantize(weight.bfloat16(), form)
-        if form.startswith("int")
-        else Weight(weight.to(getattr(torch, form))),
-        torch.randn(2 * OUTS[0], generator=generator),
-    )
-    plain.adapter_layer = 0
+    world = World(every_kernels, torch.float32, adapters)
+    gated, plain = (make_layer(every_kernels, form, 2 * OUTS[0], each) for each in ("silu", None))
     x, mix = torch.randn(7, IN), [0, 1, -1, 1, 0, 0, -1]
     gate, up = world.run(plain, x, mix).double().chunk(2, -1)
     tolerance = {} if input_type(plain) is torch.float32 else {"atol": 0.01, "rtol": 0.02}
@@ -140,7 +129,10 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(isa: str, form: str, gat
     kernels = cpu_kernels(isa)
     outs = (OUTS[0], OUTS[0]) if gated else OUTS
     adapters = [parts_of(1, (8, 8), outs), parts_of(2, (16, None), outs), parts_of(3, (40, 3), outs)]
-    world, layer = World(kernels, torch.bfloat16, adapters), make_layer(kernels, form, gated=gated)
+    world, layer = (
+        World(kernels, torch.bfloat16, adapters),
+        make_layer(kernels, form, sum(outs), "silu" if gated else None),
+    )
     generator, norm = torch.Generator().manual_seed(9), Norm(torch.randn(IN), 1e-5)
     for rows in (2, 9, 70):
         x = torch.randn(rows, IN, generator=generator)

@@ -36,7 +36,7 @@ def test_compiled_results_are_those_of_the_sequence_alone_to_the_last_bit(isa: s
         assert torch.equal(torch.cat(parts), want[sequence])
 
 
-def test_what_does_not_fit_is_refused(isa: str) -> None:
+def test_inputs_of_other_shapes_or_types_are_refused(isa: str) -> None:
     from kvarn.kernels.cpu.backend import cpu_kernels
 
     kernels = cpu_kernels(isa)

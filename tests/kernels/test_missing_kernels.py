@@ -29,27 +29,27 @@ def compiler(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
 
 
 def run(module: str, action: str) -> str:
-    """What a process says in which the compiled module is not there, or is of no use."""
+    """Output of a process in which the compiled module is missing or unusable."""
     code = f"import sys\n{module}\nfrom kvarn.kernels.dispatch import kernels_for\n{action}"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
     return process.stdout + process.stderr
 
 
-def test_what_was_not_built_is_said_with_the_reason_and_the_way_to_get_it(compiler: bool) -> None:
-    said = run(ABSENT, "print(kernels_for('auto').name)")
-    assert said.startswith("torch\n") or said.endswith("torch\n")
-    assert said.count("serving with the torch kernels, which are slower") == 1
-    assert ("the build failed, or " in said) == compiler
-    assert ("there is no C++ compiler; install g++" in said) == (not compiler)
-    assert "`make native`" in said
-    assert "pip install -v" in said
+def test_kernels_that_were_not_built_are_reported_with_reason_and_remedy(compiler: bool) -> None:
+    output = run(ABSENT, "print(kernels_for('auto').name)")
+    assert output.startswith("torch\n") or output.endswith("torch\n")
+    assert output.count("serving with the torch kernels, which are slower") == 1
+    assert ("the build failed, or " in output) == compiler
+    assert ("there is no C++ compiler; install g++" in output) == (not compiler)
+    assert "`make native`" in output
+    assert "pip install -v" in output
 
 
 @pytest.mark.thorough
-def test_what_cannot_be_loaded_is_not_taken_for_something_that_was_not_built() -> None:
-    said = run(BROKEN, "print(kernels_for('auto').name)")
-    assert "are there, but cannot be loaded (cannot import name" in said
-    assert "torch" in said
+def test_kernels_that_cannot_be_loaded_are_not_reported_as_missing() -> None:
+    output = run(BROKEN, "print(kernels_for('auto').name)")
+    assert "are there, but cannot be loaded (cannot import name" in output
+    assert "torch" in output
 
 
 @pytest.mark.thorough

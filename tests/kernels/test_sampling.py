@@ -1,6 +1,6 @@
 """The draw against exact probabilities: many evenly spaced uniforms through one distribution."""
 
-from collections.abc import Callable
+import math
 
 import numpy as np
 import pytest
@@ -11,32 +11,37 @@ from hypothesis import strategies as st
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.sampling import SamplingTensors
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker.philox import uniforms
 from profiles import examples
-
-Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, SamplingTensors], torch.Tensor]
-ExactShares = Callable[[list[float], SamplingParams], list[float]]
+from sampling_tensors import sampling_tensors
 
 
-def params_of(count: int, sampling: SamplingParams, numbers: torch.Tensor) -> SamplingTensors:
-    return SamplingTensors(
-        temperature=torch.full((count,), sampling.temperature),
-        top_k=torch.full((count,), sampling.top_k),
-        top_p=torch.full((count,), sampling.top_p, dtype=torch.float64),
-        min_p=torch.full((count,), sampling.min_p),
-        uniforms=numbers,
-    )
+def exact_shares(logits: list[float], params: SamplingParams) -> list[float]:
+    """Probabilities after temperature, min-p, top-k and top-p, in float64."""
+    top = max(logits)
+    weights = [math.exp((value - top) / params.temperature) for value in logits]
+    weights = [weight if weight >= params.min_p else 0.0 for weight in weights]
+    order = sorted(range(len(weights)), key=lambda token: (-weights[token], token))
+    order = order[: params.top_k or len(order)]
+    total = math.fsum(weights[token] for token in order)
+    kept, mass = [], 0.0
+    for token in order:
+        if mass >= params.top_p * total:
+            break
+        kept.append(token)
+        mass = math.fsum([mass, weights[token]])
+    return [weights[token] / mass if token in kept else 0.0 for token in range(len(weights))]
 
 
-def draw_many(draw: Draw, row: torch.Tensor, sampling: SamplingParams, numbers: torch.Tensor) -> list[int]:
+def draw_many(kernels: Kernels, row: torch.Tensor, sampling: SamplingParams, numbers: torch.Tensor) -> list[int]:
     count = len(numbers)
     logits = row.expand(count, -1).contiguous()
-    return draw(logits, torch.arange(count), logits.amax(-1), params_of(count, sampling, numbers)).tolist()
+    params = sampling_tensors(numbers, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    return kernels.operations.draw_tokens(logits, torch.arange(count), logits.amax(-1), params).tolist()
 
 
-def shares(draw: Draw, row: torch.Tensor, sampling: SamplingParams, count: int) -> np.ndarray:
+def shares(kernels: Kernels, row: torch.Tensor, sampling: SamplingParams, count: int) -> np.ndarray:
     numbers = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    return np.bincount(draw_many(draw, row, sampling, numbers), minlength=len(row)) / count
+    return np.bincount(draw_many(kernels, row, sampling, numbers), minlength=len(row)) / count
 
 
 @settings(max_examples=examples(120))
@@ -51,8 +56,7 @@ def shares(draw: Draw, row: torch.Tensor, sampling: SamplingParams, count: int) 
     seed=st.integers(0, 1000),
 )
 def test_each_token_gets_its_exact_share(
-    draw_tokens: Draw,
-    exact_shares: ExactShares,
+    every_kernels: Kernels,
     vocab_size: int,
     spread: float,
     levels: bool,
@@ -65,7 +69,7 @@ def test_each_token_gets_its_exact_share(
     row = torch.randn(vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
     row = row.round() if levels else row  # whole numbers make ties
     sampling = SamplingParams(seed=0, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    found = shares(draw_tokens, row, sampling, 1500)
+    found = shares(every_kernels, row, sampling, 1500)
     # Where the mass reaches top-p to within rounding, one token more or less is right too.
     candidates = [
         exact_shares(
@@ -75,27 +79,6 @@ def test_each_token_gets_its_exact_share(
         for m in {min_p, max(0.0, min_p - 1e-6)}
     ]
     assert min(np.abs(found - np.array(expected)).max() for expected in candidates) <= 1.01 / 1500 + 1e-6
-
-
-@pytest.mark.parametrize("sampling", [{}, {"top_k": 30}, {"top_p": 0.8}, {"top_k": 200, "top_p": 0.9, "min_p": 0.01}])
-def test_counter_based_draws_follow_the_distribution(
-    draw_tokens: Draw, exact_shares: ExactShares, sampling: dict[str, float]
-) -> None:
-    """Chi-square of 20,000 draws at successive positions of one seed."""
-    row = torch.randn(500, generator=torch.Generator().manual_seed(1)) * 1.5
-    params = SamplingParams(seed=0, temperature=0.9, **sampling)
-    count = 20_000
-    numbers = torch.from_numpy(uniforms(np.full(count, 11, dtype=np.uint64), np.arange(count)))
-    observed = np.bincount(draw_many(draw_tokens, row, params, numbers), minlength=500)
-    expected = np.array(exact_shares(row.double().tolist(), params)) * count
-    assert (observed[expected == 0] == 0).all()
-    common = expected >= 5
-    rest = expected[~common].sum()
-    chi_square = ((observed[common] - expected[common]) ** 2 / expected[common]).sum()
-    if rest > 0:
-        chi_square += (observed[~common].sum() - rest) ** 2 / rest
-    freedom = int(common.sum()) - 1 + int(rest > 0)
-    assert chi_square < freedom + 4 * (2 * freedom) ** 0.5  # mean + 4 standard deviations
 
 
 def mixed_params(count: int, seed: int = 0) -> SamplingTensors:
@@ -111,35 +94,35 @@ def mixed_params(count: int, seed: int = 0) -> SamplingTensors:
 
 @pytest.mark.parametrize("vocab_size", [100, 4096, 20_000])
 def test_a_row_draws_the_same_token_alone_and_among_neighbours_with_other_parameters(
-    draw_tokens: Draw, vocab_size: int
+    every_kernels: Kernels, vocab_size: int
 ) -> None:
-    count = 40
+    count, draw = 40, every_kernels.operations.draw_tokens
     logits = torch.randn(count, vocab_size, generator=torch.Generator().manual_seed(2)) * 3
     logits[::2] = (logits[::2] * 2).round()  # ties
     logits[::5] = 0.01 * logits[::5]  # flat: the nucleus lies beyond the candidates
     params = mixed_params(count)
     rows = torch.arange(count)
     row_max = logits.amax(-1)
-    together = draw_tokens(logits, rows, row_max, params).tolist()
+    together = draw(logits, rows, row_max, params).tolist()
     alone = [
-        int(draw_tokens(logits[i : i + 1].clone(), torch.tensor([0]), row_max[i : i + 1], params.take(slice(i, i + 1))))
+        int(draw(logits[i : i + 1].clone(), torch.tensor([0]), row_max[i : i + 1], params.take(slice(i, i + 1))))
         for i in range(count)
     ]
     assert together == alone
     shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(3))
-    again = draw_tokens(logits, shuffled, row_max[shuffled], params.take(shuffled))
+    again = draw(logits, shuffled, row_max[shuffled], params.take(shuffled))
     assert again.tolist() == [together[i] for i in shuffled]
 
 
 @pytest.mark.parametrize("top_k", [1, 5, 63, 64, 65, 512, 513, 5000])
-def test_top_k_keeps_exactly_the_k_most_likely_with_ties_to_the_lowest_id(draw_tokens: Draw, top_k: int) -> None:
+def test_top_k_keeps_exactly_the_k_most_likely_with_ties_to_the_lowest_id(every_kernels: Kernels, top_k: int) -> None:
     row = (torch.randn(30_000, generator=torch.Generator().manual_seed(4)) * 2).round()
     numbers = torch.linspace(0, 0.9999, 100, dtype=torch.float64)
     best = row.sort(descending=True, stable=True).indices[:top_k]
     only_best = torch.full_like(row, -torch.inf)
     only_best[best] = row[best]
-    expected = draw_many(draw_tokens, only_best, SamplingParams(seed=0, top_k=20_000), numbers)
-    assert draw_many(draw_tokens, row, SamplingParams(seed=0, top_k=top_k), numbers) == expected
+    expected = draw_many(every_kernels, only_best, SamplingParams(seed=0, top_k=20_000), numbers)
+    assert draw_many(every_kernels, row, SamplingParams(seed=0, top_k=top_k), numbers) == expected
     assert set(expected) <= set(best.tolist())
 
 
@@ -155,7 +138,7 @@ def test_exp_gives_the_same_bits_at_every_place_of_a_tensor() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 300, 40_000])
-def test_masks_leave_what_they_allow(every_kernels: Kernels, vocab_size: int) -> None:
+def test_masks_keep_the_tokens_they_allow(every_kernels: Kernels, vocab_size: int) -> None:
     chance = np.random.default_rng(vocab_size)
     words = -(-vocab_size // 32)
     masks = {

@@ -148,26 +148,6 @@ def converse(world: World, tiers: TieredStore, name: str) -> None:
     assert tiers.flush(10.0)
 
 
-def test_an_engine_over_damaged_files_answers_every_request_as_without(tmp_path: Path) -> None:
-    world, tiers = engine(tmp_path / "whole")
-    converse(world, tiers, "first")
-    tiers.close()
-    rng, dropped, hits = random.Random(5), 0, 0
-    for _ in range(effort(10, 400)):
-        shutil.copytree(tmp_path / "whole", tmp_path / "damaged")
-        for _ in range(rng.choice([1, 3])):
-            damage(tmp_path / "damaged", rng.choice(sorted(FAULTS)), rng)
-        world, tiers = engine(tmp_path / "damaged")
-        converse(world, tiers, "again")
-        stats = world.engine.stats()
-        hits += stats.lookups.hits_total
-        dropped += sum(stats.kv_tiers["disk"].dropped_total.values())
-        tiers.close()
-        shutil.rmtree(tmp_path / "damaged")
-    assert hits
-    assert dropped
-
-
 def test_after_a_restart_the_hit_rate_is_that_of_before(tmp_path: Path) -> None:
     """Of a second round of the same prompts, in the same process and in the next: the same tokens are not computed."""
     world, tiers = engine(tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,18 +25,13 @@ from kv_blocks import (
 from kvarn.kvstore import BadBlockError, DiskTier, KVStoreError, MemoryTier, TieredStore
 from kvarn.kvstore.keys import MasterKeys
 
+WAIT_S = 120.0
+
 
 def master_key(path: Path, *older: Path) -> Path:
     keys = [base64.b64encode(os.urandom(32)).decode(), *(text for file in older for text in file.read_text().split())]
     path.write_text("\n".join(keys))
     return path
-
-
-def test_a_block_that_is_stored_can_be_loaded_from_memory() -> None:
-    tiers = open_store(None)
-    store(tiers, [1])
-    assert load(tiers, 1) == contents_of(1)
-    assert load(tiers, 2) is None
 
 
 def test_blocks_that_memory_gave_up_come_back_from_disk(tmp_path: Path) -> None:
@@ -222,33 +217,40 @@ def test_a_key_file_that_holds_no_key_is_refused(tmp_path: Path, text: str) -> N
 # Slowness -------------------------------------------------------------------------------------------------------------
 
 
-class SlowDisk(DiskTier):
-    """Takes its time for each batch and each block."""
+class GatedDisk(DiskTier):
+    """Writes and reads each batch or block once it may; a read takes a hundredth of a second of its clock."""
 
-    delay_s = 0.02
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, "demo", SCOPE, block_bytes=BLOCK_BYTES, capacity_bytes=1 << 20)
+        self.may_write, self.may_read, self.now = threading.Event(), threading.Semaphore(0), 0.0
 
     def write(self, *arguments) -> None:
-        time.sleep(self.delay_s)
+        assert self.may_write.wait(WAIT_S)
         super().write(*arguments)
 
     def read(self, *arguments) -> None:
-        time.sleep(self.delay_s)
+        assert self.may_read.acquire(timeout=WAIT_S)
+        self.now += 0.01
         super().read(*arguments)
 
 
-def slow_store(directory: Path, blocks: int) -> TieredStore:
-    return open_store(
-        SlowDisk(directory, "demo", SCOPE, block_bytes=BLOCK_BYTES, capacity_bytes=1 << 20), blocks=blocks
-    )
+@pytest.fixture
+def gated(tmp_path: Path) -> tuple[TieredStore, GatedDisk]:
+    """Blocks 0 to 19 are on disk."""
+    tiers = open_store(open_disk(tmp_path, model=SCOPE))
+    store(tiers, range(20))
+    tiers.close()
+    disk = GatedDisk(tmp_path)
+    return TieredStore(MemoryTier(64, BLOCK_BYTES, 64), [disk], lambda: disk.now), disk
 
 
 def test_storing_never_waits_for_the_disk_and_what_it_cannot_take_is_counted(tmp_path: Path) -> None:
-    tiers = slow_store(tmp_path, 8)
-    began = time.perf_counter()
+    disk = GatedDisk(tmp_path)
+    tiers = open_store(disk, blocks=8)
     for number in range(200):
         tiers.store([transfer(number)], [[memoryview(contents_of(number))]])
-    assert time.perf_counter() - began < 200 * SlowDisk.delay_s / 2
-    assert tiers.flush(10.0)
+    disk.may_write.set()
+    assert tiers.flush(WAIT_S)
     stats = tiers.stats()
     written, dropped = stats["disk"].blocks, stats["disk"].dropped_total["slow"]
     assert written + dropped + stats["memory"].dropped_total.get("full", 0) == 200
@@ -257,25 +259,20 @@ def test_storing_never_waits_for_the_disk_and_what_it_cannot_take_is_counted(tmp
     tiers.close()
 
 
-def test_what_has_come_of_a_fetch_that_was_given_up_can_be_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiers = slow_store(tmp_path, 64)
-    store(tiers, range(20))
-    tiers.close()
-    monkeypatch.setattr(SlowDisk, "delay_s", 0.2)
-    tiers = slow_store(tmp_path, 64)
+def test_what_has_come_of_a_fetch_that_was_given_up_can_be_loaded(gated: tuple[TieredStore, GatedDisk]) -> None:
+    tiers, disk = gated
     fetching = tiers.fetch([name_of(number) for number in range(20)], "acme", SCOPE)
     assert fetching is not None
+    disk.may_read.release(2)
     wait_until(lambda: tiers.is_loadable(name_of(1)))
     assert not fetching.is_done()
     assert load(tiers, 0) == contents_of(0)
     fetching.release()
     fetching.release()
     assert fetching.is_done()
-    time.sleep(4 * SlowDisk.delay_s)
-    assert tiers.stats()["disk"].loaded_bytes_total <= 4 * BLOCK_BYTES, "the rest is not read"
+    disk.may_read.release(20)
     tiers.close()
+    assert tiers.stats()["disk"].loaded_bytes_total <= 3 * BLOCK_BYTES, "the rest is not read"
 
 
 def test_fetches_leave_half_of_the_memory_to_others(tmp_path: Path) -> None:
@@ -289,12 +286,10 @@ def test_fetches_leave_half_of_the_memory_to_others(tmp_path: Path) -> None:
     tiers.close()
 
 
-def test_the_time_of_a_fetch_follows_the_speed_that_was_measured(tmp_path: Path) -> None:
-    tiers = open_store(open_disk(tmp_path, model=SCOPE))
-    store(tiers, range(40))
-    tiers.close()
-    tiers = slow_store(tmp_path, 64)
+def test_the_time_of_a_fetch_follows_the_speed_that_was_measured(gated: tuple[TieredStore, GatedDisk]) -> None:
+    tiers, disk = gated
     before = tiers.fetch_s(10)
-    fetch(tiers, range(30))
-    assert before < 0.01 < tiers.fetch_s(10)
+    disk.may_read.release(20)
+    fetch(tiers, range(20))
+    assert tiers.fetch_s(10) > 5 * before
     tiers.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,7 +66,7 @@ class PagedRunner:
         return self.states.setdefault(name, len(self.states))
 
     def _states(self, rows: dict[str, list[int]]) -> StateBatch | None:
-        """Of rows whose tokens are counted in `lengths` already; a copy is kept at the end of each block."""
+        """Recurrent states of rows whose tokens `lengths` counts already; a copy is kept at the end of each block."""
         if self.cache.recurrent_states is None:
             return None
         for name, tokens in rows.items():
@@ -113,6 +114,13 @@ def oracle_factory(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tu
         return made[key]
 
     return make
+
+
+@pytest.fixture
+def checkpoint(oracle_factory: Callable[..., tuple[Any, Path]], tmp_path: Path) -> Path:
+    """A copy of a small Qwen3 that a test may damage."""
+    _, path = oracle_factory("qwen3")
+    return Path(shutil.copytree(path, tmp_path / "model"))
 
 
 @pytest.fixture(params=list(DECODERS))

@@ -213,7 +213,7 @@ def test_adapters_of_experts_are_refused(oracle_factory: Factory, tmp_path: Path
         load_adapter(tmp_path, model)
 
 
-def test_the_digest_changes_with_what_is_computed(adapter: tuple[Decoder, Path]) -> None:
+def test_the_digest_changes_with_the_result(adapter: tuple[Decoder, Path]) -> None:
     model, path = adapter
     digests = [load_adapter(path, model).digest]
     change_config(path, lora_dropout=0.5)

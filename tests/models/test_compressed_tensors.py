@@ -75,7 +75,7 @@ def test_scales_of_another_number_of_rows_are_named(tmp_path: Path) -> None:
 
 
 def test_a_float_weight_with_a_scale_is_not_taken_for_whole_numbers(tmp_path: Path) -> None:
-    """As a model is that was quantized but not compressed before it was saved."""
+    """The configuration of a model that was quantized but not compressed before it was saved."""
     tensors = {"l.weight": torch.randn(VOCAB, HIDDEN), "l.weight_scale": SCALES}
     with pytest.raises(CheckpointError, match="before it was compressed"):
         weight_format(save(tmp_path, "int-quantized", tensors, "Linear"), lambda note: None).read("l", (VOCAB, HIDDEN))

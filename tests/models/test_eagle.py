@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from recipes.demo.eagle import AUX_LAYERS, Head, save_head, teach
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM
 
 from kvarn.kernels.batch import PagedBatch
 from kvarn.models import Decoder, load_model
@@ -29,7 +29,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A decoder of four layers, and a head for it with random weights."""
     base, head = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("head")
     make_decoder("llama-tied-mha", base, num_hidden_layers=4)
-    model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = transformers.LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
     torch.manual_seed(1)
     plain = Head(model, VOCABULARY)
     for parameter in plain.parameters():
@@ -52,7 +52,7 @@ def one_sequence(start: int, end: int) -> PagedBatch:
 
 def plain_chain(base: Path, head: Path, ids: torch.Tensor, chain: list[int]) -> tuple[torch.Tensor, list[int]]:
     """Hidden states of the recipe's head along a chain of tokens, and the tokens that it guesses."""
-    model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = transformers.LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
     plain = Head(model, VOCABULARY)
     stored = load_file(head / "model.safetensors")
     plain.load_state_dict({name: value.float() for name, value in stored.items() if name not in ("d2t", "t2d")})

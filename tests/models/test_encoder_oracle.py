@@ -44,11 +44,11 @@ def random_texts(count: int, longest: int, vocab: int) -> list[list[int]]:
     return [torch.randint(5, vocab, (length,), generator=generator).tolist() for length in lengths]
 
 
-def write_modules(path: Path, pooling: str) -> None:
+def write_modules(path: Path, pooling: dict[str, Any]) -> None:
     modules = [{"type": f"sentence_transformers.models.{kind}", "path": kind} for kind in ("Pooling", "Normalize")]
     (path / "modules.json").write_text(json.dumps(modules))
     (path / "Pooling").mkdir()
-    (path / "Pooling" / "config.json").write_text(json.dumps({pooling: True}))
+    (path / "Pooling" / "config.json").write_text(json.dumps(pooling))
 
 
 def test_minilm_gives_the_oracles_vectors() -> None:
@@ -91,9 +91,9 @@ def test_more_texts_than_are_computed_at_once_keep_their_order_and_values(tmp_pa
     torch.testing.assert_close(vectors[::17], alone, atol=1e-6, rtol=1e-5)
 
 
-def test_cls_pooling_is_read_from_sentence_transformers_files(tmp_path: Path) -> None:
+def test_cls_pooling_gives_the_first_tokens_vectors(tmp_path: Path) -> None:
     oracle = make_encoder("Bert", tmp_path)
-    write_modules(tmp_path, "pooling_mode_cls_token")
+    write_modules(tmp_path, {"pooling_mode_cls_token": True})
     texts = random_texts(5, 20, 101)
     vectors = load(tmp_path).encode(*flat(texts))
     torch.testing.assert_close(vectors, expected(oracle, texts, "cls"), atol=1e-5, rtol=1e-4)
@@ -102,16 +102,14 @@ def test_cls_pooling_is_read_from_sentence_transformers_files(tmp_path: Path) ->
 @pytest.mark.parametrize(("mode", "pooling"), [("mean", "mean"), (["cls"], "cls"), ("lasttoken", "last")])
 def test_pooling_is_read_as_sentence_transformers_writes_it_since_5_4(mode: Any, pooling: str, tmp_path: Path) -> None:
     make_encoder("Bert", tmp_path)
-    write_modules(tmp_path, "")
-    (tmp_path / "Pooling" / "config.json").write_text(json.dumps({"embedding_dimension": 24, "pooling_mode": mode}))
+    write_modules(tmp_path, {"embedding_dimension": 24, "pooling_mode": mode})
     assert load(tmp_path).spec.pooling == pooling
 
 
 @pytest.mark.parametrize("config", [{"pooling_mode": ["cls", "mean"]}, {"pooling_mode_max_tokens": True}, {}])
 def test_a_pooling_that_is_not_known_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
     make_encoder("Bert", tmp_path)
-    write_modules(tmp_path, "")
-    (tmp_path / "Pooling" / "config.json").write_text(json.dumps(config))
+    write_modules(tmp_path, config)
     with pytest.raises(UnsupportedModelError, match="there are: mean, cls, lasttoken"):
         load(tmp_path)
 
@@ -140,7 +138,7 @@ def test_a_decoder_with_sentence_modules_embeds(mode: str, token: int, has_prefi
     oracle = whole.model
     if not has_prefix:
         oracle.save_pretrained(tmp_path)
-    write_modules(tmp_path, f"pooling_mode_{mode}")
+    write_modules(tmp_path, {f"pooling_mode_{mode}": True})
     model = load_model(tmp_path, dtype="float32")
     assert isinstance(model, CausalEncoder)
     texts = random_texts(30, 100, 199)
@@ -156,7 +154,7 @@ def test_a_decoder_with_sentence_modules_embeds(mode: str, token: int, has_prefi
 def test_a_decoder_that_scales_its_embedding_embeds_in_bfloat16(family: str, tmp_path: Path) -> None:
     """EmbeddingGemma's kind: the factor is one of bfloat16, as the decoder and transformers have it."""
     oracle = make_decoder(family, tmp_path).to(torch.bfloat16)
-    write_modules(tmp_path, "pooling_mode_lasttoken")
+    write_modules(tmp_path, {"pooling_mode": "lasttoken"})
     model = load_model(tmp_path, dtype="bfloat16")
     assert isinstance(model, CausalEncoder)
     texts = random_texts(12, 60, 199)
@@ -175,7 +173,7 @@ def test_steps_of_sentence_transformers_that_are_left_out_are_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_decoder("qwen3", tmp_path)
-    write_modules(tmp_path, "pooling_mode_lasttoken")
+    write_modules(tmp_path, {"pooling_mode": "lasttoken"})
     load_model(tmp_path, dtype="float32")
     assert not of_kvarn(caplog)
     (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
@@ -189,7 +187,7 @@ def test_steps_of_sentence_transformers_that_are_left_out_are_warned_of(
 
 def test_an_embedding_decoder_generates_when_requested(tmp_path: Path) -> None:
     make_decoder("qwen3", tmp_path)
-    write_modules(tmp_path, "pooling_mode_lasttoken")
+    write_modules(tmp_path, {"pooling_mode": "lasttoken"})
     assert isinstance(load_model(tmp_path, dtype="float32", kind="generate"), Decoder)
 
 

@@ -63,7 +63,7 @@ def test_zero_points_of_zero_leave_their_neighbours_alone(bits: int, form: str, 
 
 @pytest.mark.parametrize("stored", [7, 8])
 @pytest.mark.parametrize("form", ["gptq", "gptq_v2"])
-def test_symmetric_weights_have_their_zero_in_the_middle_whatever_the_format_is_called(
+def test_symmetric_weights_have_their_zero_in_the_middle_in_both_formats(
     stored: int, form: str, tmp_path: Path
 ) -> None:
     """Some checkpoints call themselves `gptq` and store zero points of 8, as `gptq_v2` does."""

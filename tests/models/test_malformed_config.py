@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,54 +16,38 @@ from kvarn.models.errors import CheckpointError, ModelError, NotEnoughMemoryErro
 from oracles import change_config
 
 Factory = Callable[..., tuple[Any, Path]]
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
 
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"num_hidden_layers": 0}, "num_hidden_layers is 0: Input should be greater than or equal to 1"),
-    ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
     ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000: Input should be less than or equal to 1024"),
-    ({"num_hidden_layers": float("inf")}, "num_hidden_layers is inf"),
     ({"num_hidden_layers": True}, "num_hidden_layers is True"),
     ({"num_hidden_layers": "3"}, "num_hidden_layers is '3': Input should be a valid integer"),
     ({"num_hidden_layers": 10**4000}, r"num_hidden_layers is 1000\d*\.\.\.0*:"),
     ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
-    ({"num_attention_heads": 0}, "num_attention_heads is 0"),
     ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
-    ({"head_dim": 10**9}, "head_dim is 1000000000"),
     ({"head_dim": 7}, "head_dim is 7"),
     ({"head_dim": None, "num_attention_heads": 32, "num_key_value_heads": 32}, "must be even"),
-    ({"vocab_size": 2**62}, "vocab_size is 46116"),
-    ({"hidden_size": 1.5}, "hidden_size is 1.5"),
-    ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
     ({"rope_parameters": None, "rope_theta": 0}, "rope_theta is 0"),
-    ({"rope_parameters": {"rope_theta": 0}}, r"rope_parameters\.rope_theta is 0"),
     ({"rope_parameters": {"rope_theta": float("nan")}}, r"rope_parameters\.rope_theta is nan"),
     ({"rope_parameters": "x"}, "rope_parameters is 'x'"),
     ({"rope_parameters": None, "rope_scaling": "x"}, "rope_scaling is 'x'"),
     ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 0}}, r"rope_scaling\.factor is 0"),
     ({"rope_parameters": {"rope_type": "linear"}}, r"rope_parameters\.factor is missing"),
     ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "low_freq_factor and high_freq_factor must differ"),
-    ({"rope_parameters": {**YARN, "original_max_position_embeddings": 0}}, "original_max_position_embeddings is 0"),
-    ({"rope_parameters": {"rope_type": "yarn"}}, r"rope_parameters\.factor is missing"),
     (
         {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 64}},
         "long_factor has 1 numbers, expected 8",
     ),
     ({"rope_parameters": {"full_attention": 7}}, r"rope_parameters\.full_attention is 7"),
-    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported in qwen3, only in phi3, glm, glm4"),
-    ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
     (
         {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.01},
         "partial_rotary_factor rotates 0 of 16",
     ),
-    ({"sliding_window": 1e308}, r"sliding_window is 1e\+308"),
     ({"layer_types": ["full_attention"]}, "layer_types must have an entry for each"),
     ({"layer_types": ["mamba"] * 3}, r"layer_types\.0 is 'mamba'"),
-    ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0"),
     ({"architectures": 5}, "architectures is 5"),
-    ({"architectures": [5]}, r"architectures\.0 is 5"),
     ({"architectures": None, "model_type": "mamba"}, "model_type 'mamba'"),
     ({"model_type": []}, r"model_type is \[\]"),
     ({"dtype": "evil"}, "dtype is 'evil': expected a type of torch"),
@@ -72,7 +55,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"eos_token_id": "x"}, "eos_token_id is 'x': expected a token id"),
     ({"eos_token_id": [1, -2]}, r"eos_token_id is \[1, -2\]"),
     ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
-    ({"hidden_act": ["silu"]}, r"hidden_act is \['silu'\]"),
     ({"quantization_config": 3}, "quantization_config is 3"),
     ({"quantization_config": {"quant_method": "gptq", "bits": "x"}}, r"quantization_config\.bits is 'x'"),
     (
@@ -84,13 +66,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
         r"quantization_config\.config_groups\.a\.targets is 1",
     ),
 ]
-
-
-@pytest.fixture
-def checkpoint(oracle_factory: Factory, tmp_path: Path) -> Path:
-    """A copy of a small Qwen3 that a test may damage."""
-    _, path = oracle_factory("qwen3")
-    return Path(shutil.copytree(path, tmp_path / "model"))
 
 
 def refusal(path: Path, **options: Any) -> str:

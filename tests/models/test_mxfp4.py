@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from kvarn.models import load_model
 from kvarn.models.errors import WeightShapeError
@@ -19,6 +18,8 @@ from tiny_checkpoints import make_decoder
 @pytest.fixture
 def packed(tmp_path: Path) -> tuple[Any, Path]:
     """A random model whose experts are random blocks and scales, and its checkpoint."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # takes seconds
+
     oracle = make_decoder("gpt-oss", tmp_path, intermediate_size=64)
     tensors = load_file(tmp_path / "model.safetensors")
     generator = torch.Generator().manual_seed(4)

@@ -65,7 +65,7 @@ def kept(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache").iterdir())
 
 
-def test_the_second_start_packs_nothing_and_says_the_same(load: Any, tmp_path: Path, run_paged: Any) -> None:
+def test_the_second_start_packs_nothing_and_computes_the_same(load: Any, tmp_path: Path, run_paged: Any) -> None:
     first, packed = load()
     second, packed_again = load()
     assert (packed, packed_again) == (3 * 4 + 1, 0)
@@ -104,7 +104,7 @@ def test_weights_are_packed_anew_when_the_code_that_prepares_them_has_changed(
 
 
 def test_a_changed_layout_of_packed_bytes_needs_a_new_name() -> None:
-    """Where this fails, count up LAYOUT and put the digest here: else bytes of earlier starts are misread."""
+    """A failure means: count up LAYOUT and put the digest here, else bytes of earlier starts are misread."""
     from kvarn.kernels.cpu.packing import LAYOUT, pack
 
     digest = hashlib.sha256()
@@ -121,7 +121,7 @@ def test_a_changed_layout_of_packed_bytes_needs_a_new_name() -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "other form"])
-def test_a_damaged_file_is_said_and_replaced(
+def test_a_damaged_file_is_logged_and_replaced(
     damage: str, load: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, run_paged: Any
 ) -> None:
     model, _ = load()
@@ -166,7 +166,7 @@ def test_a_slow_disk_delays_no_start(
     assert [file.suffix for file in kept(tmp_path)] == [".safetensors"]
 
 
-def test_torch_kernels_keep_nothing_and_say_so(
+def test_torch_kernels_log_that_they_keep_nothing(
     checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     load_model(checkpoint, kernels="torch", packed_cache=tmp_path / "cache")

@@ -14,6 +14,7 @@ from kvarn.kernels.torch.quantize import quantize_int8
 from kvarn.models import Decoder, load_model
 from kvarn.models.layer import DecoderLayer
 from kvarn.models.mlp.moe import MoeMlp
+from tiny_checkpoints import make_encoder
 
 Factory = Callable[..., tuple[Any, Path]]
 PROMPT = list(range(5, 60))
@@ -94,13 +95,7 @@ def test_the_cache_is_of_the_weights_type_unless_asked_otherwise(
 
 
 def test_an_encoder_is_quantized_too(tmp_path: Path) -> None:
-    import transformers
-
-    torch.manual_seed(5)
-    config = transformers.BertConfig(
-        vocab_size=90, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4
-    )
-    transformers.BertModel(config).save_pretrained(tmp_path)
+    make_encoder("Bert", tmp_path)
     plain, quantized = (load_model(tmp_path, dtype="float32", kernels="torch", quantization=q) for q in (None, "int8"))
     ids, starts = torch.arange(5, 45), torch.tensor([0, 15, 40])
     one, other = plain.encode(ids, starts), quantized.encode(ids, starts)

@@ -271,23 +271,11 @@ def test_each_format_gives_the_logits_of_the_numbers_it_stands_for(name: str, tm
     model, packer = written.load()
     check_logits(written, run_paged, model)
     assert {weight.format for weight in packer.packed[:-1]} == {case.held}
+    if case.held == "int4":
+        assert all((weight.zeros is None) == case.make.get("symmetric", False) for weight in packer.packed[:-1])
+    assert model.spec.num_parameters == sum(parameter.numel() for parameter in written.oracle.parameters())
     assert packer.packed[-1].format == "float"  # the head, which is ignored
     assert model.quantization == case.config["quant_method"]
-
-
-@pytest.mark.parametrize("name", ["gptq", "awq", "pack-quantized", "int-quantized-w8a8"])
-def test_parameters_are_counted_as_those_of_the_plain_model(name: str, tmp_path: Path) -> None:
-    written = write(CASES[name], tmp_path)
-    model, _ = written.load()
-    assert model.spec.num_parameters == sum(p.numel() for p in written.oracle.parameters())
-
-
-def test_symmetric_weights_need_no_zero_points(tmp_path: Path) -> None:
-    for name, zeros in (("gptq-sym", False), ("pack-quantized", False), ("gptq", True)):
-        _, packer = write(CASES[name], tmp_path / name).load()
-        weight = packer.packed[0]
-        assert weight.format == "int4"
-        assert (weight.zeros is not None) == zeros
 
 
 @pytest.mark.parametrize("name", ["gptq", "gptq-desc-act", "awq", "int-quantized-w8a8"])

@@ -73,7 +73,7 @@ def test_one_that_is_asked_for_other_tokens_is_refused(answers: dict[str, int | 
         load_model(tmp_path)
 
 
-def test_one_that_was_saved_as_a_classifier_ranks_where_it_is_said(tmp_path: Path) -> None:
+def test_a_classifier_of_one_label_ranks_where_kind_is_score(tmp_path: Path) -> None:
     import transformers
 
     config = make_decoder("qwen3", tmp_path / "decoder").config

@@ -7,7 +7,7 @@ import math
 from prometheus_client import generate_latest
 
 from fake_replica import GENERATE_CARD, FakeReplica
-from kvarn.catalog.engine_metrics import EngineCollector
+from kvarn.catalog.metrics import EngineCollector
 from kvarn.observe.merge import as_registry, merge_families, read_families, totals_of
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.store import StoreMetrics

@@ -10,8 +10,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from fake_replica import GENERATE_CARD, FakeReplica
-from kvarn.catalog.engine_metrics import EngineCollector
-from kvarn.catalog.routing_metrics import RoutingCollector
+from kvarn.catalog.metrics import EngineCollector, RoutingCollector
 from kvarn.config.platform import SloConfig
 from kvarn.config.quality import QualityConfig
 from kvarn.metering.metrics import MeteringMetrics

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -22,13 +21,6 @@ DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
 ROOMY = {"max_context_length": 768, "engine": {"token_budget": 420, "max_num_seqs": 8}}
 """Prompts of up to 700 tokens in two chunks."""
 LONG_PROMPT = effort(8_192, 131_072)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def messages() -> list[Submit]:

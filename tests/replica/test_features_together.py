@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
-import torch
 
 import kvarn
 from kvarn.config.schema import ModelConfig
@@ -55,13 +53,6 @@ PLAIN: dict[str, Any] = {
     "max_context_length": 128,
 }
 PAIRS = [pair for pair in combinations(FEATURES, 2) if not {"ngram", "draft", "eagle"}.issuperset(pair)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def build(**settings: Any) -> GenerateService:

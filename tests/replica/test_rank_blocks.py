@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,13 +21,6 @@ from rank_services import build, requests, run
 from tiny_checkpoints import make_decoder
 
 DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def check_tiers(directory: Path, tiers: dict[str, Any], vocabulary: range, sizes: dict[str, Any]) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 pytest.importorskip("kvarn.kernels.cpu._native", reason="torch's own products do not promise the order of their sums")
 
@@ -30,13 +28,6 @@ NUM_PROMPTS = effort(80, 200)
 CROWDED = {"kv_cache_gib": 0.0005, "engine": {"token_budget": 48, "max_num_seqs": 12}}
 """Prompts are cut into chunks, and sequences lose their blocks to each other."""
 DEGREES = [(2, 1), (1, 2), *(thorough(*degree) for degree in ((4, 1), (2, 2), (4, 2), (8, 1)))]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

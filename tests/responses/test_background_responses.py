@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -15,6 +14,7 @@ import openai
 import pytest
 from sqlalchemy import func, select, update
 
+from asking import code_of
 from background_runs import Open, events_again, hold, hold_later, queue, state
 from fake_replica import answer_text
 from kvarn.config.platform import StoreConfig
@@ -23,14 +23,14 @@ from kvarn.store.repositories.conversations import responses
 
 
 @pytest.fixture
-def kept(open_gateway: Open, wait_for: Any) -> Iterator[Any]:
+def kept(open_gateway: Open) -> Iterator[Any]:
     with open_gateway() as server:
         yield server
 
 
 @pytest.fixture
 def sdk(kept: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{kept.url}/v1", api_key="none", max_retries=0, timeout=20) as made:
+    with kept.sdk() as made:
         yield made
 
 
@@ -43,7 +43,7 @@ def usage_events(server: Any) -> int:
     return counted
 
 
-def test_it_is_queued_at_once_and_runs_without_its_client(kept: Any, sdk: openai.OpenAI, wait_for: Any) -> None:
+def test_it_is_queued_at_once_and_runs_without_its_client(kept, sdk, wait_for):
     go_on = hold(kept)
     queued = sdk.responses.create(model="tiny", input="Hej", background=True)
     assert queued.status == "queued" and queued.background and queued.output == []
@@ -62,7 +62,7 @@ def test_it_is_queued_at_once_and_runs_without_its_client(kept: Any, sdk: openai
     assert after.status == "completed"
 
 
-def test_it_can_be_followed_live_by_many_from_any_event(kept: Any, sdk: openai.OpenAI, wait_for: Any) -> None:
+def test_it_can_be_followed_live_by_many_from_any_event(kept, sdk):
     kept.chat.step_s = 0.02
     stream = sdk.responses.create(model="tiny", input="Hej", background=True, stream=True)
     seen: list[Any] = []
@@ -80,11 +80,10 @@ def test_it_can_be_followed_live_by_many_from_any_event(kept: Any, sdk: openai.O
     assert [event["type"] for event in whole] == [event.type for event in [*seen, *rest]]
 
 
-def test_it_is_cancelled_and_what_was_written_stays(kept: Any, sdk: openai.OpenAI, wait_for: Any) -> None:
+def test_it_is_cancelled_and_what_was_written_stays(kept, sdk, wait_for):
     kept.chat.step_s, kept.chat.answer = 0.02, lambda request, index: answer_text("abc" * 100)
     response_id = queue(kept)
-    wait_for(lambda: state(kept, response_id)["status"] == "in_progress", "the response to begin")
-    time.sleep(0.1)
+    wait_for(lambda: kept.chat.yields > 5, "some of it to be written")
     cancelled = sdk.responses.cancel(response_id)
     assert cancelled.status == "cancelled" and cancelled.output_text.startswith("abc")
     assert cancelled.usage is not None and cancelled.usage.output_tokens >= 3
@@ -98,7 +97,7 @@ def test_it_is_cancelled_and_what_was_written_stays(kept: Any, sdk: openai.OpenA
     assert refusal.value.code == "not_cancellable"
 
 
-def test_followers_of_a_cancelled_response_hear_of_its_end(kept: Any, wait_for: Any) -> None:
+def test_followers_of_a_cancelled_response_hear_of_its_end(kept):
     for wait in (True, False):  # before its first token, and after
         go_on = hold(kept)
         kept.chat.step_s, kept.chat.answer = 0.02, lambda request, index: answer_text("abc" * 100)
@@ -120,9 +119,7 @@ def test_followers_of_a_cancelled_response_hear_of_its_end(kept: Any, wait_for: 
 
 
 @pytest.mark.thorough
-def test_a_look_at_the_leases_while_the_end_is_written_takes_it_from_nobody(
-    kept: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_at_the_leases_while_the_end_is_written_takes_it_from_nobody(kept, sdk, monkeypatch):
     finish = responses.finish_background
 
     async def finish_slowly(*asked: Any) -> bool:
@@ -137,7 +134,7 @@ def test_a_look_at_the_leases_while_the_end_is_written_takes_it_from_nobody(
     assert events[-1].type == "response.completed"
 
 
-def test_a_deleted_response_stops_and_is_gone(kept: Any, sdk: openai.OpenAI, wait_for: Any) -> None:
+def test_a_deleted_response_stops_and_is_gone(kept, sdk, wait_for):
     hold(kept)
     made = sdk.conversations.create()
     response_id = queue(kept, conversation=made.id)
@@ -150,7 +147,7 @@ def test_a_deleted_response_stops_and_is_gone(kept: Any, sdk: openai.OpenAI, wai
     assert sdk.responses.create(model="tiny", input="x", conversation=made.id).status == "completed"
 
 
-def test_what_is_wrong_is_refused_before_it_is_queued(kept: Any) -> None:
+def test_what_is_wrong_is_refused_before_it_is_queued(kept):
     with kept.client() as client:
         for changes, status in (
             ({"model": "nowhere"}, 404),
@@ -162,22 +159,21 @@ def test_what_is_wrong_is_refused_before_it_is_queued(kept: Any) -> None:
             assert client.post("/v1/responses", json=body).status_code == status
 
 
-def test_a_conversation_goes_on_in_the_background_and_is_locked_meanwhile(
-    kept: Any, sdk: openai.OpenAI, wait_for: Any
-) -> None:
+def test_a_conversation_goes_on_in_the_background_and_is_locked_meanwhile(kept, sdk, wait_for):
     made = sdk.conversations.create()
     go_on = hold(kept)
     response_id = queue(kept, conversation=made.id)
     with pytest.raises(openai.ConflictError):
         sdk.responses.create(model="tiny", input="x", conversation=made.id)
-    time.sleep(1.5)  # longer than a renewal takes
+    leased = leased_until(kept, response_id)
+    wait_for(lambda: leased_until(kept, response_id) > leased, "its lease to be renewed")
     go_on()
     wait_for(lambda: state(kept, response_id)["status"] == "completed", "the response to be completed")
     assert len(sdk.conversations.items.list(made.id).data) == 2
     assert sdk.responses.create(model="tiny", input="x", conversation=made.id).status == "completed"
 
 
-def test_a_gateway_that_stops_hands_its_responses_on(open_gateway: Open, wait_for: Any) -> None:
+def test_a_gateway_that_stops_hands_its_responses_on(open_gateway, wait_for):
     with open_gateway(hold_later) as first:
         ids = [queue(first, input=[{"role": "user", "content": str(number)}]) for number in range(3)]
         wait_for(lambda: len(first.chat.running) == 3, "all of them to run")
@@ -200,6 +196,16 @@ def attempts(server: Any, ids: list[str]) -> list[int]:
     return found
 
 
+def leased_until(server: Any, response_id: str) -> float:
+    async def read() -> float:
+        async with server.gateway.store.reading() as session:
+            row = await session.get(StoredResponse, response_id)
+            return float(row.leased_until)
+
+    until: float = server.do(read())
+    return until
+
+
 def die(server: Any) -> None:
     """Leave everything as a killed gateway would: nothing is written any more, no lease renewed or given back."""
     worker = server.gateway.responses
@@ -212,15 +218,14 @@ def die(server: Any) -> None:
     server.do(vanish())
 
 
-def test_the_responses_of_a_dead_gateway_are_taken_over_once_and_then_given_up(
-    open_gateway: Open, wait_for: Any
-) -> None:
+def test_the_responses_of_a_dead_gateway_are_taken_over_once_and_then_given_up(open_gateway, wait_for):
     with ExitStack() as stack:
         servers = [stack.enter_context(open_gateway(hold_later)) for _ in range(2)]
         response_id = queue(servers[0])
         wait_for(lambda: len(servers[0].chat.running) == 1, "it to run")
-        time.sleep(2)  # beyond a renewal: as long as its gateway lives nobody else touches it
-        assert not servers[1].chat.submitted
+        leased = leased_until(servers[0], response_id)
+        wait_for(lambda: leased_until(servers[0], response_id) > leased, "its lease to be renewed")
+        assert not servers[1].chat.submitted, "as long as its gateway lives nobody else touches it"
         die(servers[0])
         wait_for(lambda: len(servers[1].chat.running) == 1, "the other gateway to take it over")
         assert state(servers[0], response_id)["status"] in ("queued", "in_progress")
@@ -232,7 +237,7 @@ def test_the_responses_of_a_dead_gateway_are_taken_over_once_and_then_given_up(
         assert not third.chat.submitted
 
 
-def test_a_gateway_that_stood_still_does_not_take_over_what_runs_in_it(kept: Any, wait_for: Any) -> None:
+def test_a_gateway_that_stood_still_does_not_take_over_what_runs_in_it(kept, wait_for):
     go_on = hold(kept)
     response_id = queue(kept)
     wait_for(lambda: len(kept.chat.running) == 1, "it to run")
@@ -248,7 +253,7 @@ def test_a_gateway_that_stood_still_does_not_take_over_what_runs_in_it(kept: Any
     assert len(kept.chat.submitted) == 1 and attempts(kept, [response_id]) == [1]
 
 
-def test_two_gateways_share_the_work_and_any_can_follow_and_cancel(open_gateway: Open, wait_for: Any) -> None:
+def test_two_gateways_share_the_work_and_any_can_follow_and_cancel(open_gateway, wait_for):
     with open_gateway() as first, open_gateway() as second:
         ids = [queue(server) for server in (first, second) for _ in range(4)]
         wait_for(lambda: all(state(first, each)["status"] == "completed" for each in ids), "all to be made")
@@ -267,43 +272,28 @@ def test_two_gateways_share_the_work_and_any_can_follow_and_cancel(open_gateway:
         assert events_again(second, response_id)[-1]["response"]["status"] == "cancelled"
 
 
-def test_answers_survive_a_database_that_is_away(serve: Any, tmp_path: Any, wait_for: Any) -> None:
+def test_answers_survive_a_database_that_is_away(serve, tmp_path, wait_for):
     path = tmp_path / "kvarn.db"
 
-    def prepare(server: Any) -> None:
-        config = StoreConfig(url=f"sqlite:///{path}", timeout_s=2)
-        server.config = server.config.model_copy(update={"store": config})
-
-    with serve(prepare) as server, server.client() as client:
+    store = StoreConfig(url=f"sqlite:///{path}", timeout_s=2)
+    with serve(config={"store": store}) as server, server.client() as client:
         conversation = client.post("/v1/conversations", json={}).json()["id"]
         gates = [hold(server)]
         response_id = queue(server)
         wait_for(lambda: len(server.chat.running) == 1, "the background one to run")
-        with _locked(path):
+        with sqlite3.connect(path, isolation_level=None) as connection:
+            connection.execute("BEGIN IMMEDIATE")  # whoever wants to write waits in vain
             gates[0]()
             server.chat.hold = None
             answer = client.post("/v1/responses", json={"model": "tiny", "input": "x"}).json()
             assert answer["status"] == "completed" and answer["store"] is False
             again = client.post("/v1/responses", json={"model": "tiny", "input": "x", "conversation": conversation})
-            assert again.status_code == 503 and again.json()["error"]["code"] == "database_away"
+            assert code_of(again) == (503, "database_away")
+            connection.execute("ROLLBACK")
         wait_for(lambda: state(server, response_id)["status"] == "completed", "the background one to be kept")
 
 
-class _locked:  # noqa: N801  reads as a verb
-    """Holds the write lock of an SQLite file: whoever wants to write waits in vain."""
-
-    def __init__(self, path: Any) -> None:
-        self._connection = sqlite3.connect(path, isolation_level=None)
-
-    def __enter__(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.execute("ROLLBACK")
-        self._connection.close()
-
-
-def test_a_response_is_not_followed_by_a_stranger(kept: Any, wait_for: Any) -> None:
+def test_a_response_is_not_followed_by_a_stranger(kept, wait_for):
     hold(kept)
     with kept.add_tenant("other") as other, kept.client() as client:
         response_id = queue(kept)

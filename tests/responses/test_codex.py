@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
-import httpx
-import openai
 import pytest
 
-from kvarn.responses.custom_input import CustomInput, arguments_in_pieces
+from asking import events_of, prompt_of
 from kvarn.responses.request import chat_request
+from kvarn.responses.tools import CustomInput, arguments_in_pieces
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import validate
 from kvarn.wire.openai.responses.items import user_message
@@ -62,18 +60,7 @@ def called(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
-    assert answer.status_code == 200, answer.text
-    return [json.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: ")]
-
-
-def prompt_of(server: Any) -> str:
-    prompt = server.chat.submitted[-1].prompt_token_ids
-    text: str = server.served["tiny"].text.tokenizer.decode(prompt, skip_special_tokens=False)
-    return text
-
-
-def test_the_first_turn_is_answered_and_says_what_it_passes_over(server: Any, client: httpx.Client) -> None:
+def test_the_first_turn_is_answered_and_says_what_it_passes_over(server, client):
     answer = client.post("/v1/responses", json=FIRST_TURN)
     assert events_of(answer)[-1]["type"] == "response.completed"
     assert answer.headers["x-kvarn-ignored"] == "reasoning.summary, tools[1]"
@@ -83,15 +70,13 @@ def test_the_first_turn_is_answered_and_says_what_it_passes_over(server: Any, cl
     assert "mcp__files__list" in prompt and "Files" in prompt and "web_search" not in prompt
 
 
-def test_tools_that_only_a_server_runs_may_be_all_but_not_be_forced(client: httpx.Client) -> None:
+def test_tools_that_only_a_server_runs_may_be_all_but_not_be_forced(client):
     body = {"model": "tiny", "input": "Hej", "tools": [SEARCH, {"type": "image_generation"}]}
     assert client.post("/v1/responses", json=body).status_code == 200
     assert client.post("/v1/responses", json={**body, "tool_choice": "required"}).status_code == 400
 
 
-def test_a_call_into_a_namespace_names_it_and_is_taken_back(
-    server: Any, answering: Callable[..., None], sdk: openai.OpenAI
-) -> None:
+def test_a_call_into_a_namespace_names_it_and_is_taken_back(server, answering, sdk):
     answering(called("mcp__files__list", {}))
     said: Any = [{"role": "user", "content": "Hej"}]
     response = sdk.responses.create(model="tiny", input=said, tools=[FILES], store=False)
@@ -104,7 +89,7 @@ def test_a_call_into_a_namespace_names_it_and_is_taken_back(
     assert "a.txt" in prompt_of(server)
 
 
-def test_a_picture_that_a_tool_has_read_does_not_end_a_session(server: Any, client: httpx.Client) -> None:
+def test_a_picture_that_a_tool_has_read_does_not_end_a_session(server, client):
     call = {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"}
     parts = [
         {"type": "input_text", "text": "x.png"},
@@ -117,9 +102,7 @@ def test_a_picture_that_a_tool_has_read_does_not_end_a_session(server: Any, clie
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 500])
-def test_a_custom_tools_input_is_plain_text(
-    server: Any, answering: Callable[..., None], client: httpx.Client, tokens_per_step: int
-) -> None:
+def test_a_custom_tools_input_is_plain_text(server, answering, client, tokens_per_step):
     text = '*** Begin\n+ "å" \\ 🌍\t'
     answering(called("apply_patch", {"input": text}))
     server.chat.tokens_per_step = tokens_per_step
@@ -141,7 +124,7 @@ def test_a_custom_tools_input_is_plain_text(
     assert answer.status_code == 200 and "Success." in prompt_of(server)
 
 
-def test_a_custom_tools_grammar_is_kept_to_where_an_expression_can_say_it(server: Any, client: httpx.Client) -> None:
+def test_a_custom_tools_grammar_is_kept_to_where_an_expression_can_say_it(server, client):
     choice = {"type": "custom", "name": "apply_patch"}
     body = {"model": "tiny", "input": "Hej", "tools": [PATCH], "tool_choice": choice, "store": False}
     answer = client.post("/v1/responses", json=body)
@@ -172,12 +155,12 @@ def test_a_custom_tools_grammar_is_kept_to_where_an_expression_can_say_it(server
         ([], ""),
     ],
 )
-def test_the_input_is_read_out_of_its_arguments_however_they_are_cut(pieces: list[str], text: str) -> None:
+def test_the_input_is_read_out_of_its_arguments_however_they_are_cut(pieces, text):
     reader = CustomInput()
     assert "".join(map(reader.take, pieces)) + reader.rest() == text
 
 
-def test_pieces_of_an_input_can_be_written_again() -> None:
+def test_pieces_of_an_input_can_be_written_again():
     reader, pieces = CustomInput(), ['say "', "hej\n", "🌍"]
     assert [reader.take(each) for each in arguments_in_pieces(pieces)] == pieces
 
@@ -193,22 +176,20 @@ def test_pieces_of_an_input_can_be_written_again() -> None:
     ],
     ids=str,
 )
-def test_what_is_empty_asks_for_nothing(client: httpx.Client, empty: dict[str, Any]) -> None:
+def test_what_is_empty_asks_for_nothing(client, empty):
     answer = client.post("/v1/responses", json={"model": "tiny", "input": "Hej", **empty})
     assert answer.status_code == 200, answer.text
     assert "x-kvarn-warning" not in answer.headers
 
 
-def test_a_conversation_can_be_shortened(
-    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, client: httpx.Client
-) -> None:
-    first = sdk.responses.create(model="tiny", input="First question", tools=[SHELL])  # type: ignore[list-item]
+def test_a_conversation_can_be_shortened(server, answering, sdk, client):
+    first = sdk.responses.create(model="tiny", input="First question", tools=[SHELL])
     answering("They asked a question.")
     said: Any = [{"role": "user", "content": "Second question"}]
     short = sdk.responses.compact(model="tiny", input=said, previous_response_id=first.id, instructions="Be kind.")
     assert short.object == "response.compaction" and short.usage.output_tokens > 0
     *users, compaction = short.output
-    assert [user.content[0].text for user in users] == ["First question", "Second question"]  # type: ignore[union-attr]
+    assert [user.content[0].text for user in users] == ["First question", "Second question"]
     assert compaction.type == "compaction"
     answering("Done.")
     going_on: Any = [*(item.to_dict() for item in short.output), {"role": "user", "content": "Third"}]
@@ -221,16 +202,14 @@ def test_a_conversation_can_be_shortened(
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "input[0].encrypted_content"
 
 
-def test_a_conversation_that_is_too_long_is_shortened_from_its_end(server: Any, client: httpx.Client) -> None:
+def test_a_conversation_that_is_too_long_is_shortened_from_its_end(server, client):
     said = [{"role": "user", "content": f"{number} " * 60} for number in range(10)]
     answer = client.post("/v1/responses/compact", json={"model": "tiny", "input": said, "tools": [SHELL, SEARCH]})
     assert answer.status_code == 200, answer.text
     assert len(answer.json()["output"]) == 11 and "exec_command" not in prompt_of(server)
 
 
-def test_a_summary_that_is_empty_or_cut_off_is_an_error(
-    answering: Callable[..., None], server: Any, client: httpx.Client
-) -> None:
+def test_a_summary_that_is_empty_or_cut_off_is_an_error(answering, server, client):
     body = {"model": "tiny", "input": "A question"}
     answering("")
     empty = client.post("/v1/responses/compact", json=body)
@@ -276,21 +255,19 @@ def space(name: str, tool: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_tools_that_cannot_be_told_apart_or_chosen_are_refused(
-    fields: dict[str, Any], param: str | None, message: str
-) -> None:
+def test_tools_that_cannot_be_told_apart_or_chosen_are_refused(fields, param, message):
     with pytest.raises(ApiError) as raised:
         chat_request(validate(ResponseRequest, {"model": "m", "input": "x", **fields}), "m", [ITEM])
     assert raised.value.status == 400 and message in raised.value.message
     assert param in (None, raised.value.param)
 
 
-def test_a_tool_that_is_offered_twice_is_one_tool() -> None:
+def test_a_tool_that_is_offered_twice_is_one_tool():
     request = validate(ResponseRequest, {"model": "m", "input": "x", "tools": [FUNCTION, FUNCTION]})
     assert chat_request(request, "m", [ITEM]).tools
 
 
-def test_the_beginning_of_an_input_is_looked_for_in_what_comes_first() -> None:
+def test_the_beginning_of_an_input_is_looked_for_in_what_comes_first():
     reader, text = CustomInput(), ""
     for piece in (" " * 60, " " * 60, '{"input": "a', 'b"}'):
         text += reader.take(piece)

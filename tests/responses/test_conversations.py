@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
 from sqlalchemy import update
 
+from asking import prompt_of
+from background_runs import hold
 from fake_replica import answer_text
-from kvarn.config.platform import StoreConfig
 from kvarn.store.models import Conversation
 from kvarn.store.repositories.conversations import histories
-
-
-@pytest.fixture
-def kept(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
-    """A gateway of its own on each database."""
-
-    def prepare(server: Any) -> None:
-        server.config = server.config.model_copy(update={"store": StoreConfig(url=database_url)})
-
-    with serve(prepare) as server:
-        yield server
+from raw_http import post_of
 
 
 @pytest.fixture
 def sdk(kept: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{kept.url}/v1", api_key="none", max_retries=0, timeout=20) as made:
+    with kept.sdk() as made:
         yield made
 
 
@@ -42,12 +32,7 @@ def say(text: str, role: str = "user") -> Any:
     return {"role": role, "content": text}
 
 
-def prompt_of(server: Any) -> str:
-    submitted = server.chat.submitted[-1].prompt_token_ids
-    return str(server.served["tiny"].text.tokenizer.decode(submitted, skip_special_tokens=False))
-
-
-def test_a_conversation_is_made_read_changed_and_deleted(sdk: openai.OpenAI) -> None:
+def test_a_conversation_is_made_read_changed_and_deleted(sdk):
     made = sdk.conversations.create(metadata={"topic": "räksmörgås\0"}, items=[say("one"), say("two", "assistant")])
     assert made.id.startswith("conv_") and made.metadata == {"topic": "räksmörgås\0"}
     assert sdk.conversations.retrieve(made.id) == made
@@ -59,10 +44,10 @@ def test_a_conversation_is_made_read_changed_and_deleted(sdk: openai.OpenAI) -> 
         with pytest.raises(openai.NotFoundError):
             ask(made.id)
     with pytest.raises(openai.NotFoundError):
-        sdk.conversations.items.retrieve(items[0].id, conversation_id=made.id)  # type: ignore[arg-type]
+        sdk.conversations.items.retrieve(items[0].id, conversation_id=made.id)
 
 
-def test_items_are_added_listed_in_pages_read_and_deleted(sdk: openai.OpenAI) -> None:
+def test_items_are_added_listed_in_pages_read_and_deleted(sdk):
     made = sdk.conversations.create()
     for first in range(0, 40, 20):
         added = sdk.conversations.items.create(made.id, items=[say(str(first + i)) for i in range(20)])
@@ -72,11 +57,11 @@ def test_items_are_added_listed_in_pages_read_and_deleted(sdk: openai.OpenAI) ->
     page = sdk.conversations.items.list(made.id, limit=3, order="asc", include=["message.output_text.logprobs"])
     assert page.has_more and texts(page.data) == ["0", "1", "2"]
     second = page.data[1]
-    assert sdk.conversations.items.retrieve(second.id, conversation_id=made.id) == second  # type: ignore[arg-type]
-    assert sdk.conversations.items.delete(second.id, conversation_id=made.id).id == made.id  # type: ignore[arg-type]
+    assert sdk.conversations.items.retrieve(second.id, conversation_id=made.id) == second
+    assert sdk.conversations.items.delete(second.id, conversation_id=made.id).id == made.id
     assert texts(sdk.conversations.items.list(made.id, limit=2, order="asc").data) == ["0", "2"]
     with pytest.raises(openai.NotFoundError):
-        sdk.conversations.items.delete(second.id, conversation_id=made.id)  # type: ignore[arg-type]
+        sdk.conversations.items.delete(second.id, conversation_id=made.id)
 
 
 @pytest.mark.parametrize(
@@ -92,13 +77,13 @@ def test_items_are_added_listed_in_pages_read_and_deleted(sdk: openai.OpenAI) ->
         ({"colour": "red"}, "colour"),
     ],
 )
-def test_what_a_conversation_cannot_hold_is_refused_by_name(kept: Any, body: dict[str, Any], param: str) -> None:
+def test_what_a_conversation_cannot_hold_is_refused_by_name(kept, body, param):
     with kept.client() as client:
         answer = client.post("/v1/conversations", json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-def test_an_id_can_be_in_a_conversation_once(sdk: openai.OpenAI) -> None:
+def test_an_id_can_be_in_a_conversation_once(sdk):
     made = sdk.conversations.create(items=[{**say("x"), "id": "msg_own"}])
     with pytest.raises(openai.ConflictError):
         sdk.conversations.items.create(made.id, items=[{**say("y"), "id": "msg_own"}])
@@ -109,7 +94,7 @@ def test_an_id_can_be_in_a_conversation_once(sdk: openai.OpenAI) -> None:
     assert texts(sdk.conversations.items.list(other.id).data) == ["x"]
 
 
-def test_a_conversation_grows_with_every_response(kept: Any, sdk: openai.OpenAI) -> None:
+def test_a_conversation_grows_with_every_response(kept, sdk):
     made = sdk.conversations.create(items=[say("Be brief.", "system")])
     for number in (1, 2):
         kept.chat.answer = lambda request, index, number=number: answer_text(f"answer {number}")
@@ -126,33 +111,25 @@ def test_a_conversation_grows_with_every_response(kept: Any, sdk: openai.OpenAI)
     assert len(sdk.conversations.items.list(made.id).data) == 7
 
 
-def test_one_response_at_a_time_is_made_in_a_conversation(kept: Any, sdk: openai.OpenAI, wait_for: Any) -> None:
+def test_one_response_at_a_time_is_made_in_a_conversation(kept, sdk, wait_for):
     made = sdk.conversations.create()
-    kept.chat.hold = kept.do(_event())
-    results: list[Any] = []
-
-    def ask() -> None:
-        results.append(sdk.responses.create(model="tiny", input="first", conversation=made.id))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    wait_for(lambda: len(kept.chat.running) == 1, "the first to run")
-    with pytest.raises(openai.ConflictError) as conflict:
-        sdk.responses.create(model="tiny", input="second", conversation=made.id)
-    assert (conflict.value.code, conflict.value.param) == ("conversation_locked", "conversation")
-    with pytest.raises(openai.ConflictError):
-        sdk.conversations.items.create(made.id, items=[say("x")])
-    assert sdk.conversations.items.list(made.id).data == []
-    kept.loop.call_soon_threadsafe(kept.chat.hold.set)
-    thread.join(20)
-    assert results[0].status == "completed"
+    go_on = hold(kept)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(sdk.responses.create, model="tiny", input="first", conversation=made.id)
+        wait_for(lambda: len(kept.chat.running) == 1, "the first to run")
+        with pytest.raises(openai.ConflictError) as conflict:
+            sdk.responses.create(model="tiny", input="second", conversation=made.id)
+        assert (conflict.value.code, conflict.value.param) == ("conversation_locked", "conversation")
+        with pytest.raises(openai.ConflictError):
+            sdk.conversations.items.create(made.id, items=[say("x")])
+        assert sdk.conversations.items.list(made.id).data == []
+        go_on()
+        assert first.result().status == "completed"
     sdk.responses.create(model="tiny", input="third", conversation=made.id)
     assert texts(sdk.conversations.items.list(made.id, order="asc"))[::2] == ["first", "third"]
 
 
-def test_a_turn_that_does_not_end_leaves_the_conversation_as_it_was_and_free(
-    kept: Any, sdk: openai.OpenAI, wait_for: Any
-) -> None:
+def test_a_turn_that_does_not_end_leaves_the_conversation_as_it_was_and_free(kept, sdk, wait_for):
     made = sdk.conversations.create()
     kept.chat.lose_after = 3
     with pytest.raises(openai.InternalServerError):
@@ -162,36 +139,32 @@ def test_a_turn_that_does_not_end_leaves_the_conversation_as_it_was_and_free(
     kept.chat.lose_after = None
     with pytest.raises(openai.BadRequestError):
         sdk.responses.create(model="tiny", input="x" * 600, conversation=made.id)
-    kept.chat.hold = kept.do(_event())
-    leaving = sdk.with_options(timeout=1.5)
-    with pytest.raises(openai.APITimeoutError):
-        leaving.responses.create(model="tiny", input="x", conversation=made.id)
+    hold(kept)
+    leaving = kept.connect()
+    leaving.sendall(post_of("/v1/responses", {"model": "tiny", "input": "x", "conversation": made.id}))
+    wait_for(lambda: kept.chat.running, "the request to run")
+    leaving.close()
     wait_for(lambda: not kept.chat.running, "the abandoned request to be aborted")
     kept.chat.hold = None
     wait_for(lambda: _succeeds(sdk, made.id), "the conversation to be free")
     assert len(sdk.conversations.items.list(made.id).data) == 2
 
 
-def test_a_conversation_deleted_meanwhile_stays_deleted(kept: Any, sdk: openai.OpenAI, wait_for: Any) -> None:
+def test_a_conversation_deleted_meanwhile_stays_deleted(kept, sdk, wait_for):
     made = sdk.conversations.create()
-    kept.chat.hold = kept.do(_event())
-    results: list[Any] = []
-    thread = threading.Thread(
-        target=lambda: results.append(sdk.responses.create(model="tiny", input="x", conversation=made.id))
-    )
-    thread.start()
-    wait_for(lambda: len(kept.chat.running) == 1, "the response to run")
-    sdk.conversations.delete(made.id)
-    kept.loop.call_soon_threadsafe(kept.chat.hold.set)
-    thread.join(20)
-    assert results[0].status == "completed" and sdk.responses.retrieve(results[0].id).id == results[0].id
+    go_on = hold(kept)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(sdk.responses.create, model="tiny", input="x", conversation=made.id)
+        wait_for(lambda: len(kept.chat.running) == 1, "the response to run")
+        sdk.conversations.delete(made.id)
+        go_on()
+        response = asked.result()
+    assert response.status == "completed" and sdk.responses.retrieve(response.id).id == response.id
     with pytest.raises(openai.NotFoundError):
         sdk.conversations.retrieve(made.id)
 
 
-def test_what_is_too_much_to_read_is_refused_and_what_is_not_goes_on(
-    kept: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_too_much_to_read_is_refused_and_what_is_not_goes_on(kept, sdk, monkeypatch):
     monkeypatch.setattr(histories, "MAX_HISTORY_BYTES", 2000)
     made = sdk.conversations.create(items=[say("x" * 300)])
     first = sdk.responses.create(model="tiny", input="short", conversation=made.id)
@@ -209,25 +182,17 @@ def test_what_is_too_much_to_read_is_refused_and_what_is_not_goes_on(
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_response_that_lost_its_hold_adds_nothing_and_says_so(
-    kept: Any, sdk: openai.OpenAI, wait_for: Any, background: bool
-) -> None:
+def test_a_response_that_lost_its_hold_adds_nothing_and_says_so(kept, sdk, wait_for, background):
     made = sdk.conversations.create()
-    kept.chat.hold = kept.do(_event())
-    streams: list[Any] = []
-
-    def ask() -> None:
-        asked = {"input": "slow", "conversation": made.id, "stream": True, "background": background}
-        streams.append(list(sdk.responses.create(model="tiny", **asked)))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    wait_for(lambda: len(kept.chat.running) == 1, "the response to run")
-    kept.do(_let_the_hold_run_out(kept))
-    sdk.conversations.items.create(made.id, items=[say("meanwhile")])
-    kept.loop.call_soon_threadsafe(kept.chat.hold.set)
-    thread.join(20)
-    last = streams[0][-1]
+    go_on = hold(kept)
+    asked: dict[str, Any] = {"input": "slow", "conversation": made.id, "stream": True, "background": background}
+    with ThreadPoolExecutor(1) as pool:
+        events = pool.submit(lambda: list(sdk.responses.create(model="tiny", **asked)))
+        wait_for(lambda: len(kept.chat.running) == 1, "the response to run")
+        kept.do(_let_the_hold_run_out(kept))
+        sdk.conversations.items.create(made.id, items=[say("meanwhile")])
+        go_on()
+        last = events.result()[-1]
     assert last.type == "response.failed" and "gone on without" in last.response.error.message
     assert sdk.responses.retrieve(last.response.id).status == "failed"
     assert texts(sdk.conversations.items.list(made.id, order="asc")) == ["meanwhile"]
@@ -239,10 +204,6 @@ async def _let_the_hold_run_out(server: Any) -> None:
     server.gateway.responses.locked.clear()
     async with server.gateway.store.transaction() as session:
         await session.execute(update(Conversation).values(locked_until=0))
-
-
-async def _event() -> asyncio.Event:
-    return asyncio.Event()
 
 
 def _succeeds(sdk: openai.OpenAI, conversation_id: str) -> bool:

@@ -19,10 +19,9 @@ from kvarn.store.repositories.conversations import conversations, histories
 
 
 @pytest.fixture
-def kept(open_gateway: Open, wait_for: Any) -> Iterator[Any]:
+def kept(open_gateway: Open) -> Iterator[Any]:
     def patient(server: Any) -> None:
-        store = server.config.store.model_copy(update={"timeout_s": 60})
-        server.config = server.config.model_copy(update={"store": store})
+        server.configure(store=server.config.store.model_copy(update={"timeout_s": 60}))
 
     with open_gateway(patient) as server:
         yield server
@@ -43,7 +42,7 @@ def refusal(answer: httpx.Response) -> tuple[int, str, str]:
     return answer.status_code, error["code"], error["param"]
 
 
-def test_a_history_of_too_many_items_is_refused_wherever_it_is_gone_on_from(kept: Any) -> None:
+def test_a_history_of_too_many_items_is_refused_wherever_it_is_gone_on_from(kept):
     most = histories.MAX_HISTORY_ITEMS
     long = conversation_of(kept, [say(number) for number in range(most + 1)])
     many_parts = conversation_of(kept, [say(number, parts=1024) for number in range(5)])
@@ -62,7 +61,7 @@ def test_a_history_of_too_many_items_is_refused_wherever_it_is_gone_on_from(kept
         assert counted.status_code == 200, "as many as there may be"
 
 
-def test_a_chain_of_too_many_items_is_refused(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chain_of_too_many_items_is_refused(kept, monkeypatch):
     monkeypatch.setattr(histories, "MAX_HISTORY_ITEMS", 5)
     with kept.client() as client:
         asked = {"model": "tiny", "input": [{"role": "user", "content": "x"}] * 2}
@@ -72,7 +71,7 @@ def test_a_chain_of_too_many_items_is_refused(kept: Any, monkeypatch: pytest.Mon
         assert refusal(third) == (400, "chain_too_long", "previous_response_id")
 
 
-def test_what_references_stand_for_has_the_same_bounds(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_references_stand_for_has_the_same_bounds(kept, monkeypatch):
     conversation_of(kept, [say(number) for number in range(4)])
     references = [{"type": "item_reference", "id": f"msg_{number}"} for number in range(4)]
     with kept.client() as client:
@@ -88,9 +87,7 @@ def test_what_references_stand_for_has_the_same_bounds(kept: Any, monkeypatch: p
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_what_a_history_costs_is_not_paid_on_the_event_loop(
-    kept: Any, monkeypatch: pytest.MonkeyPatch, wait_for: Any, background: bool
-) -> None:
+def test_what_a_history_costs_is_not_paid_on_the_event_loop(kept, monkeypatch, wait_for, background):
     """Decoding and making the chat are done in threads, however short the body is that asks for it."""
     where: dict[str, set[str]] = {"decode": set(), "chat": set()}
 
@@ -122,7 +119,7 @@ async def _thread_name() -> str:
     return threading.current_thread().name
 
 
-def test_items_are_read_without_a_writer_waiting(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_are_read_without_a_writer_waiting(kept, monkeypatch):
     """The lock of a conversation is taken in one transaction, its items are read after it."""
     read = conversations.read_history
     written: list[str] = []

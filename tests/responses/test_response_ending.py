@@ -248,7 +248,7 @@ def scenes(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     connection.cut = False
 
 
-def test_it_ends_once_and_everybody_is_told_the_same(scenes: Any) -> None:
+def test_it_ends_once_and_everybody_is_told_the_same(scenes):
     @settings(max_examples=examples(40))
     @given(plans)
     def check(plan: Plan) -> None:

@@ -9,22 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from kvarn.config.platform import StoreConfig
 from kvarn.store.models import Project
 from kvarn.store.owner import Owner
 
 HI = {"model": "tiny", "input": "hi"}
-
-
-@pytest.fixture
-def kept(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
-    """A gateway of its own on each database."""
-
-    def prepare(server: Any) -> None:
-        server.config = server.config.model_copy(update={"store": StoreConfig(url=database_url)})
-
-    with serve(prepare) as server:
-        yield server
 
 
 @pytest.fixture(params=["organization", "project"])
@@ -48,10 +36,11 @@ def _other_project(server: Any) -> httpx.Client:
 
     server.do(add())
     server.authenticator.principals["second"] = replace(principal, owner=owner)
-    return httpx.Client(base_url=server.url, timeout=20, headers={"authorization": "Bearer second"})
+    client: httpx.Client = server.client("second")
+    return client
 
 
-def test_anothers_things_are_as_unknown_as_none(clients: tuple[httpx.Client, httpx.Client]) -> None:
+def test_anothers_things_are_as_unknown_as_none(clients):
     mine, other = clients
     made = mine.post("/v1/responses", json=HI).json()
     running = mine.post("/v1/responses", json={**HI, "background": True}).json()
@@ -100,7 +89,7 @@ def test_anothers_things_are_as_unknown_as_none(clients: tuple[httpx.Client, htt
     assert mine.get(f"/v1/responses/{running['id']}").json()["status"] != "cancelled"
 
 
-def test_an_item_of_the_same_name_is_ones_own(clients: tuple[httpx.Client, httpx.Client]) -> None:
+def test_an_item_of_the_same_name_is_ones_own(clients):
     for client, text in zip(clients, ("mine", "others"), strict=True):
         item = {"role": "user", "content": text, "id": "msg_same"}
         client.post("/v1/conversations", json={"items": [item]}).raise_for_status()

@@ -54,7 +54,7 @@ def ended(client: httpx.Client, response_id: str) -> dict[str, Any]:
         time.sleep(0.05)
 
 
-def test_every_response_comes_to_its_end_where_its_gateway_is_killed(gateway: Gateway) -> None:
+def test_every_response_comes_to_its_end_where_its_gateway_is_killed(gateway):
     draw = random.Random(4)
     queued: dict[str, str] = {}
     in_conversation: list[tuple[str, str]] = []

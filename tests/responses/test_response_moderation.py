@@ -15,24 +15,20 @@ RULES = {"rules": ("(?i)i will kill you",), "threshold": 0.999}
 
 
 @pytest.fixture
-def guarded(serve: Any, wait_for: Any) -> Iterator[Any]:
+def guarded(serve: Any) -> Iterator[Any]:
     """A gateway that looks at prompts and answers."""
 
-    def prepare(server: Any) -> None:
-        safety = SafetyConfig(moderate_input=True, moderate_output=True, **RULES)
-        server.config = server.config.model_copy(update={"safety": safety})
-
-    with serve(prepare) as server:
+    with serve(config={"safety": SafetyConfig(moderate_input=True, moderate_output=True, **RULES)}) as server:
         yield server
 
 
 @pytest.fixture
 def sdk(guarded: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key="none", max_retries=0, timeout=20) as made:
+    with guarded.sdk() as made:
         yield made
 
 
-def test_a_flagged_input_is_refused_at_once_and_fails_in_the_background(sdk: openai.OpenAI, wait_for: Any) -> None:
+def test_a_flagged_input_is_refused_at_once_and_fails_in_the_background(sdk, wait_for):
     with pytest.raises(openai.BadRequestError) as refusal:
         sdk.responses.create(model="tiny", input="I will kill you.")
     assert (refusal.value.code, refusal.value.param) == ("content_filter", "input")
@@ -42,7 +38,7 @@ def test_a_flagged_input_is_refused_at_once_and_fails_in_the_background(sdk: ope
     assert error is not None and error.code == "invalid_prompt" and "moderation" in error.message
 
 
-def test_a_flagged_answer_ends_with_a_refusal_and_is_incomplete(guarded: Any, sdk: openai.OpenAI) -> None:
+def test_a_flagged_answer_ends_with_a_refusal_and_is_incomplete(guarded, sdk):
     guarded.chat.answer = lambda request, index: answer_text("All is well. " * 12 + "I will kill you." + "x" * 200)
     made: Any = sdk.responses.create(model="tiny", input="x")
     assert made.status == "incomplete" and made.incomplete_details.reason == "content_filter"
@@ -59,5 +55,5 @@ def test_a_flagged_answer_ends_with_a_refusal_and_is_incomplete(guarded: Any, sd
         "response.incomplete",
     ]
     assert not any("kill" in getattr(event, "delta", "") for event in events)
-    again = list(sdk.responses.retrieve(events[0].response.id, stream=True))  # type: ignore[union-attr]
+    again = list(sdk.responses.retrieve(events[0].response.id, stream=True))
     assert [event.to_dict() for event in again] == [event.to_dict() for event in events]

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from background_runs import Open, queue, state
+from asking import code_of
+from background_runs import queue, state
 from fake_replica import answer_text
 from kvarn.config.platform import ResponsesConfig, StoreConfig
 from kvarn.responses import retrieval
@@ -21,18 +22,15 @@ HELLO = {"model": "tiny", "input": "Hej"}
 
 
 @pytest.fixture
-def server(serve: Any, tmp_path: Path, wait_for: Any) -> Iterator[Any]:
+def server(serve: Any, tmp_path: Path) -> Iterator[Any]:
     """A gateway on a database of its own."""
 
-    def prepare(server: Any) -> None:
-        changes = {
-            "store": StoreConfig(url=f"sqlite:///{tmp_path}/kvarn.db"),
-            "responses": ResponsesConfig(lease_s=30, wait_s=600),
-            "data_dir": str(tmp_path / "data"),
-        }
-        server.config = server.config.model_copy(update=changes)
-
-    with serve(prepare, drain_timeout_s=0.5) as server:
+    config = {
+        "store": StoreConfig(url=f"sqlite:///{tmp_path}/kvarn.db"),
+        "responses": ResponsesConfig(lease_s=30, wait_s=600),
+        "data_dir": str(tmp_path / "data"),
+    }
+    with serve(config=config, drain_timeout_s=0.5) as server:
         yield server
 
 
@@ -51,14 +49,14 @@ def cancel(server: Any, response_id: str) -> Any:
 
 
 def test_a_cancellation_that_cannot_be_written_is_told_in_time_and_holds_all_the_same(
-    server: Any, writing: str, wait_for: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    server, writing, wait_for, monkeypatch
+):
     monkeypatch.setattr(retrieval, "_CANCEL_TIMEOUT_S", 0.2)
     switch = SqliteSwitch(server.gateway.store)
     switch.is_on = True
     for _ in range(2):
         answer = cancel(server, writing)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "end_not_written")
+        assert code_of(answer) == (503, "end_not_written")
         assert int(answer.headers["retry-after"]) >= 1
     wait_for(lambda: len(server.chat.aborted) == 1, "the engine's request to be aborted")
     switch.is_on = False
@@ -67,18 +65,14 @@ def test_a_cancellation_that_cannot_be_written_is_told_in_time_and_holds_all_the
     assert cancel(server, writing).json() == state(server, writing)
 
 
-def test_a_gateway_stops_while_the_end_of_a_cancelled_response_cannot_be_written(
-    server: Any, writing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gateway_stops_while_the_end_of_a_cancelled_response_cannot_be_written(server, writing, monkeypatch):
     monkeypatch.setattr(retrieval, "_CANCEL_TIMEOUT_S", 0.2)
     SqliteSwitch(server.gateway.store).is_on = True
     assert cancel(server, writing).status_code == 503
     server.do(server.gateway.responses.stop())  # raises where it takes long
 
 
-def test_a_response_that_has_ended_is_kept_where_the_gateway_stops_meanwhile(
-    open_gateway: Open, wait_for: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_response_that_has_ended_is_kept_where_the_gateway_stops_meanwhile(open_gateway, wait_for, monkeypatch):
     finish, refused = responses.finish_background, threading.Event()
 
     async def refuse_once(*asked: Any) -> bool:
@@ -97,9 +91,7 @@ def test_a_response_that_has_ended_is_kept_where_the_gateway_stops_meanwhile(
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_a_whole_answer_outside_conversations_is_given_whatever_the_database_says_of_it(
-    server: Any, monkeypatch: pytest.MonkeyPatch, failures: int
-) -> None:
+def test_a_whole_answer_outside_conversations_is_given_whatever_the_database_says_of_it(server, monkeypatch, failures):
     fail_to_keep(monkeypatch, "keep_response", failures)
     with server.client() as client:
         answer = client.post("/v1/responses", json=HELLO)
@@ -109,23 +101,19 @@ def test_a_whole_answer_outside_conversations_is_given_whatever_the_database_say
         assert found.json() == answer.json() if failures == 1 else found.status_code == 404
 
 
-def test_a_whole_answer_in_the_background_outlasts_an_error_of_the_database(
-    server: Any, wait_for: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_answer_in_the_background_outlasts_an_error_of_the_database(server, wait_for, monkeypatch):
     fail_to_keep(monkeypatch, "finish_background", 1)
     response_id = queue(server)
     wait_for(lambda: state(server, response_id)["status"] == "completed", "the response to be kept")
     assert len(server.chat.submitted) == 1
 
 
-def test_a_conversation_does_not_go_on_from_an_answer_that_the_database_refuses(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversation_does_not_go_on_from_an_answer_that_the_database_refuses(server, monkeypatch):
     fail_to_keep(monkeypatch, "keep_response", 1)
     with server.client() as client:
         conversation = client.post("/v1/conversations", json={}).json()["id"]
         answer = client.post("/v1/responses", json={**HELLO, "conversation": conversation})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "conversation_not_kept")
+        assert code_of(answer) == (503, "conversation_not_kept")
         assert client.get(f"/v1/conversations/{conversation}/items").json()["data"] == []
 
 

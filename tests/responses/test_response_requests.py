@@ -32,7 +32,7 @@ def kept(*given: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_type_may_be_left_out_of_messages_and_references() -> None:
+def test_the_type_may_be_left_out_of_messages_and_references():
     message, reference, null = items({"role": "user", "content": "x"}, {"id": "msg_1"}, {"type": None, "id": "msg_2"})
     assert (message.type, reference.type, null.type) == ("message", "item_reference", "item_reference")
 
@@ -55,13 +55,13 @@ def test_the_type_may_be_left_out_of_messages_and_references() -> None:
         ({"type": "item_reference", "id": "x" * 65}, "input[0].id"),
     ],
 )
-def test_a_wrong_item_is_refused_by_name(item: dict[str, Any], param: str) -> None:
+def test_a_wrong_item_is_refused_by_name(item, param):
     with pytest.raises(ApiError) as refusal:
         items(item)
     assert (refusal.value.status, refusal.value.param) == (400, param)
 
 
-def test_items_are_kept_in_one_form() -> None:
+def test_items_are_kept_in_one_form():
     user, assistant, call, output = kept(
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": [{"type": "input_text", "text": "y"}], "id": "msg_own"},
@@ -80,7 +80,7 @@ def test_items_are_kept_in_one_form() -> None:
     assert (call["id"], call["status"], output["id"], output["output"]) == ("fc_new", "completed", "fco_new", "z")
 
 
-def test_calls_join_the_words_before_them_and_results_follow() -> None:
+def test_calls_join_the_words_before_them_and_results_follow():
     found = chat_messages(
         "Be kind.",
         kept(
@@ -101,7 +101,7 @@ def test_calls_join_the_words_before_them_and_results_follow() -> None:
     assert found[5]["content"] is None and len(found[5]["tool_calls"]) == 1
 
 
-def test_a_chat_is_asked_for_with_the_same_fields() -> None:
+def test_a_chat_is_asked_for_with_the_same_fields():
     tool = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False, "description": "d"}
     asked = parsed(
         tools=[tool],
@@ -133,7 +133,7 @@ def test_a_chat_is_asked_for_with_the_same_fields() -> None:
         ("temperature", "temperature"),
     ],
 )
-def test_what_chat_refuses_is_told_in_the_words_of_this_endpoint(theirs: str, ours: str) -> None:
+def test_what_chat_refuses_is_told_in_the_words_of_this_endpoint(theirs, ours):
     told = in_response_terms(ApiError(400, f"{theirs!r} is wrong.", param=theirs, code="c", headers={"a": "b"}))
     assert (told.param, told.message) == (ours, f"{ours!r} is wrong.")
     assert (told.status, told.code, told.headers) == (400, "c", {"a": "b"})

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
+from background_runs import hold
 from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.wire.messages import RefusalReason
+from raw_http import post_of
 
 ADD: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": %d}}\n</tool_call>'
@@ -59,7 +58,7 @@ def without_repeats(events: list[dict[str, Any]]) -> list[str]:
     return [kind for index, kind in enumerate(kinds) if index == 0 or kind != kinds[index - 1]]
 
 
-def test_a_message_comes_with_all_its_events_in_order(client: httpx.Client) -> None:
+def test_a_message_comes_with_all_its_events_in_order(client):
     events = stream(client)
     assert without_repeats(events) == [
         "response.created",
@@ -76,7 +75,7 @@ def test_a_message_comes_with_all_its_events_in_order(client: httpx.Client) -> N
     assert client.get(f"/v1/responses/{final['id']}").json() == final
 
 
-def test_text_and_calls_are_items_of_their_own(answering: Callable[..., None], client: httpx.Client) -> None:
+def test_text_and_calls_are_items_of_their_own(answering, client):
     answering("Both.\n" + CALL % 1 + "\n" + CALL % 2)
     events = stream(client, tools=[ADD])
     assert without_repeats(events)[2:-1] == [*MESSAGE, *FUNCTION_CALL, *FUNCTION_CALL]
@@ -87,7 +86,7 @@ def test_text_and_calls_are_items_of_their_own(answering: Callable[..., None], c
     assert [item["type"] for item in events[-1]["response"]["output"]] == ["message", "function_call", "function_call"]
 
 
-def test_the_official_client_follows_a_stream(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
+def test_the_official_client_follows_a_stream(answering, sdk):
     answering("Sure. " + CALL % 7)
     with sdk.responses.stream(model="tiny", input="x", tools=[ADD]) as events:
         kinds = {event.type for event in events}
@@ -96,14 +95,14 @@ def test_the_official_client_follows_a_stream(answering: Callable[..., None], sd
     assert final.output_text == "Sure." and final.output[1].type == "function_call"
 
 
-def test_a_stream_cut_short_ends_as_incomplete(answering: Callable[..., None], client: httpx.Client) -> None:
+def test_a_stream_cut_short_ends_as_incomplete(answering, client):
     answering("x" * 50)
     events = stream(client, max_output_tokens=16)
     assert events[-1]["type"] == "response.incomplete"
     assert events[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
-def test_log_probabilities_come_with_their_text(answering: Callable[..., None], client: httpx.Client) -> None:
+def test_log_probabilities_come_with_their_text(answering, client):
     answering("hå!")
     events = stream(client, include=["message.output_text.logprobs"], top_logprobs=1)
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
@@ -112,7 +111,7 @@ def test_log_probabilities_come_with_their_text(answering: Callable[..., None], 
     assert done["logprobs"] == [each for event in deltas for each in event["logprobs"]]
 
 
-def test_what_the_engine_refuses_before_the_first_token_is_an_ordinary_error(server: Any, client: httpx.Client) -> None:
+def test_what_the_engine_refuses_before_the_first_token_is_an_ordinary_error(server, client):
     server.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "the queue is full", retry_after_s=3)
     for body in ({"stream": True}, {}):
         answer = client.post("/v1/responses", json={"model": "tiny", "input": "x", **body})
@@ -120,9 +119,7 @@ def test_what_the_engine_refuses_before_the_first_token_is_an_ordinary_error(ser
         assert answer.json()["error"]["code"] == "queue_full"
 
 
-def test_an_engine_lost_in_mid_stream_fails_the_response_and_what_was_written_is_kept(
-    server: Any, client: httpx.Client
-) -> None:
+def test_an_engine_lost_in_mid_stream_fails_the_response_and_what_was_written_is_kept(server, client):
     server.chat.lose_after = 5
     events = stream(client)
     assert events[-1]["type"] == "response.failed"
@@ -134,15 +131,11 @@ def test_an_engine_lost_in_mid_stream_fails_the_response_and_what_was_written_is
     assert client.post("/v1/responses", json={"model": "tiny", "input": "x"}).status_code == 503
 
 
-def test_a_client_that_leaves_cancels_the_response_and_what_was_written_is_kept(
-    server: Any, client: httpx.Client, answering: Callable[..., None], wait_for: Callable[..., None]
-) -> None:
+def test_a_client_that_leaves_cancels_the_response_and_what_was_written_is_kept(server, client, answering, wait_for):
     answering("abc" * 100)
     server.chat.step_s = 0.01
-    body = json.dumps({"model": "tiny", "input": "x", "stream": True}).encode()
-    raw: socket.socket = server.connect()
-    head = f"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    raw.sendall(head.encode() + b"\r\n\r\n" + body)
+    raw = server.connect()
+    raw.sendall(post_of("/v1/responses", {"model": "tiny", "input": "x", "stream": True}))
     received = b""
     while received.count(b"output_text.delta\ndata") < 5:
         received += raw.recv(65536)
@@ -154,18 +147,12 @@ def test_a_client_that_leaves_cancels_the_response_and_what_was_written_is_kept(
     assert kept["status"] == "cancelled" and kept["output"][0]["status"] == "incomplete"
     assert kept["output"][0]["content"][0]["text"].startswith("abcab") and kept["usage"]["output_tokens"] >= 5
     server.chat.reset()
-    assert (
-        client.post("/v1/responses", json={"model": "tiny", "input": "y", "previous_response_id": response_id}).json()[
-            "status"
-        ]
-        == "completed"
-    )
+    more = client.post("/v1/responses", json={"model": "tiny", "input": "y", "previous_response_id": response_id})
+    assert more.json()["status"] == "completed"
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_stream_can_be_sent_again_from_any_event(
-    client: httpx.Client, answering: Callable[..., None], background: bool
-) -> None:
+def test_a_stream_can_be_sent_again_from_any_event(client, answering, background):
     answering("Hmm, två. " + CALL % 1)
     options = {"tools": [ADD], "background": background, "include": ["message.output_text.logprobs"]}
     options |= {"service_tier": "fast"}  # becomes "priority" when it is its turn
@@ -185,15 +172,24 @@ def test_a_stream_can_be_sent_again_from_any_event(
         assert client.get(f"/v1/responses/{response_id}?{wrong}").status_code == 400
 
 
-def test_the_first_event_does_not_wait_for_the_last(server: Any, client: httpx.Client) -> None:
-    server.chat.step_s = 0.02
-    began = time.monotonic()
+def test_the_first_event_does_not_wait_for_the_last(server, client):
+    go_on, generate = hold(server), server.chat.generate
+    gate, server.chat.hold = server.chat.hold, None
+
+    async def pausing(submit: Any, *args: Any) -> AsyncGenerator[Any, None]:
+        async for delta in generate(submit, *args):
+            yield delta
+            await gate.wait()
+
+    server.chat.generate = pausing
     with client.stream("POST", "/v1/responses", json={"model": "tiny", "input": "x", "stream": True}) as answer:
-        arrived = [time.monotonic() - began for _ in answer.iter_raw()]
-    assert len(arrived) > 10 and arrived[0] < arrived[-1] / 2
+        events = answer.iter_lines()
+        assert next(events) == "event: response.created"
+        go_on()
+        assert "event: response.completed" in list(events)
 
 
-def test_a_server_that_stops_says_so_in_the_streams_own_words(serve: Any, wait_for: Any) -> None:
+def test_a_server_that_stops_says_so_in_the_streams_own_words(serve, wait_for):
     received: list[str] = []
 
     def listen(server: Any) -> None:

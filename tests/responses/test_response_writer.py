@@ -68,15 +68,13 @@ def written(
     elif end == "failed":
         events += writer.break_off("failed", used, ResponseError(code="server_error", message="lost"))
     else:
-        events += writer.close(end)  # type: ignore[arg-type]
-        writer.finish(end, used, now=5)  # type: ignore[arg-type]
+        events += writer.close(end)
+        writer.finish(end, used, now=5)
     return writer, [*events, writer.last()]
 
 
 @given(pieces, ends, st.booleans())
-def test_what_is_stored_gives_the_same_events_again(
-    script: list[tuple[str, object, int]], end: str, background: bool
-) -> None:
+def test_what_is_stored_gives_the_same_events_again(script, end, background):
     writer, events = written(script, end, background)
     stored = msgspec.json.encode((writer.response, writer.cuts))
     response, cuts = msgspec.json.decode(stored, type=tuple[Response, list[list[list[int]]]])
@@ -86,7 +84,7 @@ def test_what_is_stored_gives_the_same_events_again(
 
 
 @given(pieces, ends)
-def test_the_output_is_what_the_deltas_said(script: list[tuple[str, object, int]], end: str) -> None:
+def test_the_output_is_what_the_deltas_said(script, end):
     writer, events = written(script, end, background=False)
     for index, item in enumerate(writer.response.output):
         told = "".join(str(event.delta or "") for event in events if event.output_index == index)
@@ -98,7 +96,7 @@ def test_the_output_is_what_the_deltas_said(script: list[tuple[str, object, int]
         assert statuses[-1] == "completed"
 
 
-def test_a_response_that_never_began_ends_all_the_same() -> None:
+def test_a_response_that_never_began_ends_all_the_same():
     response = Response(
         id=RESPONSE_ID, created_at=1, model="asked", service_tier="default", status="queued", background=True
     )
@@ -114,7 +112,7 @@ def test_a_response_that_never_began_ends_all_the_same() -> None:
     assert list(replay(writer.response, 0, writer.cuts)) == events
 
 
-def test_the_id_of_an_item_tells_its_response() -> None:
+def test_the_id_of_an_item_tells_its_response():
     assert response_of_item(item_id("msg_", RESPONSE_ID, 17)) == RESPONSE_ID
     assert response_of_item(item_id("fc_", RESPONSE_ID, 70_000)) == RESPONSE_ID
     assert response_of_item("msg_" + "ab" * 16) is None and response_of_item("") is None

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
-import httpx
 import openai
 import pytest
+
+from asking import prompt_of
 
 ADD: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 
 
-def prompt_of(server: Any, number: int = -1) -> str:
-    """The prompt that the engine was given."""
-    submitted = server.chat.submitted[number].prompt_token_ids
-    return str(server.served["tiny"].text.tokenizer.decode(submitted, skip_special_tokens=False))
-
-
-def test_a_text_is_answered_and_the_answer_has_all_that_was_asked(server: Any, sdk: openai.OpenAI) -> None:
+def test_a_text_is_answered_and_the_answer_has_all_that_was_asked(server, sdk):
     server.chat.cached_tokens = 3
     made = sdk.responses.create(
         model="tiny",
@@ -43,7 +37,7 @@ def test_a_text_is_answered_and_the_answer_has_all_that_was_asked(server: Any, s
     assert sdk.responses.retrieve(made.id) == made
 
 
-def test_items_become_the_messages_of_a_chat(server: Any, sdk: openai.OpenAI) -> None:
+def test_items_become_the_messages_of_a_chat(server, sdk):
     sdk.responses.create(
         model="tiny",
         input=[
@@ -57,9 +51,7 @@ def test_items_become_the_messages_of_a_chat(server: Any, sdk: openai.OpenAI) ->
     assert prompt_of(server) == "<bos><|system|>Short.<|user|>One\ntwo<|assistant|>Yes<|user|>Three<|assistant|>"
 
 
-def test_a_chain_is_rebuilt_whole_without_earlier_instructions(
-    server: Any, answering: Callable[..., None], sdk: openai.OpenAI
-) -> None:
+def test_a_chain_is_rebuilt_whole_without_earlier_instructions(server, answering, sdk):
     answering("one")
     first = sdk.responses.create(model="tiny", input="1", instructions="Earlier.")
     answering("two")
@@ -75,7 +67,7 @@ def test_a_chain_is_rebuilt_whole_without_earlier_instructions(
     assert prompt_of(server) == "<bos><|user|>2<|assistant|>two<|user|>3<|assistant|>"
 
 
-def test_a_chain_goes_on_only_from_what_is_there(sdk: openai.OpenAI) -> None:
+def test_a_chain_goes_on_only_from_what_is_there(sdk):
     with pytest.raises(openai.NotFoundError) as missing:
         sdk.responses.create(model="tiny", input="x", previous_response_id="resp_" + "0" * 32)
     assert (missing.value.code, missing.value.param) == ("previous_response_not_found", "previous_response_id")
@@ -87,9 +79,7 @@ def test_a_chain_goes_on_only_from_what_is_there(sdk: openai.OpenAI) -> None:
         sdk.responses.retrieve(unstored.id)
 
 
-def test_a_function_is_called_and_its_result_goes_back(
-    server: Any, answering: Callable[..., None], sdk: openai.OpenAI
-) -> None:
+def test_a_function_is_called_and_its_result_goes_back(server, answering, sdk):
     answering("Let me see.\n" + CALL)
     first = sdk.responses.create(model="tiny", input="1 + 2?", tools=[ADD])
     message, call = first.output
@@ -103,20 +93,18 @@ def test_a_function_is_called_and_its_result_goes_back(
     assert prompt_of(server).endswith("<|user|>1 + 2?<|assistant|>Let me see.<|tool|>3<|assistant|>")
     # The whole history sent by the client itself says the same.
     again = [{"role": "user", "content": "1 + 2?"}, *[item.to_dict() for item in first.output], result]
-    sdk.responses.create(model="tiny", input=again, tools=[ADD], store=False)  # type: ignore[arg-type]
+    sdk.responses.create(model="tiny", input=again, tools=[ADD], store=False)
     assert prompt_of(server) == prompt_of(server, -2)
 
 
-def test_a_result_without_its_call_is_refused_by_name(sdk: openai.OpenAI) -> None:
+def test_a_result_without_its_call_is_refused_by_name(sdk):
     result: Any = {"type": "function_call_output", "call_id": "call_x", "output": "3"}
     with pytest.raises(openai.BadRequestError) as refusal:
         sdk.responses.create(model="tiny", input=[{"role": "user", "content": "?"}, result])
     assert refusal.value.param == "input[1].call_id"
 
 
-def test_references_stand_for_items_that_are_kept(
-    server: Any, answering: Callable[..., None], sdk: openai.OpenAI
-) -> None:
+def test_references_stand_for_items_that_are_kept(server, answering, sdk):
     answering("blue")
     first = sdk.responses.create(model="tiny", input="colour?")
     asked = sdk.responses.input_items.list(first.id).data[0]
@@ -143,7 +131,7 @@ def test_references_stand_for_items_that_are_kept(
     assert twice.value.param == "input[0].id"
 
 
-def test_input_items_are_listed_in_pages(sdk: openai.OpenAI) -> None:
+def test_input_items_are_listed_in_pages(sdk):
     made = sdk.responses.create(model="tiny", input=[{"role": "user", "content": str(i)} for i in range(5)])
 
     def texts(page: Any) -> list[str]:
@@ -156,9 +144,7 @@ def test_input_items_are_listed_in_pages(sdk: openai.OpenAI) -> None:
     assert texts(rest.data) == ["2", "3", "4"] and not rest.has_more
 
 
-def test_an_answer_cut_short_is_incomplete_and_says_why(
-    server: Any, answering: Callable[..., None], sdk: openai.OpenAI
-) -> None:
+def test_an_answer_cut_short_is_incomplete_and_says_why(server, answering, sdk):
     answering("x" * 50)
     made = sdk.responses.create(model="tiny", input="x", max_output_tokens=16)
     assert made.status == "incomplete" and made.incomplete_details is not None
@@ -167,13 +153,13 @@ def test_an_answer_cut_short_is_incomplete_and_says_why(
     assert sdk.responses.retrieve(made.id).status == "incomplete"
 
 
-def test_an_answer_without_words_is_an_empty_message(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
+def test_an_answer_without_words_is_an_empty_message(answering, sdk):
     answering("")
     made = sdk.responses.create(model="tiny", input="x")
     assert made.status == "completed" and len(made.output) == 1 and made.output_text == ""
 
 
-def test_log_probabilities_are_given_where_included(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
+def test_log_probabilities_are_given_where_included(answering, sdk):
     answering("hå")
     plain: Any = sdk.responses.create(model="tiny", input="x", top_logprobs=2)
     assert plain.output[0].content[0].logprobs == []
@@ -184,7 +170,7 @@ def test_log_probabilities_are_given_where_included(answering: Callable[..., Non
     assert sdk.responses.retrieve(made.id) == made
 
 
-def test_truncation_leaves_out_the_oldest_items_and_no_more(server: Any, sdk: openai.OpenAI) -> None:
+def test_truncation_leaves_out_the_oldest_items_and_no_more(server, sdk):
     items: Any = [{"role": "user", "content": f"{i}" * 100} for i in range(6)]
     with pytest.raises(openai.BadRequestError) as refusal:
         sdk.responses.create(model="tiny", input=items)
@@ -198,7 +184,7 @@ def test_truncation_leaves_out_the_oldest_items_and_no_more(server: Any, sdk: op
         sdk.responses.create(model="tiny", input="x" * 600, truncation="auto")
 
 
-def test_input_tokens_are_those_of_the_prompt(server: Any, sdk: openai.OpenAI) -> None:
+def test_input_tokens_are_those_of_the_prompt(server, sdk):
     first = sdk.responses.create(model="tiny", input="Hej", tools=[ADD])
     options: Any = {"input": "och då?", "previous_response_id": first.id, "tools": [ADD], "instructions": "Kort."}
     counted = sdk.responses.input_tokens.count(model="tiny", **options)
@@ -236,13 +222,13 @@ def test_input_tokens_are_those_of_the_prompt(server: Any, sdk: openai.OpenAI) -
         ({"metadata": {"a": 1}}, "metadata.a"),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(client: httpx.Client, changes: dict[str, Any], param: str) -> None:
+def test_what_is_not_served_is_refused_by_name(client, changes, param):
     answer = client.post("/v1/responses", json={"model": "tiny", "input": "x"} | changes)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
 
 
-def test_hints_are_taken_and_echoed(client: httpx.Client) -> None:
+def test_hints_are_taken_and_echoed(client):
     hints = {"prompt_cache_key": "k", "safety_identifier": "s", "max_tool_calls": 3, "service_tier": "auto"}
     extra = {"include": ["reasoning.encrypted_content"], "text": {"format": {"type": "text"}, "verbosity": "medium"}}
     answer = client.post("/v1/responses", json={"model": "tiny", "input": "x", **hints, **extra}).json()
@@ -250,14 +236,14 @@ def test_hints_are_taken_and_echoed(client: httpx.Client) -> None:
     assert answer["service_tier"] == "default" and answer["text"]["verbosity"] == "medium"
 
 
-def test_a_text_may_hold_any_character(server: Any, answering: Callable[..., None], sdk: openai.OpenAI) -> None:
+def test_a_text_may_hold_any_character(server, answering, sdk):
     answering("a\0b")
     made = sdk.responses.create(model="tiny", input="x\0y", metadata={"k\0": "v\0"})
     assert sdk.responses.retrieve(made.id).output_text == "a\0b"
-    assert sdk.responses.input_items.list(made.id).data[0].to_dict()["content"][0]["text"] == "x\0y"  # type: ignore[index]
+    assert sdk.responses.input_items.list(made.id).data[0].to_dict()["content"][0]["text"] == "x\0y"
 
 
-def test_a_deleted_response_is_gone(sdk: openai.OpenAI) -> None:
+def test_a_deleted_response_is_gone(sdk):
     made = sdk.responses.create(model="tiny", input="x")
     sdk.responses.delete(made.id)
     for ask in (sdk.responses.retrieve, sdk.responses.delete, sdk.responses.cancel, sdk.responses.input_items.list):
@@ -265,7 +251,7 @@ def test_a_deleted_response_is_gone(sdk: openai.OpenAI) -> None:
             ask(made.id)
 
 
-def test_ids_that_nothing_can_have_are_unknown(client: httpx.Client) -> None:
+def test_ids_that_nothing_can_have_are_unknown(client):
     for name in ("x" * 300, "resp_'", "%F0%9F%8C%8D"):
         assert client.get(f"/v1/responses/{name}").status_code == 404
         assert client.get(f"/v1/conversations/{name}").status_code == 404
@@ -274,9 +260,7 @@ def test_ids_that_nothing_can_have_are_unknown(client: httpx.Client) -> None:
     assert client.post("/v1/responses", json={"model": "tiny", "input": "x", "conversation": "\0"}).status_code == 404
 
 
-def test_calls_are_forced_and_bounded_as_in_a_chat(
-    answering: Callable[..., None], sdk: openai.OpenAI, server: Any
-) -> None:
+def test_calls_are_forced_and_bounded_as_in_a_chat(answering, sdk, server):
     other: Any = {**ADD, "name": "sub"}
     answering(' "add", "arguments": {}}\n</tool_call>')
     made = sdk.responses.create(model="tiny", input="x", tools=[ADD, other], tool_choice="required")
@@ -294,7 +278,7 @@ def test_calls_are_forced_and_bounded_as_in_a_chat(
     assert "add" in str(refusal.value)
 
 
-def test_parallel_calls_can_be_switched_off(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
+def test_parallel_calls_can_be_switched_off(answering, sdk):
     answering(f"{CALL}\n{CALL}")
     both = sdk.responses.create(model="tiny", input="x", tools=[ADD])
     one = sdk.responses.create(model="tiny", input="x", tools=[ADD], parallel_tool_calls=False)
@@ -302,7 +286,7 @@ def test_parallel_calls_can_be_switched_off(answering: Callable[..., None], sdk:
 
 
 @pytest.mark.parametrize("tier", ["flex", "priority"])
-def test_the_tier_reaches_the_engine_and_the_answer(server: Any, sdk: openai.OpenAI, tier: Any) -> None:
+def test_the_tier_reaches_the_engine_and_the_answer(server, sdk, tier):
     made = sdk.responses.create(model="tiny", input="x", service_tier=tier)
     assert made.service_tier == tier
     assert (server.chat.submitted[-1].priority > 0) == (tier == "flex")

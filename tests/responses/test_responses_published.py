@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -25,9 +24,7 @@ ASKED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("asked", ASKED)
-def test_responses_and_their_events(
-    client: httpx.Client, answering: Callable[..., None], asked: dict[str, Any]
-) -> None:
+def test_responses_and_their_events(client, answering, asked):
     answering(CALL)
     if "conversation" in asked:
         asked = {**asked, "conversation": client.post("/v1/conversations", json={}).json()["id"]}
@@ -41,7 +38,7 @@ def test_responses_and_their_events(
     check("TokenCountsResource", client.post("/v1/responses/input_tokens", json=counted).json())
 
 
-def test_failed_and_background_ones(server: Any, client: httpx.Client) -> None:
+def test_failed_and_background_ones(server, client):
     server.chat.lose_after = 3
     _check_events(client.post("/v1/responses", json={"model": "tiny", "input": "x", "stream": True}).text)
     server.chat.lose_after = None
@@ -52,7 +49,7 @@ def test_failed_and_background_ones(server: Any, client: httpx.Client) -> None:
     check("Response", client.post(f"/v1/responses/{queued['id']}/cancel").json())
 
 
-def test_lists_of_items_and_conversations(client: httpx.Client, answering: Callable[..., None]) -> None:
+def test_lists_of_items_and_conversations(client, answering):
     answering(CALL)
     created = client.post(
         "/v1/conversations", json={"items": [{"role": "system", "content": "s"}], "metadata": {"a": "b"}}

@@ -106,6 +106,15 @@ def test_an_adapter_that_both_versions_have_is_shared_and_one_of_the_new_version
     assert sorted(listed) == ["chat", "law"]
 
 
+def test_an_answer_with_other_tokens_rolls_back_an_upgrade_that_must_be_identical(
+    deployment: Deployment, wait_for: Any
+) -> None:
+    deployment.roll_out(identical=True, shadow_share=1, shadow_requests=1000)
+    wait_for(lambda: deployment.ask() and deployment.rollout["phase"] == "rolled_back", "the copy to be compared")
+    assert deployment.rollout["failure"].startswith("tokens:")
+    assert all(entry["share"] == 0 for entry in deployment.rollout["log"])
+
+
 def test_during_a_rollout_a_model_falls_back_as_configured(checkpoint: Path, tmp_path: Path) -> None:
     models = [{"name": "chat", "path": "chat", "fallback": [{"model": "small"}]}, {"name": "small", "path": "small"}]
     with foreign_gateway({"models": models}, checkpoint, tmp_path) as gateway, gateway.client() as http:

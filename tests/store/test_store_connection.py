@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import logging
 import shutil
 from collections.abc import AsyncGenerator, Callable
@@ -12,12 +11,10 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 
+from certificates import write_certificate
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway import services as gateway_services
 from kvarn.gateway.services import Services
@@ -26,22 +23,13 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError, StoreRefusedError
 from kvarn.store.keys import new_key
 from kvarn.wire.openai.errors import ApiError
-from read_only import set_postgres_read_only
+from read_only import opened, set_postgres_read_only
 
 _LOCK = 0x6B7661726E
 
 
 def config_of(url: str, directory: Path, timeout_s: float = 1.0) -> KvarnConfig:
     return KvarnConfig.model_validate({"data_dir": str(directory), "store": {"url": url, "timeout_s": timeout_s}})
-
-
-@asynccontextmanager
-async def opened(url: str, timeout_s: float = 1.0) -> AsyncGenerator[Store, None]:
-    store = Store.open(config_of(url, Path("/nowhere"), timeout_s))
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 @asynccontextmanager
@@ -164,7 +152,7 @@ async def test_a_table_that_is_missing_from_a_prepared_database_is_a_fault(postg
 async def test_a_server_that_refuses_the_connection_is_named_and_counts_as_away(
     postgres_url: str, change: Callable[[str], str], why: str
 ) -> None:
-    async with opened(change(postgres_url)) as store:
+    async with opened(change(postgres_url), timeout_s=20) as store:
         for use in (migrate.upgrade, migrate.check, _read):
             with pytest.raises(StoreRefusedError, match=why) as raised:
                 await use(store)
@@ -245,23 +233,10 @@ async def _is_encrypted(url: str) -> bool:
 
 def _serve_encrypted(service, directory: Path) -> Path:
     """Start a PostgreSQL again, with a certificate made out to `localhost`; the certificate's file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
+    written, secret = write_certificate(directory, "localhost")
     public, private = service.home / "server.crt", service.home / "server.key"
-    public.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    plain = serialization.NoEncryption()
-    private.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, plain)
-    )
+    shutil.copy(written, public)
+    shutil.copy(secret, private)
     private.chmod(0o600)
     if service.user is not None:
         shutil.chown(private, service.user)
@@ -269,6 +244,4 @@ def _serve_encrypted(service, directory: Path) -> Path:
     settings = {"ssl": "on", "ssl_cert_file": public, "ssl_key_file": private}
     service.command += [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
     service.start()
-    trusted = directory / "ca.pem"
-    shutil.copy(public, trusted)
-    return trusted
+    return written

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from kvarn.kernels.attention import AttentionLayer, AttentionMetadata
@@ -108,14 +109,9 @@ class Layer:
         for row, (sequence, _, last) in enumerate(spans):
             used = -(-last // SIZE)
             tables[row, :used] = torch.tensor(sequence.blocks[:used], dtype=torch.int32)
-        starts = torch.tensor([0, *(count for _, count in rows)]).cumsum(0)
-        batch = PagedBatch(
-            positions=torch.cat([torch.arange(first, last) for _, first, last in spans]),
-            query_starts=starts.to(torch.int32),
-            context_lens=torch.tensor([last for _, _, last in spans], dtype=torch.int32),
-            block_tables=tables,
-            slot_mapping=torch.cat([s.slots(first, last) for s, first, last in spans]),
-        )
+        positions = np.concatenate([np.arange(first, last) for _, first, last in spans])
+        starts = np.cumsum([0, *(count for _, count in rows)])
+        batch = PagedBatch.of(positions, starts, tables.numpy(), torch.device("cpu"))
         return batch, torch.cat([s.qkv[first:last] for s, first, last in spans])
 
     def rotation(self, positions: torch.Tensor) -> Rotation:

@@ -24,7 +24,7 @@ def jsonl(lines: list[Any]) -> bytes:
 def send(client: httpx.Client, lines: list[Any], endpoint: str = CHAT, **fields: Any) -> dict[str, Any]:
     """Upload the input of a batch and start it."""
     form = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", jsonl(lines))}}
-    file_id = client.post("/v1/files", **form).json()["id"]  # type: ignore[arg-type]
+    file_id = client.post("/v1/files", **form).json()["id"]
     body = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h", **fields}
     answer = client.post("/v1/batches", json=body)
     assert answer.status_code == 200, answer.text

@@ -10,9 +10,11 @@ from itertools import cycle
 
 from engine_adapters import ScriptedAdapters
 from guesses import FreeProposer
+from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine import AdmissionError, EngineCore, EngineParts
+from kvarn.engine.memory.remote_prefill import PrefillPeer
 from kvarn.engine.plan import LAST_SAMPLED, NO_SNAPSHOT, KVConnector, NewSequence, Row, RowResult, StepPlan, StepResult
 from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.request import Sequence as EngineSequence
@@ -254,6 +256,8 @@ class World:
         adapters: ScriptedAdapters | None = None,
         micro_batches: int = 1,
         num_snapshots: int | None = None,
+        prefill_peer: PrefillPeer | None = None,
+        disaggregation: DisaggregationConfig | None = None,
         **config: object,
     ) -> None:
         self.now = 0.0
@@ -276,6 +280,8 @@ class World:
                 adapters=adapters,
                 micro_batches=micro_batches,
                 num_snapshots=num_snapshots,
+                prefill_peer=prefill_peer,
+                disaggregation=disaggregation,
             ),
             lambda: self.now,
         )

@@ -78,7 +78,7 @@ class FakeReplica(FakeReplicaClient):
         """As new, for the next test."""
         card = EMBED_CARD if self.card is not None and self.card.kind == "embed" else GENERATE_CARD
         self.__dict__.pop("generate", None)  # a test may have put its own in the way
-        self.__init__(card)  # type: ignore[misc]
+        self.__init__(card)
 
 
 @cache

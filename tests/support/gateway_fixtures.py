@@ -120,12 +120,13 @@ class GatewayServer:
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
-    """Poll until a condition holds; fail with what was waited for."""
-    deadline = time.monotonic() + seconds
+    """Poll until a condition holds, more and more seldom; fail with what was waited for."""
+    deadline, pause_s = time.monotonic() + seconds, 0.002
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {seconds} s for: {what}")
-        time.sleep(0.005)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, 0.05)
 
 
 def make_server(directory: Path, **gateway: object) -> GatewayServer:

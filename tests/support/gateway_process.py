@@ -1,7 +1,8 @@
 """A gateway over fake replicas in a process of its own, to be killed: each line on standard input starts one.
 
-    python gateway_process.py CONFIG.json CHECKPOINT
+    python gateway_process.py CONFIG.json CHECKPOINT [LOG]
 
+To LOG it writes the text of each request to the engine; the answers are then short, and come slowly.
 The gateway is forked from a process that has imported everything, so that hundreds of starts take little time. Once it
 is ready it writes its process id and its port; once it has ended, its parent writes `ended`.
 """
@@ -23,7 +24,7 @@ from kvarn.gateway.server import bind, build_server
 from kvarn.observe.logging import configure_logging
 from kvarn.wire.messages import Submit
 
-STEP_S = 0.002
+STEP_S, SLOW_STEP_S = 0.002, 0.05
 TOKENS_PER_STEP = 2
 
 
@@ -36,8 +37,18 @@ def answer(request: Submit, _: int) -> list[int]:
     return answer_text("x" * answer_length(len(request.prompt_token_ids)))
 
 
-async def serve(config: KvarnConfig, directory: Path) -> None:
+def logging_replica(log: Path) -> FakeReplica:
+    def answer(request: Submit, _: int) -> list[int]:
+        with log.open("a") as file:
+            file.write(bytes(token for token in request.prompt_token_ids if token < 256).decode() + "\n")
+        return answer_text("ok!")
+
+    return FakeReplica(GENERATE_CARD, answer, step_s=SLOW_STEP_S)
+
+
+async def serve(config: KvarnConfig, directory: Path, *logs: str) -> None:
     chat = FakeReplica(GENERATE_CARD, answer, tokens_per_step=TOKENS_PER_STEP, step_s=STEP_S)
+    chat = logging_replica(Path(logs[0])) if logs else chat
     replicas = (chat, FakeReplica(EMBED_CARD, step_s=STEP_S))
     models = {
         model.name: ServedModel(model.name, model, [replica], directory)
@@ -71,7 +82,7 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             try:
-                asyncio.run(serve(config, Path(sys.argv[2])))
+                asyncio.run(serve(config, Path(sys.argv[2]), *sys.argv[3:]))
             except BaseException:
                 traceback.print_exc()
             finally:

@@ -48,7 +48,7 @@ class Driver:
 def on_zeroed_memory() -> None:
     """What no kernel has written is zero: token 0, logits of 0, no context."""
     torch.empty, torch.empty_like = torch.zeros, torch.zeros_like
-    torch.Tensor.new_empty = torch.Tensor.new_zeros  # type: ignore[method-assign,assignment]
+    torch.Tensor.new_empty = torch.Tensor.new_zeros
 
 
 def load(family: str, changes: dict[str, int]) -> Decoder | Encoder | CausalEncoder:
@@ -113,7 +113,7 @@ def embed(model: Encoder | CausalEncoder) -> None:
 
 
 def main(family: str, *changes: str) -> int:
-    driver.set_active(Driver())  # type: ignore[arg-type]
+    driver.set_active(Driver())
     on_zeroed_memory()
     model = load(family, {name: int(value) for name, _, value in (each.partition("=") for each in changes)})
     if isinstance(model, Decoder):

@@ -40,12 +40,12 @@ class Told:
 class Gateway:
     """The process that is killed and started again; see `gateway_process.py`."""
 
-    def __init__(self, config: KvarnConfig, checkpoint: Path, home: Path) -> None:
+    def __init__(self, config: KvarnConfig, checkpoint: Path, home: Path, *log: Path) -> None:
         (home / "config.json").write_text(config.model_dump_json())
         program = Path(__file__).with_name("gateway_process.py")
         self._log = (home / "gateway.log").open("ab")
         self._parent = subprocess.Popen(
-            [sys.executable, str(program), str(home / "config.json"), str(checkpoint)],
+            [sys.executable, str(program), str(home / "config.json"), str(checkpoint), *map(str, log)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -28,10 +28,6 @@ def pack_linear(
     return CpuLinear(backend, pack(Weight(weight) if isinstance(weight, torch.Tensor) else weight, bias, activation))
 
 
-def random_weight(out: int, in_features: int, dtype: torch.dtype) -> torch.Tensor:
-    return (torch.randn(out, in_features) / in_features**0.5).to(dtype)
-
-
 def int8_weight(out: int, in_features: int) -> Weight:
     values = torch.randint(-127, 128, (out, in_features), dtype=torch.int8)
     return Weight(values, torch.rand(out) * 0.02 + 1e-3)
@@ -47,18 +43,6 @@ def int4_weight(out: int, in_features: int, group: int = 32, has_zeros: bool = F
 def sub_scaled_weight(out: int, in_features: int, group: int = 128) -> Weight:
     sub_scales = torch.randint(-15, 16, (out, -(-in_features // 32)), dtype=torch.int8)
     return replace(int4_weight(out, in_features, group), sub_scales=sub_scales)
-
-
-def poison_freed_memory(size: int) -> None:
-    """Fill memory that the next allocations will get, so that what a kernel fails to write is seen."""
-    del [torch.full((size,), float("nan")) for _ in range(4)][:]
-
-
-def in_rows_of_nan(x: torch.Tensor) -> torch.Tensor:
-    """x with NaN on both sides of every row: nothing beyond a row may be read into a sum."""
-    around = torch.full((x.shape[0], x.shape[1] + 14), float("nan"))
-    around[:, 7:-7] = x
-    return around[:, 7:-7]
 
 
 def read_kv(

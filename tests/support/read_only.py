@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
 from sqlalchemy import event
 
+from kvarn.config.schema import KvarnConfig
 from kvarn.store.engine import Store
+
+
+@asynccontextmanager
+async def opened(url: str, timeout_s: float = 5.0) -> AsyncGenerator[Store, None]:
+    """The database of a URL, as a server opens it."""
+    store = Store.open(KvarnConfig.model_validate({"store": {"url": url, "timeout_s": timeout_s}}))
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 async def set_postgres_read_only(url: str, read_only: bool) -> None:

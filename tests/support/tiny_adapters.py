@@ -6,7 +6,6 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -32,6 +31,8 @@ def make_adapter(oracle: Any, path: Path, *, seed: int = 0, size: float = 0.15, 
         # PEFT takes a dense MLP beside experts for theirs.
         targets = [name for name in targets if ".mlp." not in name]
     settings = {"r": 4, "lora_alpha": 8, "target_modules": targets, **config}
+    import peft  # takes seconds
+
     wrapped = peft.get_peft_model(copy.deepcopy(oracle), peft.LoraConfig(task_type="CAUSAL_LM", **settings))
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():

@@ -46,10 +46,10 @@ def run(
 
 def at_every_split(kind: ToolFormat, text: str, names: Collection[str] | None = None, **options: object) -> Seen:
     """What comes of a text; the same however it is cut."""
-    whole = run(kind, [text], names, **options)  # type: ignore[arg-type]
-    assert run(kind, list(text), names, **options) == whole  # type: ignore[arg-type]
+    whole = run(kind, [text], names, **options)
+    assert run(kind, list(text), names, **options) == whole
     for cut in range(len(text) + 1):
-        assert run(kind, [text[:cut], text[cut:]], names, **options) == whole, (text[:cut], text[cut:])  # type: ignore[arg-type]
+        assert run(kind, [text[:cut], text[cut:]], names, **options) == whole, (text[:cut], text[cut:])
     return whole
 
 

@@ -55,9 +55,7 @@ def load(directory: Path) -> None:
     ],
     ids=lambda value: value[:40],
 )
-def test_a_broken_file_is_refused_with_its_name(
-    checkpoint: Callable[..., Path], name: str, content: str, message: str
-) -> None:
+def test_a_broken_file_is_refused_with_its_name(checkpoint, name, content, message):
     directory = checkpoint("byte_level")
     (directory / name).write_text(content)
     with pytest.raises(TextError) as caught:

@@ -85,12 +85,7 @@ async def load_template(tmp_path: Path) -> AsyncGenerator[Loader, None]:
 
 @pytest.mark.parametrize("tools", [None, TOOLS])
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
-async def test_rendering_agrees_with_transformers(
-    load_template: Loader,
-    checkpoint: Callable[..., Path],
-    tools: list[dict[str, Any]] | None,
-    add_generation_prompt: bool,
-) -> None:
+async def test_rendering_agrees_with_transformers(load_template, checkpoint, tools, add_generation_prompt):
     from transformers import PreTrainedTokenizerFast
 
     file = str(checkpoint("byte_level") / "tokenizer.json")
@@ -172,9 +167,7 @@ async def test_named_templates_are_chosen_by_whether_there_are_tools(load_templa
         load_template()
 
 
-async def test_the_jinja_file_wins_over_the_configuration_and_an_override_over_both(
-    load_template: Loader, tmp_path: Path
-) -> None:
+async def test_the_jinja_file_wins_over_the_configuration_and_an_override_over_both(load_template, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "configuration"}))
     assert await render(load_template(), []) == "configuration"
     (tmp_path / "chat_template.jinja").write_text("file")

@@ -34,9 +34,7 @@ def test_a_directory_without_a_config_is_no_checkpoint(tmp_path: Path) -> None:
         resolve_checkpoint(str(tmp_path))
 
 
-def test_a_tokenizer_is_downloaded_without_weights_and_needs_no_config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_is_downloaded_without_weights_and_needs_no_config(tmp_path, monkeypatch):
     patterns: list[str] = []
 
     def download(repository: str, **options: Any) -> str:
@@ -58,9 +56,7 @@ def test_what_is_neither_directory_nor_hub_id_is_explained(path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["kvarn-demo", "kvarn-demo-draft", "kvarn-demo-eagle3"])
-def test_a_packaged_model_is_found_by_its_name_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_packaged_model_is_found_by_its_name_from_anywhere(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     directory = resolve_checkpoint(name)
     assert (directory.parent.name, directory.name) == ("assets", name)
@@ -97,9 +93,7 @@ def test_a_hub_id_is_downloaded_without_pickles(tmp_path: Path, monkeypatch: pyt
         ({"architectures": ["LlamaForCausalLMEagle3"]}, None),
     ],
 )
-def test_of_a_hub_id_config_json_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], unknown: str | None
-) -> None:
+def test_of_a_hub_id_config_json_comes_first(tmp_path, monkeypatch, config, unknown):
     asked: list[list[str]] = []
 
     def download(repository: str, **options: Any) -> str:

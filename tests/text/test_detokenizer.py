@@ -33,9 +33,7 @@ def test_any_tokens_in_any_split_give_the_text_of_the_whole(tokenizer: Tokenizer
 
 @settings(max_examples=examples(60))
 @given(text=st.text(max_size=40))
-def test_text_comes_back_token_by_token_with_no_character_cut(
-    load: Callable[[str], Tokenizer], byte_level_tokenizer: Tokenizer, text: str
-) -> None:
+def test_text_comes_back_token_by_token_with_no_character_cut(load, byte_level_tokenizer, text):
     ids = byte_level_tokenizer.encode(text, add_special_tokens=False)
     parts = pieces(byte_level_tokenizer, ids, list(range(len(ids))))
     assert "".join(parts) == text

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Library
 
-from kvarn.text.any_of import any_of
 from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.errors import PromptTooLongError
 from kvarn.text.prompt import PromptBuilder
-from kvarn.text.tokenizer import Tokenizer, is_marker
+from kvarn.text.tokenizer import Tokenizer, any_of, is_marker
 from profiles import examples
 
 TEMPLATE = (
@@ -57,9 +56,7 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-async def test_what_holds_no_special_token_is_encoded_as_a_whole(
-    template: ChatTemplate, load: Callable[..., Any]
-) -> None:
+async def test_what_holds_no_special_token_is_encoded_as_a_whole(template, load):
     tokenizer = load("byte_level")
     messages = [user("Hello  world! räksmörgås 😀 <tool call>two words")]
     whole = tokenizer.encode(await template.render(template.request(messages)), add_special_tokens=False)
@@ -67,9 +64,7 @@ async def test_what_holds_no_special_token_is_encoded_as_a_whole(
 
 
 @pytest.mark.parametrize("where", ["content", "part", "arguments", "name", "tool", "field"])
-async def test_special_tokens_that_a_client_writes_are_words(
-    template: ChatTemplate, load: Callable[..., Any], where: str
-) -> None:
+async def test_special_tokens_that_a_client_writes_are_words(template, load, where):
     async def prompt(text: str) -> list[int]:
         messages, tools = [user("hi")], None
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -118,9 +113,7 @@ async def test_a_message_is_gone_on_with_whatever_it_says(template: ChatTemplate
     assert len(specials(tokenizer, ids)) == 3
 
 
-async def test_a_prompt_that_no_context_of_this_length_holds_is_refused_before_it_is_encoded(
-    tmp_path: Path, load: Callable[..., Any]
-) -> None:
+async def test_a_prompt_that_no_context_of_this_length_holds_is_refused_before_it_is_encoded(tmp_path, load):
     tokenizer = load("byte_level")
     growing = ChatTemplate.load(tmp_path, "{% for i in range(n) %}{{ messages[0].content }}{% endfor %}")
     messages = [user("<|end|>" * 1000)]
@@ -136,9 +129,7 @@ PIECES = ["<|end|>", "<|start|>", "<|", "|>", "end", " ", "é", "the mill", "<to
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(200))
 @given(st.lists(st.lists(st.sampled_from(PIECES), max_size=6).map("".join), min_size=1, max_size=3))
-async def test_turns_are_where_the_template_puts_them_and_the_text_is_whole(
-    template: ChatTemplate, load: Callable[..., Any], texts: list[str]
-) -> None:
+async def test_turns_are_where_the_template_puts_them_and_the_text_is_whole(template, load, texts):
     tokenizer = load("byte_level")
     ids = await chat_token_ids(template, tokenizer, [user(text) for text in texts])
     start, end = (tokenizer.encode(word, add_special_tokens=False)[0] for word in ("<|start|>", "<|end|>"))
@@ -154,9 +145,7 @@ def test_every_kind_of_tokenizer_writes_them_as_words(load: Callable[..., Any]) 
         assert shown(tokenizer, ids).strip() == f"a {special} b", kind
 
 
-async def test_a_marker_that_a_text_becomes_when_it_is_normalized_is_a_word_too(
-    template: ChatTemplate, load: Callable[..., Any]
-) -> None:
+async def test_a_marker_that_a_text_becomes_when_it_is_normalized_is_a_word_too(template, load):
     library = Library.from_str(load("byte_level")._library.to_str())
     library.normalizer = normalizers.Lowercase()
     library.add_tokens([AddedToken("<think>", special=False, normalized=True)])

@@ -119,9 +119,7 @@ def test_a_source_of_any_length_is_not_even_read(tmp_path: Path) -> None:
         ChatTemplate.load(tmp_path)
 
 
-async def test_a_chat_that_was_rendered_in_time_counts_though_the_event_loop_was_held_up(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_chat_that_was_rendered_in_time_counts_though_the_event_loop_was_held_up(make, monkeypatch):
     chat = make(ECHO)
     await chat.start()
     pid = pid_of(chat)

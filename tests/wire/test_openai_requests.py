@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from typing import Any, get_type_hints
 
-import msgspec
 import pytest
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
@@ -134,8 +133,10 @@ def test_an_unknown_field_is_ignored_with_a_warning(model: type[BaseModel]) -> N
 def test_what_clients_add_to_an_answer_may_be_sent_back() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}, "index": 0}
     said = {"role": "assistant", "content": "x", "tool_calls": [call], "provider_specific_fields": {"a": 1}}
+    said |= {"refusal": None, "annotations": [], "audio": None}
     (message,) = parse(ChatCompletionRequest, messages=[said]).plain_messages
-    assert message.keys() == {"role", "content", "tool_calls"} and "index" not in message["tool_calls"][0]
+    assert message["content"] == "x" and "provider_specific_fields" not in message
+    assert "index" not in message["tool_calls"][0]
 
 
 @pytest.mark.parametrize("model", MINIMAL)
@@ -335,18 +336,6 @@ def test_messages_and_tools_become_plain_data_for_the_template() -> None:
     assert parse(ChatCompletionRequest, tools=[]).active_tools is None
 
 
-def test_an_answer_of_ours_can_be_sent_back_as_a_message() -> None:
-    message = {
-        "role": "assistant",
-        "content": "x",
-        "refusal": None,
-        "annotations": [],
-        "tool_calls": None,
-        "audio": None,
-    }
-    assert parse(ChatCompletionRequest, messages=[*USER, message, *USER]).messages[1].content == "x"
-
-
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "continue_final_message"])
 def test_template_variables_cannot_replace_fields_of_the_request(name: str) -> None:
     kwargs = {"enable_thinking": True, name: []}
@@ -362,12 +351,6 @@ def test_tokenize_takes_a_prompt_or_messages_and_not_both() -> None:
     assert refused(TokenizeRequest, prompt="x", messages=USER).param == "prompt"
     assert parse(DetokenizeRequest, tokens=[1, 2]).tokens == [1, 2]
     assert refused(DetokenizeRequest, tokens=[1, "x"]).param == "tokens[1]"
-
-
-def test_an_error_has_openais_shape() -> None:
-    body = msgspec.json.decode(msgspec.json.encode(refused(ChatCompletionRequest, n="x").body()))
-    assert set(body) == {"error"}
-    assert set(body["error"]) == {"message", "type", "param", "code"}
 
 
 def test_an_object_of_very_many_wrong_entries_gets_one_short_answer() -> None:

@@ -217,6 +217,10 @@ class Stack:
         self.engine.check_integrity()
         return answers
 
+    def tokens(self, requests: list[Submit]) -> dict[tuple[str, int], list[int]]:
+        """The tokens alone."""
+        return {key: answer.token_ids for key, answer in self.generate(requests).items()}
+
 
 @pytest.fixture(scope="session")
 def stack() -> type[Stack]:

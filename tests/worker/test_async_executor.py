@@ -66,9 +66,7 @@ class Counting(AsyncExecutor):
 
 @pytest.mark.parametrize("kinds", [KINDS[:3], KINDS], ids=["all drawn on the device", "some not"])
 @pytest.mark.parametrize("options", [{}, {"num_blocks": 32}, {"token_budget": 23}], ids=["", "preempted", "in chunks"])
-def test_tokens_are_those_of_one_step_at_a_time(
-    stack: Any, tiny_model: Callable[[str], Decoder], kinds: list[dict[str, Any]], options: dict[str, int]
-) -> None:
+def test_tokens_are_those_of_one_step_at_a_time(stack, tiny_model, kinds, options):
     model, messages = tiny_model("llama"), requests(kinds)
     want = stack(model).generate(messages)
     run = stack(model, executor_type=Counting, **options)
@@ -83,11 +81,11 @@ def test_tokens_are_those_of_one_step_at_a_time(
 def test_steps_that_move_blocks_are_run_ahead(stack: Any, tiny_model: Callable[[str], Decoder]) -> None:
     """They are stored and loaded once the steps before have ended; tokens are drawn on the device all the same."""
     model, messages, connector = tiny_model("llama"), requests(KINDS[:3]), DictConnector()
-    want = {key: answer.token_ids for key, answer in stack(model).generate(messages).items()}
+    want = stack(model).tokens(messages)
     stack(model, connector=connector).generate(messages)
     held = set(connector.blocks)
     run = stack(model, executor_type=Counting, connector=connector, num_blocks=32)
-    assert {key: answer.token_ids for key, answer in run.generate(messages).items()} == want
+    assert run.tokens(messages) == want
     assert connector.num_loaded and set(connector.blocks) >= held and run.engine.stats().preemptions_total
     assert run.executor.planned_ahead > 5 and run.executor.waited == 0
 
@@ -118,9 +116,7 @@ def test_every_field_of_a_batch_reaches_the_layers() -> None:
     assert states is not None and states.places.tolist() == [2, 0, -1, -1] and states.saves.tolist() == [-1, 6, -1, -1]
 
 
-def test_steps_of_a_shape_read_and_write_the_same_addresses(
-    stack: Any, tiny_model: Callable[[str], Decoder], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_of_a_shape_read_and_write_the_same_addresses(stack, tiny_model, monkeypatch):
     """A device may repeat a captured step."""
     found: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
     launch = GraphRunner.launch
@@ -155,9 +151,7 @@ class Capturing(AsyncExecutor):
         return result
 
 
-def test_captured_steps_and_those_before_are_no_examples_of_a_steps_time(
-    stack: Any, tiny_model: Callable[[str], Decoder], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_captured_steps_and_those_before_are_no_examples_of_a_steps_time(stack, tiny_model, monkeypatch):
     observed: list[float] = []
     monkeypatch.setattr(StepTimeModel, "observe", lambda _self, _shape, elapsed_s: observed.append(elapsed_s))
     run = stack(tiny_model("llama"), executor_type=Capturing)
@@ -175,9 +169,7 @@ def test_collecting_without_a_submitted_plan_is_an_error(tiny_model: Callable[[s
         executor.collect()
 
 
-def test_logits_that_are_not_finite_are_an_error_that_names_the_slot(
-    tiny_model: Callable[[str], Decoder], admission: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_that_are_not_finite_are_an_error_that_names_the_slot(tiny_model, admission, monkeypatch):
     model = tiny_model("llama")
     executor = AsyncExecutor(model, num_blocks=40, max_num_seqs=4)
     forward = model.forward

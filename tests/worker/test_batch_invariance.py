@@ -80,11 +80,7 @@ def make_requests() -> list[Submit]:
     for index, length in enumerate([3, 61, 18, 34, 7, 49]):
         prompt = torch.randint(3, 199, (length,), generator=generator).tolist()
         sampling = SamplingParams(
-            seed=index,
-            max_tokens=MAX_TOKENS,
-            logprobs=3,
-            prompt_logprobs=None if index % 3 else 1,
-            **KINDS[index],
+            seed=index, max_tokens=MAX_TOKENS, logprobs=3, prompt_logprobs=None if index % 3 else 1, **KINDS[index]
         )
         requests.append(Submit(request_id=f"r{index}", prompt_token_ids=prompt, sampling=sampling))
     return requests
@@ -97,13 +93,8 @@ def logprobs_of(answers: dict[tuple[str, int], Any]) -> Logprobs:
 @pytest.mark.parametrize("family", DECODERS)
 @pytest.mark.parametrize(("instruction_set", "weights"), WEIGHTS, ids=str)
 def test_log_probabilities_are_batch_invariant_for_every_family(
-    stack: Any,
-    family: str,
-    instruction_set: str,
-    weights: dict[str, Any],
-    checkpoints: Checkpoints,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    stack, family, instruction_set, weights, checkpoints, monkeypatch
+):
     monkeypatch.setenv("KVARN_ISA", instruction_set)
     check_company(stack, load_model(checkpoints(family), kernels="cpu", **weights))
 
@@ -114,13 +105,8 @@ def test_log_probabilities_are_batch_invariant_for_every_family(
 )
 @pytest.mark.parametrize("instruction_set", [*USABLE, *emulated_instruction_sets()])
 def test_log_probabilities_are_batch_invariant_for_types_on_every_instruction_set(
-    stack: Any,
-    instruction_set: str,
-    weights: dict[str, Any],
-    kv_cache_dtype: Any,
-    checkpoints: Checkpoints,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    stack, instruction_set, weights, kv_cache_dtype, checkpoints, monkeypatch
+):
     """The emulated ones too, which take the decisions of processors that are not here."""
     monkeypatch.setenv("KVARN_ISA", instruction_set)
     check_company(stack, load_model(checkpoints("qwen3"), kernels="cpu", kv_cache_dtype=kv_cache_dtype, **weights))
@@ -153,9 +139,7 @@ def test_every_decoder_architecture_is_tested() -> None:
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("family", ENCODERS)
 @pytest.mark.parametrize("instruction_set", [USABLE[0], *map(thorough, USABLE[1:])])
-def test_vectors_are_batch_invariant_for_every_encoder(
-    family: str, instruction_set: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vectors_are_batch_invariant_for_every_encoder(family, instruction_set, checkpoints, monkeypatch):
     """Some texts are equally long: torch's attention, computed for such together by two threads, has other bits."""
     monkeypatch.setenv("KVARN_ISA", instruction_set)
     model = load_model(checkpoints(family), dtype="float32", kernels="cpu")

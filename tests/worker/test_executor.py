@@ -106,9 +106,7 @@ def greedy(admission: Admit, slot: int, prompt: list[int], **sampling: Any) -> N
     return admission(slot, prompt, temperature=0.0, **sampling)
 
 
-def test_each_token_carries_the_adapter_of_its_sequence(
-    executor: InProcessExecutor, decoder: RecordingDecoder, admission: Admit
-) -> None:
+def test_each_token_carries_the_adapter_of_its_sequence(executor, decoder, admission):
     names = ["medical", "", "legal"]
     load_adapters(executor, "legal", "medical")
     sequences = [replace(greedy(admission, slot, [1, 2, 3]), adapter=name) for slot, name in enumerate(names)]
@@ -146,9 +144,7 @@ def test_an_adapter_that_was_not_loaded_is_a_fault_of_the_plan(executor: InProce
         executor.execute(StepPlan(1, [], [], [], [], adapter_loads=[AdapterLoad("poems", [3])]))
 
 
-def test_rows_of_all_kinds_become_one_flat_batch(
-    executor: InProcessExecutor, decoder: RecordingDecoder, admission: Admit
-) -> None:
+def test_rows_of_all_kinds_become_one_flat_batch(executor, decoder, admission):
     prompts = [list(range(20)), list(range(10, 15)), list(range(30))]
     admissions = [greedy(admission, slot, prompt) for slot, prompt in zip((2, 0, 3), prompts, strict=True)]
     executor.execute(
@@ -162,13 +158,7 @@ def test_rows_of_all_kinds_become_one_flat_batch(
         )
     )
     result = executor.execute(
-        plan(
-            [
-                Row(3, 3, prompts[2][3:], blocks(1, 12), True),
-                Row(2, 20, [44], [], True),
-                Row(0, 5, [49], [], True),
-            ]
-        )
+        plan([Row(3, 3, prompts[2][3:], blocks(1, 12), True), Row(2, 20, [44], [], True), Row(0, 5, [49], [], True)])
     )
     token_ids, batch, logits_rows = decoder.calls[1]
     assert token_ids == [*range(3, 30), 44, 49]
@@ -185,18 +175,14 @@ def test_rows_of_all_kinds_become_one_flat_batch(
     assert (result.step, result.elapsed_s > 0) == (1, True)
 
 
-def test_only_rows_that_sample_get_logits_and_tokens(
-    executor: InProcessExecutor, decoder: RecordingDecoder, admission: Admit
-) -> None:
+def test_only_rows_that_sample_get_logits_and_tokens(executor, decoder, admission):
     rows = [Row(0, 0, [1, 2], blocks(0, 3), False), Row(1, 0, [5], blocks(0, 4), True)]
     result = executor.execute(plan(rows, [greedy(admission, 0, [1, 2, 3]), greedy(admission, 1, [5])]))
     assert decoder.calls[0][2] == [2]
     assert [row.token_ids for row in result.rows] == [[], [6]]
 
 
-def test_a_replaced_block_is_used_and_a_new_sequence_never_sees_old_blocks(
-    executor: InProcessExecutor, decoder: RecordingDecoder, admission: Admit
-) -> None:
+def test_a_replaced_block_is_used_and_a_new_sequence_never_sees_old_blocks(executor, decoder, admission):
     prompt = list(range(20))
     executor.execute(plan([Row(1, 0, prompt, blocks(0, 5, 6), True)], [greedy(admission, 1, prompt)]))
     executor.execute(plan([Row(1, 20, [3], [BlockUpdate(1, 8)], True)], copies=[BlockCopy(6, 8)]))
@@ -212,9 +198,7 @@ def test_a_replaced_block_is_used_and_a_new_sequence_never_sees_old_blocks(
     assert decoder.calls[2][1].block_tables.tolist() == [[9, 0, 0], [20, 21, 22]]
 
 
-def test_whole_blocks_are_copied_in_every_layer_before_the_pass(
-    executor: InProcessExecutor, decoder: RecordingDecoder, admission: Admit
-) -> None:
+def test_whole_blocks_are_copied_in_every_layer_before_the_pass(executor, decoder, admission):
     before = [tensor.clone() for tensor in (*decoder.cache.keys, *decoder.cache.values)]
     executor.execute(
         plan(
@@ -229,9 +213,7 @@ def test_whole_blocks_are_copied_in_every_layer_before_the_pass(
         assert torch.equal(new, expected)
 
 
-def test_prompt_logprobs_of_a_chunk_know_the_first_token_of_the_next(
-    executor: InProcessExecutor, decoder: RecordingDecoder, admission: Admit
-) -> None:
+def test_prompt_logprobs_of_a_chunk_know_the_first_token_of_the_next(executor, decoder, admission):
     prompt = [1, 2, 40, 41, 7]
     first = executor.execute(
         plan(
@@ -252,9 +234,7 @@ def test_prompt_logprobs_of_a_chunk_know_the_first_token_of_the_next(
     assert first.rows[1].logprobs is None
 
 
-def test_prompt_logprobs_of_a_long_chunk_take_the_logits_of_some_positions_at_a_time(
-    decoder: RecordingDecoder, admission: Admit
-) -> None:
+def test_prompt_logprobs_of_a_long_chunk_take_the_logits_of_some_positions_at_a_time(decoder, admission):
     decoder.spec.max_context_length = 1000
     executor = InProcessExecutor(cast("Decoder", decoder), num_blocks=70, max_num_seqs=2)
     prompt = [number % VOCAB for number in range(3, 903)]
@@ -267,9 +247,7 @@ def test_prompt_logprobs_of_a_long_chunk_take_the_logits_of_some_positions_at_a_
     assert result.token_ids == [(prompt[-1] + 1) % VOCAB]
 
 
-def test_prompt_logprobs_do_not_depend_on_how_many_are_computed_together(
-    tiny_model: Callable[[str], Decoder], admission: Admit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompt_logprobs_do_not_depend_on_how_many_are_computed_together(tiny_model, admission, monkeypatch):
     prompt = np.random.default_rng(1).integers(4, 500, 50).tolist()
 
     def entries() -> Any:
@@ -297,9 +275,7 @@ def test_plans_that_contradict_the_slots_are_refused(executor: InProcessExecutor
         executor.execute(plan([Row(2, 160, [1], [], True)]))
 
 
-def test_broken_logits_of_a_prompt_are_an_error_that_names_the_slot(
-    executor: InProcessExecutor, decoder: RecordingDecoder, admission: Admit
-) -> None:
+def test_broken_logits_of_a_prompt_are_an_error_that_names_the_slot(executor, decoder, admission):
     decoder.poison = float("nan")
     row = Row(3, 0, [1, 2], blocks(0, 1), False, True)
     with pytest.raises(InvalidLogitsError, match="slot 3"):

@@ -72,9 +72,7 @@ def test_the_default_grows_to_one_full_context_but_leaves_a_tenth_beside_the_wei
     [(8, 1.1, 4.4, False), (8, 2.3, 4.0, False), (16, 7.5, 5.6, False), (24, 14.9, 16, True), (24, 7.1, 48, True)],
     ids=["Qwen3-0.6B", "Llama-3.2-1B", "Qwen3-4B", "Llama-3.1-8B", "Phi-3-mini-128k"],
 )
-def test_default_context_is_lowered_to_the_memory(
-    spec: DecoderSpec, machine_gib: int, weights_gib: float, context_gib: float, lowered: bool
-) -> None:
+def test_default_context_is_lowered_to_the_memory(spec, machine_gib, weights_gib, context_gib, lowered):
     """Weights and one trained context of well-known models in bfloat16."""
     block_bytes = 6144
     trained = int(context_gib * GIB) // block_bytes * BLOCK_SIZE - 5
@@ -115,8 +113,8 @@ GPU_SIZES = {"kv_cache_gib": None, "max_num_seqs": 10**9, "max_context_length": 
     stranger=st.integers(0, 100),
 )
 def test_engines_that_start_one_after_another_on_a_gpu_stay_within_their_shares_and_the_gpu(
-    spec: DecoderSpec, total: int, held: list[tuple[float, int]], stranger: int
-) -> None:
+    spec, total, held, stranger
+):
     """A GPU of `total` GiB, of which a program that is not Kvarn holds some; engines by share and weights."""
     taken = min(stranger, total) * GIB
     for share, weights in held:
@@ -188,9 +186,7 @@ def recurrent(spec: DecoderSpec) -> DecoderSpec:
 
 
 @pytest.mark.parametrize(("machine_gib", "sequences"), [(64, 70), (96, 150), (128, 240), (192, 256), (512, 256)])
-def test_a_large_model_with_states_starts_with_its_defaults(
-    recurrent: DecoderSpec, machine_gib: int, sequences: int
-) -> None:
+def test_a_large_model_with_states_starts_with_its_defaults(recurrent, machine_gib, sequences):
     """Its weights take 41 GiB in int4, and one full context 6."""
     plan = plan_cache(
         recurrent,
@@ -227,8 +223,8 @@ def test_configured_max_num_seqs_is_not_lowered(recurrent: DecoderSpec) -> None:
     gpu_gib=st.none() | st.integers(8, 80),
 )
 def test_each_advice_for_states_and_contexts_that_do_not_fit_is_enough_by_itself(
-    recurrent: DecoderSpec, machine_gib: int, gpu_gib: int | None, **size: Any
-) -> None:
+    recurrent, machine_gib, gpu_gib, **size
+):
     size["memory_bytes"] = 10_000 * GIB if size["kv_cache_gib"] else machine_gib * GIB
     if gpu_gib is not None and size["kv_cache_gib"] is None:
         size["gpu"] = GpuBudget(DeviceMemory(gpu_gib * GIB, gpu_gib * GIB, 0), 0.9, ranks=1, step_bytes=GIB)

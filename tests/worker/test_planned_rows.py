@@ -78,9 +78,7 @@ def plain(stack: Any, tiny_model: Callable[[str], Decoder]) -> dict[Any, Any]:
     return answers(stack(tiny_model("llama")), requests())
 
 
-def test_proposals_change_no_token_and_no_logprob(
-    stack: Any, tiny_model: Callable[[str], Decoder], plain: dict[Any, Any]
-) -> None:
+def test_proposals_change_no_token_and_no_logprob(stack, tiny_model, plain):
     """Log-probabilities are of the same positions, computed beside others: the last bits may differ."""
     oracle = known(plain)
     verifying = stack(tiny_model("llama"), proposer=oracle, speculation=SpeculationConfig(adaptive=False))
@@ -123,9 +121,7 @@ def test_a_mask_that_allows_nothing_is_an_error_that_names_the_slot(slot_table: 
         )
 
 
-def test_a_preempted_sequence_goes_on_from_stored_blocks_with_the_same_tokens(
-    stack: Any, tiny_model: Callable[[str], Decoder], plain: dict[Any, Any]
-) -> None:
+def test_a_preempted_sequence_goes_on_from_stored_blocks_with_the_same_tokens(stack, tiny_model, plain):
     connector = DictConnector()
     small = stack(tiny_model("llama"), num_blocks=10, connector=connector, prefix_cache=False, step_time=Unlearned())
     found = answers(small, requests())

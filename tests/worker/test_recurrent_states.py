@@ -19,7 +19,7 @@ from kvarn.engine.plan import BlockUpdate, Row, StateSave, StepPlan
 from kvarn.models import Decoder, DecoderSpec, UnsupportedModelError, load_model
 from kvarn.replica.server.build import build_service
 from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.server.startup.recurrent import check_recurrent
+from kvarn.replica.server.startup.memory import check_recurrent
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.shapes.attention import DeltaDimensions
@@ -65,10 +65,10 @@ def test_choices_are_those_of_requests_of_their_own(stack: Any, model: Decoder, 
 
 def test_steps_planned_ahead_change_no_token(stack: Any, model: Decoder) -> None:
     requests = [request(f"r{length}", length, stop_token_ids=[5]) for length in (3, 16, 34, 49)]
-    want = {key: answer.token_ids for key, answer in stack(model).generate(requests).items()}
+    want = stack(model).tokens(requests)
     ahead = stack(model, plans_ahead=True, token_budget=24, num_snapshots=8)
     for _ in range(2):
-        assert {key: answer.token_ids for key, answer in ahead.generate(requests).items()} == want
+        assert ahead.tokens(requests) == want
     assert ahead.engine.stats().cached_tokens_total > 0
 
 
@@ -116,16 +116,12 @@ def _large(spec: DecoderSpec) -> DecoderSpec:
     ],
     ids=lambda settings: next(iter(settings)),
 )
-def test_settings_that_recurrent_states_do_not_support_are_refused(
-    model: Decoder, path: Path, settings: dict[str, Any]
-) -> None:
+def test_settings_that_recurrent_states_do_not_support_are_refused(model, path, settings):
     with pytest.raises(UnsupportedModelError, match=f"`{next(iter(settings))}`.*Leave it out"):
         check_recurrent(model, _replica(path, **settings).model_config)
 
 
-def test_default_max_num_seqs_is_lowered_to_the_memory_for_states(
-    path: Path, model: Decoder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_default_max_num_seqs_is_lowered_to_the_memory_for_states(path, model, caplog):
     caplog.set_level("INFO")
     gib = 60 * model.spec.state_bytes / GIB
     service = build_service(_replica(path, kv_cache_gib=gib, max_context_length=64), lambda *_: None)

@@ -50,9 +50,7 @@ rare_features = st.fixed_dictionaries(
 
 @settings(max_examples=examples(150))
 @given(features=st.lists(rare_features, min_size=1, max_size=4), seed=st.integers(0, 100))
-def test_masks_biases_and_penalties_match_the_oracle(
-    slot_table: BuildSlots, oracle: Oracle, features: list[dict[str, Any]], seed: int
-) -> None:
+def test_masks_biases_and_penalties_match_the_oracle(slot_table, oracle, features, seed):
     """Greedy tokens of constrained rows, with an unconstrained row among them."""
     requests: list[dict[str, Any]] = [{**one, "temperature": 0.0} for one in features]
     requests.insert(1, {"temperature": 0.0})
@@ -169,10 +167,7 @@ def test_a_row_is_the_same_bit_for_bit_alone_and_in_a_batch(slot_table: BuildSlo
 def test_logprobs_are_of_the_models_own_distribution_with_ranks(slot_table: BuildSlots) -> None:
     logits = random_logits(2, vocab_size=VOCAB)
     logits[1, [3, 8, 30]] = 9.0  # a tie for the first places
-    requests = [
-        {"temperature": 0.0, "logprobs": 5, "logit_bias": {11: 100.0}},
-        {"temperature": 0.0, "logprobs": 2},
-    ]
+    requests = [{"temperature": 0.0, "logprobs": 5, "logit_bias": {11: 100.0}}, {"temperature": 0.0, "logprobs": 2}]
     result = run(logits, slot_table(VOCAB, requests))
     expected = torch.log_softmax(logits.double(), -1)
     for row, entry in result.logprobs.items():
@@ -193,9 +188,7 @@ def test_logprobs_are_of_the_models_own_distribution_with_ranks(slot_table: Buil
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("request_of_row", [{"temperature": 0.0}, {"temperature": 1.0}, {"allowed_token_ids": [1]}])
-def test_logits_that_are_no_numbers_are_an_error_that_names_the_slot(
-    slot_table: BuildSlots, bad: float, request_of_row: dict[str, Any]
-) -> None:
+def test_logits_that_are_no_numbers_are_an_error_that_names_the_slot(slot_table, bad, request_of_row):
     logits = random_logits(3)
     logits[2, 17] = bad
     with pytest.raises(InvalidLogitsError, match="slot 2") as caught:

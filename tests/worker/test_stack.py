@@ -1,13 +1,10 @@
 """Engine and executor together, against transformers."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kvarn.models import Decoder
 from kvarn.wire.messages import FinishReason, Submit
 from kvarn.wire.sampling import SamplingParams
 
@@ -18,12 +15,7 @@ def random_prompts(count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_greedy_answers_equal_those_of_transformers(
-    stack: Any,
-    tiny_model: Callable[[str], Decoder],
-    tiny_checkpoint: Callable[[str], Path],
-    family: str,
-) -> None:
+def test_greedy_answers_equal_those_of_transformers(stack, tiny_model, tiny_checkpoint, family):
     import transformers
 
     oracle = transformers.AutoModelForCausalLM.from_pretrained(tiny_checkpoint(family), dtype=torch.float32)
@@ -39,12 +31,7 @@ def test_greedy_answers_equal_those_of_transformers(
 
 
 @pytest.mark.parametrize("token_budget", [10, 512])
-def test_logprobs_of_prompt_and_answer_equal_those_of_transformers(
-    stack: Any,
-    tiny_model: Callable[[str], Decoder],
-    tiny_checkpoint: Callable[[str], Path],
-    token_budget: int,
-) -> None:
+def test_logprobs_of_prompt_and_answer_equal_those_of_transformers(stack, tiny_model, tiny_checkpoint, token_budget):
     """In one piece and in chunks: the token after a chunk's last position belongs to the next chunk."""
     import transformers
 
@@ -70,9 +57,7 @@ def test_logprobs_of_prompt_and_answer_equal_those_of_transformers(
         assert [one.logprob for one in entry.top] == pytest.approx(top.values.tolist(), abs=1e-4)
 
 
-def test_answers_end_at_stop_tokens_at_max_tokens_and_at_the_context(
-    stack: Any, tiny_model: Callable[[str], Decoder]
-) -> None:
+def test_answers_end_at_stop_tokens_at_max_tokens_and_at_the_context(stack, tiny_model):
     run = stack(tiny_model("llama"))
     prompt = random_prompts(1)[0]
 
@@ -90,9 +75,7 @@ def test_answers_end_at_stop_tokens_at_max_tokens_and_at_the_context(
     assert (len(longest.token_ids), longest.finish_reason) == (12, FinishReason.LENGTH)
 
 
-def test_a_choice_does_not_depend_on_the_choices_that_follow_it(
-    stack: Any, tiny_model: Callable[[str], Decoder]
-) -> None:
+def test_a_choice_does_not_depend_on_the_choices_that_follow_it(stack, tiny_model):
     by_n = {}
     for n in (1, 2, 4):
         sampling = SamplingParams(seed=9, max_tokens=24, temperature=1.0, presence_penalty=0.3, n=n)

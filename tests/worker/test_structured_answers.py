@@ -19,7 +19,6 @@ from kvarn.engine.request import Sequence
 from kvarn.grammar.masks import GrammarMask, GrammarMasks
 from kvarn.grammar.text import check, from_choices, from_json_schema, from_regex
 from kvarn.grammar.vocabulary import Vocabulary
-from kvarn.models import Decoder
 from kvarn.wire.messages import FinishReason, Grammar, Submit
 from kvarn.wire.sampling import SamplingParams
 from profiles import effort
@@ -143,9 +142,7 @@ def test_each_schema_can_be_enforced() -> None:
         check(grammar)
 
 
-def test_every_finished_answer_is_valid(
-    stack: Any, tiny_model: Callable[[str], Decoder], vocabulary: Vocabulary, masks: GrammarMasks
-) -> None:
+def test_every_finished_answer_is_valid(stack, tiny_model, vocabulary, masks):
     """Little memory, so that they preempt each other; guesses, some of them wrong; some are aborted on the way."""
     chance, model = random.Random(1), tiny_model("llama")
     finished = done = 0
@@ -180,9 +177,7 @@ def test_every_finished_answer_is_valid(
 
 
 @pytest.mark.thorough
-def test_a_token_depends_on_its_request_alone(
-    stack: Any, tiny_model: Callable[[str], Decoder], masks: GrammarMasks
-) -> None:
+def test_a_token_depends_on_its_request_alone(stack, tiny_model, masks):
     """Alone, beside others, without memory to spare, planned ahead, with guesses, with and without fast-forward."""
     model = tiny_model("llama")
     messages = [request(number, max_tokens=60)[1] for number in range(effort(24, 200))]
@@ -210,9 +205,7 @@ def test_a_token_depends_on_its_request_alone(
     assert guesser.num_proposed > 100
 
 
-def test_forced_tokens_take_few_steps(
-    stack: Any, tiny_model: Callable[[str], Decoder], vocabulary: Vocabulary, masks: GrammarMasks
-) -> None:
+def test_forced_tokens_take_few_steps(stack, tiny_model, vocabulary, masks):
     text = json.dumps({"a constant": ["that is", "quite long"]})
     grammar = Grammar(text=from_json_schema({"const": json.loads(text)}))
     sampling = SamplingParams(seed=1, max_tokens=200, stop_token_ids=[END])
@@ -223,9 +216,7 @@ def test_forced_tokens_take_few_steps(
     assert made.engine.stats().step <= 2 < 20 < len(answer.token_ids)
 
 
-def test_a_grammar_overrides_token_constraints(
-    stack: Any, tiny_model: Callable[[str], Decoder], vocabulary: Vocabulary, masks: GrammarMasks
-) -> None:
+def test_a_grammar_overrides_token_constraints(stack, tiny_model, vocabulary, masks):
     """Beside allowed tokens, bad words and biases that leave none of its tokens, and `min_tokens` after its end."""
     made = stack(tiny_model("llama"), masks=masks)
     for more in (
@@ -241,9 +232,7 @@ def test_a_grammar_overrides_token_constraints(
         assert written(vocabulary, answer) in ("yes", "no") and answer.finish_reason is FinishReason.STOP
 
 
-def test_a_grammar_begins_behind_free_text(
-    stack: Any, tiny_model: Callable[[str], Decoder], vocabulary: Vocabulary, masks: GrammarMasks
-) -> None:
+def test_a_grammar_begins_behind_free_text(stack, tiny_model, vocabulary, masks):
     """No end token is drawn before; where the free text never ends, the answer is as long as it may be."""
     grammar = Grammar(text=from_regex("[xy]{3}"), after=["q", "Q"])
     messages = [

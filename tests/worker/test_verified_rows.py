@@ -69,9 +69,7 @@ def plain(stack: Any, tiny_model: Callable[[str], Decoder]) -> dict[Any, Any]:
     [{}, {"num_blocks": 15, "max_num_seqs": 6}, {"token_budget": 24}, {"plans_ahead": True}, {"prefix_cache": False}],
     ids=str,
 )
-def test_tokens_are_the_same_with_guesses_from_earlier_text(
-    stack: Any, tiny_model: Callable[[str], Decoder], plain: dict[Any, Any], options: dict[str, Any], adaptive: bool
-) -> None:
+def test_tokens_are_the_same_with_guesses_from_earlier_text(stack, tiny_model, plain, options, adaptive):
     config = SpeculationConfig(adaptive=adaptive)
     served = stack(tiny_model("kvarn-demo"), proposer=NgramProposer(config), speculation=config, **options)
     assert tokens_of(served, requests()) == plain

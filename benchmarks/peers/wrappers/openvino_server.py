@@ -33,7 +33,9 @@ def engine(arguments: argparse.Namespace, inbox: Inbox) -> None:
     running: list[Running] = []
     while True:
         for job in taken(inbox, wait=not running):
-            handle = pipeline.add_request(next(numbers), ids_of(job), greedy(job.max_tokens))
+            handle = pipeline.add_request(
+                next(numbers), openvino.Tensor(np.array([job.prompt], dtype=np.int64)), greedy(job.max_tokens)
+            )
             running.append(Running(job, handle, job.max_tokens))
         if pipeline.has_non_finished_requests():
             pipeline.step()
@@ -65,11 +67,6 @@ def greedy(tokens: int) -> Any:
     config.ignore_eos = True
     config.do_sample = False
     return config
-
-
-def ids_of(job: Job) -> Any:
-    """The prompt as the pipeline wants it: one row."""
-    return openvino.Tensor(np.array([job.prompt], dtype=np.int64))
 
 
 def taken(inbox: Inbox, *, wait: bool) -> Iterator[Job]:

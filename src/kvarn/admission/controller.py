@@ -3,7 +3,7 @@
 Without load shedding everything goes to the engine at once, whose queue is fair and bounded; only batch work waits
 here for idle capacity. With load shedding
 
-* a request goes when its turn has come (`AdmissionQueue`) and it keeps nobody from the targets: those that run keep
+* a request goes when its turn has come (`AdmissionQueue`) and the others keep their targets: those that run keep
   their TPOT, and few prompts wait inside the engine, so that the order stays to be decided here, as late as possible;
 * it waits as long as it is predicted to have its first token in time;
 * else it is refused at once, with the time after which it would not be late.
@@ -179,7 +179,7 @@ class AdmissionController:
         return now - demand.arrival_s + waits_s + predictor.first_token_s(demand, load, mix)
 
     def _has_place(self, demand: Demand, load: Load, mix: Mix) -> bool:
-        """Whether the engine can hold one request more, and nobody misses the TPOT target because of it."""
+        """Whether the engine can hold one request more, and no request misses the TPOT target because of it."""
         predictor = self._load.predictor
         if demand.is_batch and self._load.has_waiting:
             return False

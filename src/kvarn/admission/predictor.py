@@ -11,10 +11,10 @@ from kvarn.costs.prefill_speed import PrefillSpeed, longest_step_s
 from kvarn.costs.step_times import StepTimes
 
 MARGIN = 0.9
-"""Part of a target that a prediction may reach: single answers stray from the mean, and a miss serves nobody."""
+"""Part of a target that a prediction may reach: single answers stray from the mean, and a miss is worth nothing."""
 OUT_OF_REACH = 2.5
 """Requests that miss a target on an idle engine, or nearly, get this many times what they take alone: a target out of
-reach protects nobody."""
+reach protects no request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,17 +32,16 @@ class Catalog:
 
     def find(self, record: RequestRecord, name: str) -> ServedModel:
         """The model that a request names, ready or not. Raises `ApiError`: 404 unknown, 403 out of the key's scope."""
-        return self._find(record, self.routes.choose(record, name))[0]
+        return self._find(record, name)[0]
 
     def ready(self, record: RequestRecord, name: str, kind: Kind | None = None) -> ReadyModel:
         """The model that a request names, ready to work. Raises `ApiError`: 404 unknown, 403 out of the key's scope,
         400 of another kind than `kind`, 503 not ready yet."""
-        model, adapter = self._find(record, self.routes.choose(record, name))
+        model, adapter = self._find(record, name)
         return _able(model.require_ready(adapter), name, kind)
 
     async def wait_for(self, record: RequestRecord, name: str, kind: Kind) -> ReadyModel:
         """Find a ready model as `ready` does; the request waits where the model's first replica is expected."""
-        name = self.routes.choose(record, name)
         model, adapter = self._find(record, name)
         if not model.ready:
             model, adapter = await self.held_requests.until_ready(lambda: self._find(record, name))
@@ -51,23 +50,20 @@ class Catalog:
     def _find(self, record: RequestRecord, name: str) -> tuple[ServedModel, str]:
         """The model that a name stands for, which the record notes, and the adapter where the name is one's. Of several
         versions one is drawn, once: a request that asks for the same again gets the same while it is ready."""
-        choice = record.choice
+        principal, choice, name = record.principal, record.choice, self.routes.choose(record, name)
         if choice.found is not None and choice.found.name == name and choice.found.served.ready:
             _, model, adapter = choice.found
+        elif (found := self.models.find_adapter(name)) is not None and may_see_adapter(principal, found[1]):
+            model, adapter = found[0], found[1].name
         else:
-            model, adapter = self._draw(record, name)
+            model = self.models.choose_version(name, visible=lambda served: may_use_model(principal, served))
+            adapter = ""
         if choice.route is None or name not in choice.route.models:  # who may use a route may use its models by it
-            check_model(record.principal, model.name)
+            check_model(principal, model.name)
             if adapter:
-                check_adapter(record.principal, adapter)
+                check_adapter(principal, adapter)
         choice.name, choice.found = model.name, FoundModel(name, model, adapter)
         return model, adapter
-
-    def _draw(self, record: RequestRecord, name: str) -> tuple[ServedModel, str]:
-        adapter = self.models.find_adapter(name) if self.models.named(name) is None else None
-        if adapter is not None and may_see_adapter(record.principal, adapter[1]):
-            return adapter[0], adapter[1].name
-        return self.models.choose_version(name, visible=lambda served: may_use_model(record.principal, served)), ""
 
 
 def _able(model: ReadyModel, name: str, kind: Kind | None) -> ReadyModel:

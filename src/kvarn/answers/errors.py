@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from kvarn.answers.generator import GeneratorFailedError
 from kvarn.catalog.timeouts import StageTimeoutError
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
@@ -44,40 +47,52 @@ def shutting_down() -> ApiError:
     return unavailable("The server is shutting down and could not finish the answer. Try again.", "draining")
 
 
+def _refused(error: RequestRefusedError) -> ApiError:
+    status, kind, code = _REFUSALS[error.reason]
+    headers = retry_after(error.retry_after_s) if status in (429, 503) else {}
+    return ApiError(status, str(error), type=kind, code=code, headers=headers)
+
+
+def _unavailable(message: str, code: str) -> Callable[[Exception], ApiError]:
+    return lambda error: unavailable(message, code)
+
+
+_ANSWERS: tuple[tuple[type[Exception], Callable[[Any], ApiError]], ...] = (
+    (ApiError, lambda error: error),
+    (RequestRefusedError, _refused),
+    (GeneratorFailedError, lambda error: error.api_error),
+    (StageTimeoutError, lambda error: ApiError(504, f"{error} Try again.", type="server_error", code="timeout")),
+    (PromptTooLongError, lambda error: invalid_request(str(error), "messages", "context_length_exceeded")),
+    # No 5xx: clients would try it again.
+    (TemplateLimitError, lambda error: invalid_request(str(error), code="template_limit_exceeded")),
+    (TokenizerError, lambda error: invalid_request(str(error))),
+    (ChatTemplateError, lambda error: invalid_request(str(error))),
+    # The replica has logged why; what an engine died of is not for its clients to read.
+    (
+        ReplicaLostError,
+        _unavailable("The model's engine was lost before the answer's end. Try again.", "replica_lost"),
+    ),
+    (NotFoundError, lambda error: ApiError(404, str(error), code="not_found")),
+    (ConflictError, lambda error: ApiError(409, str(error), code="conflict")),
+    (StorageFullError, storage_full),
+    (
+        StoreBusyError,
+        _unavailable("Too many concurrent writes for your organisation. Try again.", "storage_busy"),
+    ),
+    (DiskFullError, _unavailable("The server's storage is full. Try again when there is room.", "database_read_only")),
+    (
+        StoreReadOnlyError,
+        _unavailable("The server's storage takes no writes at present. Try again.", "database_read_only"),
+    ),
+    (StoreAwayError, _unavailable("The server's storage does not answer. Try again.", "database_away")),
+)
+"""The API errors for exceptions; a subclass stands before its base."""
+HANDLED = tuple(kind for kind, _ in _ANSWERS)  # exceptions that are no fault of the server's code
+
+
 def to_api_error(error: Exception) -> ApiError:
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, RequestRefusedError):
-        status, kind, code = _REFUSALS[error.reason]
-        headers = retry_after(error.retry_after_s) if status in (429, 503) else {}
-        return ApiError(status, str(error), type=kind, code=code, headers=headers)
-    if isinstance(error, GeneratorFailedError):
-        return error.api_error
-    if isinstance(error, StageTimeoutError):
-        return ApiError(504, f"{error} Try again.", type="server_error", code="timeout")
-    if isinstance(error, PromptTooLongError):
-        return invalid_request(str(error), "messages", "context_length_exceeded")
-    if isinstance(error, TemplateLimitError):
-        return invalid_request(str(error), code="template_limit_exceeded")  # no 5xx: clients would try it again
-    if isinstance(error, TokenizerError | ChatTemplateError):
-        return invalid_request(str(error))
-    if isinstance(error, ReplicaLostError):
-        # The replica has logged why; what an engine died of is not for its clients to read.
-        return unavailable("The model's engine was lost before the answer's end. Try again.", "replica_lost")
-    if isinstance(error, NotFoundError):
-        return ApiError(404, str(error), code="not_found")
-    if isinstance(error, ConflictError):
-        return ApiError(409, str(error), code="conflict")
-    if isinstance(error, StorageFullError):
-        return storage_full(error)
-    if isinstance(error, StoreBusyError):
-        return unavailable("Too many concurrent writes for your organisation. Try again.", "storage_busy")
-    if isinstance(error, DiskFullError):
-        return unavailable("The server's storage is full. Try again when there is room.", "database_read_only")
-    if isinstance(error, StoreReadOnlyError):
-        return unavailable("The server's storage takes no writes at present. Try again.", "database_read_only")
-    if isinstance(error, StoreAwayError):
-        return unavailable("The server's storage does not answer. Try again.", "database_away")
-    return ApiError(
-        500, "The server failed to answer; its log names the cause.", type="server_error", code="internal_error"
-    )
+    make = next((make for kind, make in _ANSWERS if isinstance(error, kind)), None)
+    if make is not None:
+        return make(error)
+    why = "The server failed to answer; its log names the cause."
+    return ApiError(500, why, type="server_error", code="internal_error")

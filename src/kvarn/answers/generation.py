@@ -97,13 +97,13 @@ async def generate(
 ) -> Deltas:
     """Run a prompt; yields what each step adds to a choice. A choice ends with a stop string, by its transform or by
     moderation, whatever the engine still sends for it; when all have ended, the request is aborted by closing the
-    replica's generator. `held` counts what the engine has written and nobody has read yet.
+    replica's generator. `held` counts what the engine has written and the client has not read yet.
 
     Raises:
         RequestRefusedError: The engine refused or gave up the request.
         ReplicaLostError: The engine is not ready, died or fell silent, and no other went on.
         StageTimeoutError: A stage took longer than the model's `timeouts`.
-        ApiError: The answer cannot be moderated now, or there is no memory left for what nobody has read.
+        ApiError: The answer cannot be moderated now, or there is no memory left for unread tokens.
     """
     observer = metrics.generation(model.name, turn.record.timeline.received_s)
     usage, running, timeline, sent_s = turn.usage, len(choices), turn.record.timeline, 0.0

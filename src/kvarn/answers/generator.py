@@ -1,4 +1,4 @@
-"""Generators: whoever makes the deltas of answers, the engines of this server or other servers."""
+"""Generators make the deltas of answers: the engines of this server, or other servers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvarn.config.routes import FallbackReason
 from kvarn.wire.openai.errors import ApiError
 
 if TYPE_CHECKING:
-    from kvarn.answers.chat.question import ChatPrompt, ChatQuestion
+    from kvarn.answers.chat.operation import ChatPrompt, ChatQuestion
     from kvarn.answers.completion.operation import CompletionPrompt
     from kvarn.answers.context import ServingContext
     from kvarn.answers.record import RequestRecord

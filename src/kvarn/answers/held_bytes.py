@@ -3,8 +3,8 @@ answers gather (tokens that a slow client has not read, log-probabilities of an 
 
 An organisation may hold three times what is left free: the dynamic thresholds that switches share their buffers by
 (Choudhury and Hahne, 1998). Alone it holds up to three quarters; two that take all they can hold three sevenths each.
-So little lies idle where only one asks for much, and yet whoever comes next always finds some memory free, whatever the
-others hold. Nothing is reserved, and nobody has to be known in advance.
+So little is idle where only one asks for much, and the next organisation always finds some memory free, whatever the
+others hold. Nothing is reserved in advance.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Protocol of whoever watches answers: samples of a rollout, copies of requests for comparison."""
+"""Observers of answers: samples of a rollout, copies of requests for comparison."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AnswerListener(Protocol):
     def take(self, delta: ChoiceDelta) -> None: ...
 
     def end(self, error: BaseException | None) -> None:
-        """Hear the end. None: the answer is whole. `GeneratorExit` and `CancelledError`: nobody reads on."""
+        """Hear the end. None: the answer is whole. `GeneratorExit` and `CancelledError`: its reader is gone."""
         ...
 
 
@@ -89,7 +89,7 @@ async def _heard(listeners: list[AnswerListener], deltas: Deltas) -> Deltas:
                     try:
                         listener.take(delta)
                     except Exception:
-                        _log.exception("%s failed to hear an answer, and hears no more of it", type(listener).__name__)
+                        _log.exception("%s failed on a delta and gets no more of the answer", type(listener).__name__)
                         listeners.remove(listener)
                 yield delta
     except BaseException as error:

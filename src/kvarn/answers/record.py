@@ -62,7 +62,7 @@ class ChosenModel:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A request that nobody waits for: a line of a batch, or a copy for comparison."""
+    """A request without a waiting client: a line of a batch, or a copy for comparison."""
 
     priority: int  # the best tier it may run in
     batch_id: str | None = None

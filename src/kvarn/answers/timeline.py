@@ -53,9 +53,6 @@ class RequestTimeline(Timeline):
         self.events.append(Event(name, at_s) if numbers is None else Event(name, at_s, numbers))
         return at_s
 
-    def mark_read(self, size: int) -> None:
-        self.received_s = self.mark("read", {"bytes": size})
-
     def add_engine(self, flat: Sequence[int], sent_s: float) -> None:
         """Add what an engine told in a delta that has just come, of a turn sent at `sent_s`. Its clock begins when it
         accepts the turn: the time on the way is taken to be the same to it and back. The shortest time of the turn's
@@ -79,7 +76,7 @@ class RequestTimeline(Timeline):
 
 
 def _readable(flat: Sequence[int]) -> list[EngineEvent]:
-    """An engine's events, up to the first of a kind that is not known here: nobody can tell where that ends."""
+    """An engine's events, up to the first of a kind that is not known here: its length is unknown."""
     events: list[EngineEvent] = []
     try:
         for event in engine_events(flat):

@@ -45,14 +45,8 @@ class _Process:
 
 
 class GatewayProcesses:
-    """The gateway processes beside this one.
-
-    Args:
-        config: The whole configuration.
-        port: On which this process listens.
-        models: What is served.
-        replicas: The engines, by the replica's name, as this process supervises them; changes with the fleet.
-    """
+    """The gateway processes beside this one, which listens on `port`. `replicas`: the engines by name, as this process
+    supervises them; changes with the fleet."""
 
     def __init__(
         self,
@@ -77,7 +71,6 @@ class GatewayProcesses:
         self.shared = SharedState(self._scripts, self._all_metrics, is_main=True)
 
     def start(self, metrics: GatewayMetrics) -> None:
-        """Start the processes; `metrics` are this one's."""
         self._metrics = metrics
         for replica in self._replicas.values():
             replica.subscribe(self._send)
@@ -115,7 +108,6 @@ class GatewayProcesses:
             await asyncio.wait(self._keepers)
 
     async def _run_next(self) -> str:
-        """One process from its start to its end; returns why it ended."""
         try:
             return describe_exit(await self._run(next(self._numbers)), "the gateway process")
         except Exception as error:

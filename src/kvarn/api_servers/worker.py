@@ -41,7 +41,6 @@ _log = logging.getLogger("kvarn.gateway")
 
 
 async def serve(end: socket.socket) -> int:
-    """Serve until told to stop; returns the exit status. `end`: of the channel to the main process."""
     channel = await Channel.open(end)
     start = await channel.receive(Start)
     config = KvarnConfig.model_validate_json(start.config)

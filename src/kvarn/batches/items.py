@@ -60,16 +60,9 @@ class Backoff:
 
 
 class ModelItems:
-    """The open lines of a batch that ask for one model, or for none that is served (the empty name), in the file's
-    order. No line is read to be passed over, and what a line asks is not read here.
-
-    Args:
-        store: The database.
-        batch_id: The batch.
-        name: Of the model.
-        places: Lines for this model that may be in flight, of all batches.
-        besides: Under the empty name: the models that are served.
-    """
+    """The open lines of a batch that ask for one model, or (the empty name) for none of the served ones, `besides`, in
+    the file's order. No line is read to be passed over, and what a line asks is not read here. `places`: lines for this
+    model that may be in flight, of all batches."""
 
     def __init__(
         self, store: Store, batch_id: str, name: str, places: FairSemaphore, besides: Collection[str] = ()
@@ -98,13 +91,8 @@ class ModelItems:
 
 
 class BatchItems:
-    """Runs the open lines of a batch.
-
-    Args:
-        serving: Where they run.
-        job: The batch.
-        places: Lines of all batches that may be in flight, by model; under the empty name, for models not served.
-    """
+    """Runs the open lines of a batch. `places`: lines of all batches that may be in flight, by model; under the empty
+    name, for models not served."""
 
     def __init__(self, serving: ResponsesContext, job: BatchJob, places: Mapping[str, FairSemaphore]) -> None:
         self._serving = serving
@@ -114,7 +102,6 @@ class BatchItems:
         self._answers: list[Answer] = []
         self._workers: set[asyncio.Task[None]] = set()
         self._begun: set[asyncio.Task[Any]] = set()
-        """Workers whose line has a place."""
 
     async def run(self) -> None:
         """Run lines until none is open, or the job is ended or preempted."""

@@ -27,7 +27,6 @@ class BatchJob(Job):
     """A batch, as it was when it was last looked at, and what is known of its run."""
 
     holder: str
-    """Name of this gateway in leases."""
     row: Batch
     losses: Counter[int] = field(default_factory=Counter)
     """By line: how often the engine died beside it."""
@@ -39,11 +38,9 @@ class BatchJob(Job):
     preempted: asyncio.Event = field(default_factory=asyncio.Event)
     """No more lines are begun; those in an engine are the last of this run."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    """Something has changed that the run should look at."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by whoever changes the row: `row` is never older than a change made here."""
+    """Held while the row is changed: `row` is never older than a change made here."""
     requests: dict[int, RequestRecord] = field(default_factory=dict)
-    """Lines that are being run, by number."""
     progress_at: float = field(default_factory=SYSTEM_CLOCK.now)
     """Time at which a line was last in an engine, or answered. Monotonic seconds."""
 

@@ -16,7 +16,6 @@ MAX_FAULTS = 100
 """Faults of one input that are reported; after so many the rest is not read."""
 MAX_CUSTOM_ID = 512
 MAX_MODEL = 256
-"""Characters of a model's name."""
 
 _FIELDS = ("custom_id", "method", "url", "body")
 _BOM = b"\xef\xbb\xbf"
@@ -27,14 +26,8 @@ Answering = Callable[[str | None], str | None]
 
 
 class InputCheck:
-    """Checks lines one after another, and remembers what is wrong with them.
-
-    Args:
-        endpoint: What every line must be for.
-        max_lines: Requests at most.
-        max_line_bytes: Of one line.
-        answering: Says which model a request needs.
-    """
+    """Checks lines one after another, and remembers what is wrong with them. `answering` says which model a request
+    needs."""
 
     def __init__(
         self, endpoint: str, max_lines: int, max_line_bytes: int, answering: Answering = lambda name: name

@@ -33,7 +33,7 @@ STALLED_S = 5.0
 REST_S = 5.0
 """Seconds after which a preempted batch may go on."""
 _REST_AFTER_FAILURE_S = 60.0
-"""The same of one whose run ended in an error that nobody foresaw."""
+"""The same after a run that ended in an unforeseen error."""
 
 _log = logging.getLogger("kvarn.batches")
 
@@ -45,7 +45,6 @@ class BatchWorker(Worker[BatchJob]):
         config = serving.config.batches
         super().__init__("batches", max_running=config.max_running, poll_s=min(config.poll_s, config.lease_s / 4))
         self.holder = new_id("gw-")
-        """Name of this gateway in leases."""
         self._serving = serving
         self._store = serving.store
         self._config = config

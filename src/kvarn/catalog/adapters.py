@@ -32,14 +32,7 @@ _log = logging.getLogger("kvarn.catalog")
 
 
 class AdapterLoader:
-    """Loads and unloads adapters for administrators.
-
-    Args:
-        config: Where adapters may be loaded from.
-        models: What is served.
-        held_requests: Where requests wait for a model's first replica.
-        store: Keeps which adapters a deployment has.
-    """
+    """Loads and unloads adapters for administrators; the database keeps which adapters a deployment has."""
 
     def __init__(self, config: KvarnConfig, models: ModelTable, held_requests: HeldRequests, store: Store) -> None:
         self._config = config
@@ -146,12 +139,8 @@ def _ready(model: ServedModel) -> list[tuple[ServedModel, ReplicaClient]]:
 
 
 async def _all(model: ServedModel, changes: Sequence[Awaitable[None]]) -> None:
-    """Change the adapters of all replicas that are ready; those that are not hear of it when they are.
-
-    Raises:
-        ApiError: The adapter cannot be loaded or unloaded.
-        ReplicaLostError: None of them did it.
-    """
+    """Change the adapters of all replicas that are ready; those that are not hear of it when they are. Raises
+    `ApiError`, and `ReplicaLostError` where none of them did it."""
     results = await asyncio.gather(*changes, return_exceptions=True)
     lost = [each for each in results if isinstance(each, ReplicaLostError)]
     for error in results:
@@ -165,12 +154,7 @@ async def _all(model: ServedModel, changes: Sequence[Awaitable[None]]) -> None:
 
 class AdapterReconciler:
     """Gives replicas the adapters of their deployment: one that was starting while an adapter was loaded or unloaded
-    lacks it, has it in an older form, or still has it.
-
-    Args:
-        models: What is served.
-        store: Where it stands what deployments have.
-    """
+    lacks it, has it in an older form, or still has it."""
 
     def __init__(self, models: ModelTable, store: Store) -> None:
         self._models = models

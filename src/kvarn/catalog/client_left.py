@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 
 ResultT = TypeVar("ResultT")
 ClientLeft = Callable[[], Awaitable[None]] | None
-"""Returns once the client has left; None: nobody can tell."""
+"""Returns once the client has left; None: unknown."""
 
 
 async def until_client_leaves(result: asyncio.Future[ResultT], client_left: ClientLeft) -> ResultT:

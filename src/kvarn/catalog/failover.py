@@ -27,20 +27,10 @@ _log = logging.getLogger("kvarn.catalog")
 
 
 class ResumableRequest:
-    """A request that goes on with another replica where its own is lost.
-
-    Call `open` and read its deltas through `take`; where that raises `ReplicaLostError` or `RequestRefusedError`, await
-    `move` and begin again with `open`. Call `end` last.
-
-    Args:
-        replicas: Of the model.
-        choice: The replica that begins. What it counts as load is the caller's to end.
-        submit: The request.
-        config: How often and how long other replicas are tried; None: never.
-        report_pending: See `ReportPending`.
-        on_moved: Hears of each other replica that goes on, when its first token has come: its name, and the seconds
-            since the one before it was lost.
-    """
+    """A request that goes on with another replica where its own is lost. Call `open` and read its deltas through
+    `take`; where that raises `ReplicaLostError` or `RequestRefusedError`, await `move` and begin again with `open`.
+    Call `end` last. The load that `choice` counts is the caller's to end. `on_moved` is given each other replica that
+    goes on, when its first token has come: its name, and the seconds since the loss."""
 
     def __init__(
         self,
@@ -65,7 +55,6 @@ class ResumableRequest:
         """Tokens that have come, and how many of them before the replica of now."""
         self._moves = 0
         self._lost: list[str] = []
-        """Replicas that were lost since the last token."""
         self._lost_at: float | None = None
 
     def open(self) -> AsyncGenerator[TokenDelta, None]:

@@ -22,18 +22,12 @@ class _Hold(NamedTuple):
 
 
 class HeldRequests:
-    """Holds them, model by model. Where replicas follow the work, that they wait has the autoscaler start one.
-
-    Args:
-        metrics: Where they are counted.
-        models: What is served.
-        engines_outlive_gateways: This gateway may stand by until it takes over the engines of another: requests wait
-            for that.
-    """
+    """Holds them, model by model; with replicas that follow the work, a held request has the autoscaler start one.
+    `engines_outlive_gateways`: this gateway may stand by until it takes over the engines of another, and requests wait
+    for that."""
 
     def __init__(self, metrics: ArrivalMetrics, models: ModelTable, *, engines_outlive_gateways: bool = False) -> None:
         self.on_held: Callable[[], None] = lambda: None
-        """Called when one begins to wait."""
         self._metrics = metrics
         self._models = models
         self._engines_outlive_gateways = engines_outlive_gateways

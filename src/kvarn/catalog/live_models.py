@@ -18,12 +18,7 @@ _log = logging.getLogger("kvarn.catalog")
 
 class LiveModels:
     """A `FleetListener`. While a version replaces another both answer, in proportion to their ready replicas; one that
-    is rolled out answers what its rollout gives it.
-
-    Args:
-        config: Limits of templates.
-        process: Number of this gateway process.
-    """
+    is rolled out answers what its rollout gives it."""
 
     def __init__(self, config: GatewayConfig, process: int = 0) -> None:
         self.by_name: dict[str, ServedModel] = {}

@@ -48,19 +48,14 @@ class BuiltInModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """Tokenizer, template and formats of a model, read from its checkpoint."""
-
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     logprobs: LogprobsEncoder
     tool_format: ToolFormat
-    """Format of its tool calls."""
     reasoning_format: ReasoningFormat | None
     """None where it does not reason."""
     version: str
-    """Fingerprint of the checkpoint."""
     sampling_defaults: SamplingDefaults
-    """Sampling parameters of requests that leave them out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +68,6 @@ class ReadyModel:
     """None where another server runs the model and its tokenizer is not configured."""
     card: ModelCard
     adapter: str = ""
-    """Name of the adapter that it answers with."""
     replica_name: str = ""
     """Which of the servers that run it answers; empty where Kvarn runs it."""
 
@@ -120,20 +114,9 @@ class ReadyModel:
         note: Callable[[str], object] = lambda event: None,
         **options: Any,
     ) -> list[int]:
-        """The token ids of the prompt that the chat template makes of messages.
-
-        Args:
-            pool: Threads for what is long.
-            tenant: Who takes turns with others at them, and at the template's processes.
-            size: Bytes of what the prompt is made from.
-            messages: Makes the messages.
-            note: Is told what has been done.
-            options: See `PromptBuilder`.
-
-        Raises:
-            ChatTemplateError: The template refuses the messages, or passes a limit.
-            TokenizerError: The text cannot be encoded.
-        """
+        """The token ids of the prompt that the chat template makes of messages. `size`: bytes of what it is made from;
+        `note` is told what has been done; `options`: see `PromptBuilder`. Raises `ChatTemplateError`,
+        `TokenizerError`."""
         text, longest = self.text, self.card.max_context_length
         builder = await pool.run(
             tenant,
@@ -168,14 +151,12 @@ class ServedModel:
     name: str
     config: ModelConfig
     clients: InitVar[Sequence[ReplicaClient]]
-    """Replicas that are there from the start."""
     directory: Path
     created: int = field(default_factory=lambda: int(SYSTEM_CLOCK.time()))
     text: ModelText | None = None
     """Loaded in the background when the gateway starts."""
     load_error: str | None = None
     process: int = 0
-    """Number of the gateway process."""
     version: int = 0
     """Number of the version in the model's deployment; 0: the configuration's."""
     held_back: bool = False
@@ -183,9 +164,7 @@ class ServedModel:
     versions: list[ServedModel] = field(default_factory=list)
     """All versions under this name that are served while one replaces another; empty: this one alone."""
     kept_adapters: InitVar[Sequence[AdapterInfo]] = ()
-    """Adapters of its deployment, loaded at run time."""
     clock: Clock = SYSTEM_CLOCK
-    """Read by all that admits and routes its requests."""
     replicas: ReplicaSet = field(init=False)
     _template: ChatTemplate | None = None
     _seeds: random.Random = field(init=False)

@@ -21,16 +21,8 @@ _LIFE = (ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.STARTING, Repli
 
 
 class ReplicaSet(Mapping[str, ReplicaClient]):
-    """By name: the machine's and the model's, and a number where there are several.
-
-    Args:
-        clients: Those that are there from the start.
-        gateway: Number of this gateway process, whom engines answer.
-        routing: How one is chosen; None: somebody else chooses.
-        engine: How they schedule.
-        adapters: Of the model, as long as no replica has told of its own.
-        clock: Tells how old statistics are.
-    """
+    """By name: the machine's and the model's, and a number where there are several. `routing`: how one is chosen; None:
+    it is chosen elsewhere. `adapters`: of the model, as long as no replica has told of its own."""
 
     def __init__(
         self,

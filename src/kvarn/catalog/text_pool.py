@@ -20,12 +20,7 @@ INLINE_BYTES = 4096
 
 
 class TextPool:
-    """Runs text work: what is short here and now, what is long in a thread.
-
-    Args:
-        executor: The threads.
-        threads: How many there are.
-    """
+    """Runs text work: what is short here and now, what is long in one of so many threads."""
 
     def __init__(self, executor: Executor, threads: int) -> None:
         self._executor = executor

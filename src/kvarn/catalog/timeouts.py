@@ -20,7 +20,6 @@ _WORDS = {
     TimeoutStage.TOTAL: "The answer took longer than {seconds:g} s.",
 }
 EXTERNAL_TIMEOUTS = StageTimeouts(connect_s=5.0, first_token_s=120.0, between_tokens_s=60.0)
-"""Time-outs of external models where the configuration does not say."""
 
 NO_TIMEOUTS = StageTimeouts()
 
@@ -48,7 +47,6 @@ class StageTimer:
 
     def __init__(self, timeouts: StageTimeouts) -> None:
         self.begun = False
-        """Whether a part of the answer has come."""
         self._timeouts = timeouts
         self._began = SYSTEM_CLOCK.now()
 

@@ -19,8 +19,7 @@ from kvarn.config.gateway import GatewayConfig
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.desired import DesiredModels, DesiredState
-from kvarn.fleet.engines import Engines
-from kvarn.fleet.launch.choice import launcher_of
+from kvarn.fleet.engines import Engines, launcher_of
 from kvarn.fleet.launch.engine_process import EngineProcess
 from kvarn.identity.open_server import auth_mode
 from kvarn.observe.logging import configure_gateway_logging

@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class VirtualClock:
-    """A clock that moves only when it is told to, or when somebody sleeps."""
+    """A clock that moves only when it is told to, or on a sleep."""
 
     __slots__ = ("_now", "_started")
 
@@ -30,7 +30,6 @@ class VirtualClock:
         self._now += max(0.0, seconds)
 
     def move_to(self, moment: float) -> None:
-        """Move on to a moment; one that has passed changes nothing."""
         self._now = max(self._now, moment)
 
 
@@ -54,7 +53,7 @@ class _VirtualSelector(selectors.DefaultSelector):
 class VirtualEventLoop(asyncio.SelectorEventLoop):
     """An event loop on virtual time: with nothing left to run, the clock moves to the next timer.
 
-    Threads and sockets work, but nobody waits for them: timers pass them by.
+    Threads and sockets work, but the clock does not wait for them.
     """
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -66,6 +65,5 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtual(main: Coroutine[Any, Any, Result], clock: VirtualClock) -> Result:
-    """Run a coroutine to its end on a virtual clock, as `asyncio.run` does on the machine's."""
     with asyncio.Runner(loop_factory=lambda: VirtualEventLoop(clock)) as runner:
         return runner.run(main)

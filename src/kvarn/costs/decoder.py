@@ -26,7 +26,6 @@ class StepWork:
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity: operations for each byte read."""
         return self.operations / self.num_bytes if self.num_bytes else 0.0
 
 
@@ -70,7 +69,6 @@ class DecoderCosts:
         return self.step(tokens=batch, logits_rows=batch, kv_tokens=distinct, pairs=batch * context)
 
     def prefill(self, tokens: int, cached: int = 0) -> StepWork:
-        """A prompt's last `tokens` tokens after `cached` ones; logits of the last."""
         pairs = tokens * cached + tokens * (tokens + 1) / 2
         return self.step(tokens=tokens, logits_rows=1, kv_tokens=cached, pairs=pairs)
 

@@ -49,5 +49,4 @@ class PrefillSpeed:
         return math.ceil(tokens / self.chunk) * self.decode_s + work_s if tokens > 0 else 0.0
 
     def tokens_per_s(self, token_s: float) -> float:
-        """Prompt tokens a second, where each adds `token_s` to its step."""
         return self.chunk / max(self.decode_s + self.chunk * token_s, 1e-9)

@@ -13,7 +13,6 @@ from kvarn.engine.request import Request
 from kvarn.wire.messages import RefusalReason, Submit
 
 MAX_TOKEN_ID = 2**31
-"""Token ids are below this in every vocabulary; the replica's server checks the model's own."""
 
 
 class AdmissionControl:
@@ -100,7 +99,6 @@ class AdmissionControl:
 
 
 def _may_go_on(message: Submit) -> bool:
-    """Whether what was drawn elsewhere can be the beginning of its answers."""
     if not message.resume_token_ids:
         return True
     sampling = message.sampling

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, field
 
 from kvarn.config.disaggregation import DisaggregationConfig
@@ -18,11 +18,12 @@ from kvarn.engine.memory.remote_prefill import PrefillPeer, RemotePrefill
 from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.plan import Executor, KVConnector
 from kvarn.engine.proposals.proposer import Proposer
-from kvarn.engine.request import Request, TokenMask
+from kvarn.engine.request import Request, Sequence, TokenMask
 from kvarn.engine.scheduler import Scheduler
 from kvarn.engine.stats import StatsRecorder
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.engine.turn import TurnRecorder
+from kvarn.engine.waiting_queue import WaitingQueue
 from kvarn.observe.timeline import Phase
 from kvarn.wire.messages import EngineStats, RefusalReason, Refused, Submit, TokenDelta
 
@@ -44,7 +45,6 @@ class EngineParts:
     config: EngineConfig
     _: KW_ONLY
     namespace: str = ""
-    """Name of the model in hashes of cached blocks."""
     step_time: StepTimeModel = field(default_factory=StepTimeModel)
     """Predicts a step's time; by default without any experience."""
     proposer: Proposer | None = None
@@ -53,7 +53,6 @@ class EngineParts:
     masks: Callable[[Submit], TokenMask | None] | None = None
     """Mask of a request's tokens, None for one without. A request waits until its mask is ready."""
     connector: KVConnector | None = None
-    """Keeps KV blocks beyond the device; the executor has the same."""
     adapters: AdapterStore | None = None
     """Adapters that requests may name, by digest; the executor has the same. None: any, and it takes no memory."""
     prefill_peer: PrefillPeer | None = None
@@ -75,23 +74,25 @@ class EngineCore:
         self._clock = clock
         self._max_in_flight = executor.max_in_flight
         self._masks = parts.masks
-        tiers = None if connector is None else KVTiers(connector, parts.namespace, step_time)
+        remote = None
+        if parts.prefill_peer is not None:
+            chosen = parts.disaggregation or DisaggregationConfig()
+            remote = RemotePrefill(parts.prefill_peer, config, step_time, self._work, chosen)
+        tiers = None if connector is None else KVTiers(connector, parts.namespace, step_time, remote)
         memory = KVCacheManager(
             executor.num_blocks, config.prefix_cache, parts.namespace, tiers, parts.adapters, parts.num_snapshots
         )
         self.scheduler = Scheduler(config, memory, step_time, parts.proposer, parts.speculation, parts.micro_batches)
-        if tiers is not None and parts.prefill_peer is not None:
-            chosen = parts.disaggregation or DisaggregationConfig()
-            running, queue = self.scheduler.running, self.scheduler.queue
-            tiers.remote_prefill = RemotePrefill(parts.prefill_peer, config, step_time, running, queue, chosen)
         self._max_context_length = executor.max_context_length
         self._admission = AdmissionControl(config, executor.num_blocks, executor.max_context_length)
         self._requests: dict[str, Request] = {}
         self._preparing: list[Request] = []
-        """Requests whose masks are being made."""
         self._masked: dict[str, Request] = {}
         self._num_arrived = 0
         self._recorder = StatsRecorder(self.scheduler)
+
+    def _work(self) -> tuple[Collection[Sequence], WaitingQueue]:
+        return self.scheduler.running, self.scheduler.queue
 
     def add(self, message: Submit) -> None:
         """Take a request; its tokens come out of later steps. Raises `AdmissionError`: nothing of the request is
@@ -138,7 +139,6 @@ class EngineCore:
         return aborted
 
     def retire_adapter(self, adapter: str) -> None:
-        """No new request will name this adapter: those that do go on, then the store is told to forget it."""
         self.scheduler.memory.adapters.retire(adapter)
 
     def keep_adapter(self, adapter: str) -> None:
@@ -162,18 +162,14 @@ class EngineCore:
         now = self._clock()
         output = EngineOutput(refused=[*self._refuse_unmaskable(), *self._refuse_overdue(now)])
         self._start_prepared(now)
-        while self._may_submit() and self._submit_step(now):
-            pass
+        while self.scheduler.num_in_flight < (1 if self.scheduler.needs_results else self._max_in_flight):
+            if not self._submit_step(now):
+                break
         if self.scheduler.num_in_flight:
             self._collect_step(output)
         return output
 
-    def _may_submit(self) -> bool:
-        limit = 1 if self.scheduler.needs_results else self._max_in_flight
-        return self.scheduler.num_in_flight < limit
-
     def _submit_step(self, now: float) -> bool:
-        """Plan a step and hand it to the executor; False where there is nothing to compute."""
         plan = self.scheduler.schedule(now)
         if plan is None:
             return False
@@ -228,20 +224,22 @@ class EngineCore:
             raise IntegrityError("no request is here, but blocks are held")
 
     def _refuse_overdue(self, now: float) -> list[Refused]:
-        refused: list[Refused] = []
-        for request in self._admission.overdue(now):
-            self._withdraw(request)
-            self._recorder.count_refusal(RefusalReason.QUEUE_TIMEOUT)
-            waited = now - request.arrival_s
-            refused.append(
-                Refused(
-                    request_id=request.request_id,
-                    reason=RefusalReason.QUEUE_TIMEOUT,
-                    message=f"waited {waited:.0f} s without a free place: try again later",
-                    retry_after_s=self._recorder.retry_after_s(self._admission.waiting_tokens),
-                )
+        return [
+            self._refuse(
+                request,
+                RefusalReason.QUEUE_TIMEOUT,
+                f"waited {now - request.arrival_s:.0f} s without a free place: try again later",
             )
-        return refused
+            for request in self._admission.overdue(now)
+        ]
+
+    def _refuse(self, request: Request, reason: RefusalReason, message: str) -> Refused:
+        """Give up a request that was taken."""
+        self._withdraw(request)
+        self._recorder.count_refusal(reason)
+        overdue = reason is RefusalReason.QUEUE_TIMEOUT
+        retry_after_s = self._recorder.retry_after_s(self._admission.waiting_tokens) if overdue else None
+        return Refused(request_id=request.request_id, reason=reason, message=message, retry_after_s=retry_after_s)
 
     def _start_prepared(self, now: float) -> None:
         if self._preparing:
@@ -251,14 +249,8 @@ class EngineCore:
                 self.scheduler.add(request)
 
     def _refuse_unmaskable(self) -> list[Refused]:
-        refused: list[Refused] = []
-        for request in list(self._masked.values()):
-            problem = request.mask.problem if request.mask is not None else None
-            if problem is not None:
-                self._withdraw(request)
-                self._recorder.count_refusal(RefusalReason.INVALID)
-                refused.append(Refused(request_id=request.request_id, reason=RefusalReason.INVALID, message=problem))
-        return refused
+        problems = [(each, each.mask.problem) for each in self._masked.values() if each.mask is not None]
+        return [self._refuse(each, RefusalReason.INVALID, text) for each, text in problems if text is not None]
 
     def _withdraw(self, request: Request) -> None:
         if request in self._preparing:

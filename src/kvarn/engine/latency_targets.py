@@ -1,8 +1,8 @@
-"""Which requests can still keep their latency targets, and how many may run at once for that.
+"""Requests that can still keep their latency targets, and the number that may run at once for that.
 
 Past an engine's capacity a queue in order of arrival makes everybody late: each is begun when its target is missed
 already. So `WaitingQueue` lets those go first that would have their first token in time if they started now
-(`misses_target`), and nobody starts beside whom the others would miss their time per token (`has_room`). Both are
+(`misses_target`), and none starts that would make running ones miss their time per token (`has_room`). Both are
 predicted by the engine's step-time model; until that knows enough, everybody starts at once.
 """
 
@@ -24,10 +24,10 @@ TPOT_MARGIN = 0.9
 """The same of the time for each token: single answers stray from the mean."""
 OUT_OF_REACH = 2.5
 """Requests that miss a target on an idle engine get this many times what they take alone: a target out of reach
-protects nobody."""
+holds nothing back."""
 CREDIT_REQUESTS = 4
 """A tenant that has only late requests lets others pass by at most the cost of so many usual ones."""
-MOST_DELAY = 3.0
+MAX_DELAY = 3.0
 """Steps are not expected to follow each other more slowly than so many times what they take."""
 PACE_FADE = 0.05
 """Weight of the latest step in what is between steps: about the last twenty count."""
@@ -52,14 +52,12 @@ class LatencyTargets:
         """The one over the other: the loop around the steps takes time, too, much of it on a busy machine."""
         self._prefill = PrefillSpeed(0.0, 1.0)
         self._before_s = 0.0
-        """Seconds that the prompts which are being computed still take."""
 
     @property
     def usual_cost(self) -> float:
         return self._cost(self._computed * self._prompt, self._output)
 
     def cost(self, sequence: Sequence) -> float:
-        """Weighted tokens that a waiting sequence will probably take."""
         output = min(float(sequence.request.sampling.max_tokens), self._output) if self._ended else 0.0
         return self._cost(sequence.num_tokens, output)
 
@@ -69,7 +67,7 @@ class LatencyTargets:
             self._between_s += PACE_FADE * (now - self._planned_at - self._between_s)
         self._planned_at = now
         if self._taken_s > 0:
-            self._pace = min(max(1.0, self._between_s / self._taken_s), MOST_DELAY)
+            self._pace = min(max(1.0, self._between_s / self._taken_s), MAX_DELAY)
 
     def took(self, seconds: float, *, warming: bool) -> None:
         """A step took so long by itself. `warming`: it is no example, nor is the time until the next plan."""
@@ -105,7 +103,6 @@ class LatencyTargets:
         return None if limit_s is None else limit_s / self._pace
 
     def misses_target(self, sequence: Sequence, now: float) -> bool:
-        """Whether the first token would come too late if the sequence started now."""
         request = sequence.request
         assert request.first_token_by_s is not None, "only what has a target misses it"
         if request.first_token_by_s <= request.arrival_s:
@@ -128,7 +125,7 @@ class LatencyTargets:
         limit_s = self._limit_s(running, sequence.num_tokens)
         if limit_s is None or self._least_s(running, sequence) <= limit_s:
             return True
-        # Where rows without a target to keep take too long by themselves, keeping one out helps nobody.
+        # Where rows without a target to keep take too long by themselves, keeping one out does not help.
         kept = [each for each in running if each.request.tpot_target_s is not None and not each.request.is_late]
         is_kept = sequence.request.tpot_target_s is not None and not sequence.request.is_late
         return is_kept and self._least_s(running) >= limit_s and self._least_s(kept, sequence) <= limit_s
@@ -149,7 +146,6 @@ class LatencyTargets:
         return max(TPOT_MARGIN * min(targets), OUT_OF_REACH * self._step_s(1, context))
 
     def _compute_s(self, tokens: float) -> float:
-        """Until prompts of so many tokens are computed beside what decodes."""
         return self._prefill.seconds(tokens, self._prompt_s(tokens))
 
     def _step_s(self, rows: int, context: float) -> float:

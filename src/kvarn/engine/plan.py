@@ -1,6 +1,6 @@
 """The contract between scheduler and executor: `StepPlan` out, `StepResult` back, both plain data.
 
-Whoever can turn one into the other is an `Executor`: a CPU, eight GPUs, or a simulator on a virtual clock.
+An `Executor` turns one into the other: a CPU, eight GPUs, or a simulator on a virtual clock.
 
 A *slot* is a small integer that names a running sequence in the executor for as long as it runs. The executor keeps
 per-slot state (block table, tokens seen for penalties, sampling parameters, the token drawn last), so a plan only says
@@ -54,7 +54,6 @@ class NewSequence(msgspec.Struct, frozen=True):
     adapter: str = ""
     """The adapter to compute it with, by its digest; empty for the model itself."""
     snapshot: int = NO_SNAPSHOT
-    """Snapshot that the slot's recurrent states begin as, of a model that has such states."""
 
 
 class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
@@ -88,9 +87,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     """So many of the last `token_ids` are proposals. The token after each position from the one before them on is
     drawn, up to the first that is not the one proposed there."""
     num_forced: int = 0
-    """So many of the first proposals are certain: they are the tokens drawn, and nobody looks at logits for them."""
+    """So many of the first proposals are certain: they are drawn without computing their logits."""
     state_saves: list[StateSave] = []
-    """In ascending order."""
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
@@ -105,10 +103,8 @@ class BlockTransfer(msgspec.Struct, frozen=True, array_like=True):
 
     block: int
     name: bytes
-    """See `wire.block_names.block_hashes`."""
     tenant: str = ""
     scope: bytes = b""
-    """See `wire.block_names.root_hash`."""
 
 
 class AdapterLoad(msgspec.Struct, frozen=True, array_like=True):
@@ -222,7 +218,7 @@ class KVFetch(Protocol):
         """Whether nothing more will come: all are there, or one could not be read."""
 
     def release(self) -> None:
-        """Nobody waits for it any more. Idempotent."""
+        """End the wait. Idempotent."""
 
 
 class KVConnector(Protocol):

@@ -8,6 +8,7 @@ gap. A step that is submitted counts as computed at once; what it will draw coun
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import InitVar, dataclass, field
 from typing import Protocol
 
 from kvarn.engine.memory.prefix_cache import PrefixNode
@@ -29,11 +30,9 @@ class FetchState:
         self.reset()
 
     def reset(self) -> None:
-        """Know nothing; a pending fetch stays."""
         self.block_names: list[bytes] = []
         """Names of the blocks that may be held beyond the device, from the sequence's first one on."""
         self.tried = False
-        """Whether it was decided what to fetch."""
         self.again_s = 0.0
         """Time to ask for it again, where the connector had no room for it."""
         self.timeout_s = 0.0
@@ -64,6 +63,31 @@ class TokenMask(Protocol):
 class Request:
     """A client's message, and the state that its choices share."""
 
+    __slots__ = (
+        "account",
+        "arrival_s",
+        "cached_tokens",
+        "first_step_s",
+        "first_token_by_s",
+        "is_late",
+        "mask",
+        "max_length",
+        "num_unfinished",
+        "order",
+        "priority",
+        "prompt",
+        "prompt_logprobs",
+        "request_id",
+        "sampling",
+        "scope",
+        "sequences",
+        "siblings",
+        "stop_token_ids",
+        "tpot_target_s",
+        "turn",
+        "wants_prompt_logprobs",
+    )
+
     def __init__(
         self,
         message: Submit,
@@ -91,7 +115,6 @@ class Request:
         self.tpot_target_s = message.tpot_target_s
         self.is_late = False
         self.first_step_s: float | None = None
-        """Time at which the first of its tokens was scheduled; None while it has only waited."""
         self.cached_tokens = 0
         self.prompt_logprobs: list[PositionLogprobs | None] = []
         """Collected chunk by chunk; entry p belongs to prompt position p."""
@@ -99,7 +122,6 @@ class Request:
             self.prompt_logprobs.append(None)
         self.wants_prompt_logprobs = 0 < len(self.prompt_logprobs) < len(self.prompt)
         self.max_length = min(len(self.prompt) + message.sampling.max_tokens, max_context_length)
-        """Tokens of prompt and answer together at which a choice ends."""
         self.num_unfinished = len(message.choices)
         resumed = message.resume_token_ids
         choices = [Sequence(self, index, resumed[index] if resumed else ()) for index in message.choices]
@@ -115,47 +137,53 @@ class Request:
         return siblings
 
 
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One choice of a request: its tokens and where their keys and values are."""
 
-    def __init__(self, request: Request, index: int, outputs: Iterable[int] | None = ()) -> None:
-        self.request = request
-        self.index = index
-        self.seed = choice_seed(request.sampling.seed, index)
+    request: Request
+    index: int
+    outputs: InitVar[Iterable[int] | None] = ()
+    """Tokens drawn elsewhere before."""
+    seed: int = field(init=False)
+    tokens: list[int] = field(init=False)
+    num_prompt: int = field(init=False)
+    num_computed_tokens: int = 0
+    """Tokens whose keys and values are in the cache once the steps in flight have run; of a preempted sequence, those
+    whose blocks were to be stored."""
+    num_pending: int = 0
+    """Tokens that steps in flight draw, not known yet; where there are proposals, only the first is counted."""
+    num_charged: int = 0
+    """Prompt tokens the tenant has been charged for; recomputation after preemption is free."""
+    blocks: list[int] = field(default_factory=list)
+    """Block table: entry i holds positions 16 i to 16 i + 15."""
+    nodes: list[PrefixNode] = field(default_factory=list)
+    pending_updates: list[BlockUpdate] = field(default_factory=list)
+    fetch: FetchState = field(default_factory=FetchState)
+    slot: int | None = None
+    tier: int = field(init=False)
+    """Priority it runs at: its own, or better by ageing in the queue."""
+    last_step: int = 0
+    blocked_since_s: float | None = None
+    """Time at which others first passed it because it did not fit."""
+    blocks_wanted: int = 0
+    """Blocks it needed at its last look at the prefix cache, in vain."""
+    seen_prefix_changes: int = 0
+    """`MemoryReserve.prefix_changes` at that look. As long as it is the same, another look is pointless."""
+    finish_reason: FinishReason | None = None
+    guesses: GuessRecord | None = None
+    """Whether guesses of its tokens were right; None where none was asked for."""
+    snapshots: SnapshotRecord | None = None
+
+    def __post_init__(self, outputs: Iterable[int] | None) -> None:
+        request = self.request
+        self.seed = choice_seed(request.sampling.seed, self.index)
         self.tokens = [*request.prompt, *(outputs or ())]
         self.num_prompt = len(request.prompt)
-        self.num_computed_tokens = 0
-        """Tokens whose keys and values are in the cache once the steps in flight have run; of a preempted sequence,
-        those whose blocks were to be stored."""
-        self.num_pending = 0
-        """Tokens that steps in flight draw, not known yet; where there are proposals, only the first is counted."""
-        self.num_charged = 0
-        """Prompt tokens the tenant has been charged for; recomputation after preemption is free."""
-        self.blocks: list[int] = []
-        """Block table: entry i holds positions 16 i to 16 i + 15."""
-        self.nodes: list[PrefixNode] = []
-        self.pending_updates: list[BlockUpdate] = []
-        """Changes of the block table that the executor has not been told."""
-        self.fetch = FetchState()
-        self.slot: int | None = None
         self.tier = request.priority
-        """Priority it runs at: its own, or better by ageing in the queue."""
-        self.last_step = 0
-        self.blocked_since_s: float | None = None
-        """Time at which others first passed it because it did not fit."""
-        self.blocks_wanted = 0
-        """Blocks it needed at its last look at the prefix cache, in vain."""
-        self.seen_prefix_changes = 0
-        """`MemoryReserve.prefix_changes` at that look. As long as it is the same, another look is pointless."""
-        self.finish_reason: FinishReason | None = None
-        self.guesses: GuessRecord | None = None
-        """Whether guesses of its tokens were right; None where none was asked for."""
-        self.snapshots: SnapshotRecord | None = None
-        """While it runs, of a model with recurrent states."""
 
     @property
     def leads(self) -> bool:
-        """Whether it computes the prompt, from which its request's other choices are forked."""
         return self is self.request.sequences[0]
 
     @property

@@ -55,7 +55,6 @@ class StepResults:
     totals: SchedulerTotals
 
     def take(self, step: SubmittedStep, result: StepResult, now: float) -> StepUpdate:
-        """Apply the result of a step. Raises `ProtocolError` where it does not answer the step's plan."""
         if result.step != step.plan.step or len(result.rows) != len(step.sequences):
             raise ProtocolError(f"the result of step {result.step} does not answer the plan of step {step.plan.step}")
         update, discarded = StepUpdate(step.shape), step.discarded
@@ -104,7 +103,6 @@ class StepResults:
             update.deltas[-1] = _with_events(update.deltas[-1], request.turn.finish(now, drawn))
 
     def _count_proposals(self, sequence: Sequence, proposed: int, accepted: int) -> None:
-        """Learn from what was verified; the tenant is charged for what was computed in vain."""
         assert self.speculation is not None, "only a proposer makes rows with proposals"
         self.speculation.observe(sequence, proposed, accepted)
         turn = sequence.request.turn

@@ -60,7 +60,6 @@ class Scheduler:
         self._memory_reserve = MemoryReserve(memory, self.running)
         self.waits = QueueWaits()
         self._now = 0.0
-        """Time of the step that is planned, or whose result was taken."""
         self._results = StepResults(
             memory=memory,
             running=self._running,
@@ -80,7 +79,6 @@ class Scheduler:
         self.memory.prefetch(request.sequences[0], request.arrival_s)
 
     def remove(self, request: Request) -> None:
-        """Forget a request, waiting or running. Its blocks and slots are free at once."""
         for sequence in request.sequences:
             if sequence.finish_reason is not None:
                 continue
@@ -188,7 +186,6 @@ class Scheduler:
         return min(self._config.min_prefill_chunk, self._config.token_budget // 4)
 
     def _compute(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> None:
-        """Add a row if memory can be had for it."""
         end = sequence.num_computed_tokens + num_tokens
         if not self.memory.is_reserved(sequence, end) and not self._reserve(step, sequence, end):
             return
@@ -208,7 +205,7 @@ class Scheduler:
             except OutOfBlocksError:
                 step.extra(sequence).copies = copies
                 victim = max(self.running, key=lambda each: each.rank)
-                self._undo_row(step, victim)
+                self._charge(victim, -step.remove(victim))  # a row that it has in this step
                 self._preempt(victim)
                 step.preempted = True
                 if victim is sequence:
@@ -218,14 +215,10 @@ class Scheduler:
         return True
 
     def _charge_prompt(self, step: StepBuilder, sequence: Sequence, end: int) -> None:
-        """Charge the tenant for the part of the prompt before position `end` that it has not paid for."""
         charged = min(end, sequence.num_prompt) - sequence.num_charged
         if charged > 0:
             step.extra(sequence).charged = charged
             self._charge(sequence, charged)
-
-    def _undo_row(self, step: StepBuilder, sequence: Sequence) -> None:
-        self._charge(sequence, -step.remove(sequence))
 
     def _charge(self, sequence: Sequence, prompt_tokens: int) -> None:
         sequence.num_charged += prompt_tokens
@@ -235,7 +228,6 @@ class Scheduler:
     # Giving way ------------------------------------------------------------------------------------------------------
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the queue, where its early arrival puts it near the front."""
         sequence.request.turn.preempted(sequence.num_computed_tokens, self._now)
         self.memory.suspend(sequence)
         self._running.leave(sequence, self._now)
@@ -274,7 +266,7 @@ class Scheduler:
         there have it loaded where there is room, and wait for that while others start.
 
         One that does not fit is passed over, but not for ever: when the first of those has been passed over for as
-        long as ageing lifts by a tier, nobody passes it any more until it fits. Returns why the rest waits.
+        long as ageing lifts by a tier, no other passes it until it fits. Returns why the rest waits.
         """
         spare, adapters = self._memory_reserve.spare_blocks(), self.memory.adapters
         passed = 0

@@ -46,7 +46,6 @@ class StatsRecorder:
             self._tokens_per_s += (speed - self._tokens_per_s) * (0.02 if self._tokens_per_s else 1.0)
 
     def retry_after_s(self, waiting_tokens: int) -> float:
-        """Seconds in which the present throughput works off the prompts that wait, within sensible bounds."""
         if not self._tokens_per_s:
             return self.MIN_RETRY_S
         return min(max(waiting_tokens / self._tokens_per_s, self.MIN_RETRY_S), self.MAX_RETRY_S)
@@ -55,7 +54,8 @@ class StatsRecorder:
         scheduler = self._scheduler
         pool, totals = scheduler.memory.pool, scheduler.totals
         contexts = [each.num_tokens for each in scheduler.running if each.num_tokens - each.num_computed_tokens == 1]
-        known, computed = self._running_tokens()
+        known = sum([each.num_tokens for each in scheduler.running])
+        computed = sum([each.num_computed_tokens for each in scheduler.running])
         tiers = scheduler.memory.tiers
         return EngineStats(
             step=totals.steps,
@@ -90,10 +90,6 @@ class StatsRecorder:
             work=WorkStats(kv_tokens_read_total=self._kv_tokens_read, attended_pairs_total=int(self._pairs)),
         )
 
-    def _running_tokens(self) -> tuple[int, int]:
-        running = self._scheduler.running
-        return sum([each.num_tokens for each in running]), sum([each.num_computed_tokens for each in running])
-
     def _kv_waste_ratio(self, computed: int) -> float:
         """Empty slots over all slots of running sequences. Only a table's last blocks have some, and those are never
         shared after a step: a sequence that shares one copies it in the step in which it starts."""
@@ -110,10 +106,7 @@ def _lookups(tiers: KVTiers | None) -> LookupStats:
         return LookupStats()
     asked = 0 if tiers.remote_prefill is None else tiers.remote_prefill.asked
     return LookupStats(
-        queries_total=tiers.queries,
-        hits_total=tiers.hits,
-        given_up_total=tiers.given_up,
-        remote_prefills_total=asked,
+        queries_total=tiers.queries, hits_total=tiers.hits, given_up_total=tiers.given_up, remote_prefills_total=asked
     )
 
 

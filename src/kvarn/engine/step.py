@@ -57,7 +57,6 @@ class StepBuilder:
         self.extras: dict[Sequence, RowExtras] = {}
         self.admitted: list[Sequence] = []
         self.preempted = False
-        """Whether memory ran out: then nobody new starts in this step."""
         self._masks: dict[int, RowMasks] = {}
         self._config = config
         self._step_time = step_time
@@ -214,7 +213,6 @@ class SubmittedStep:
 
     plan: StepPlan
     sequences: Collection[Sequence]
-    """One for each of the plan's rows, in their order."""
     shape: StepShape
     discarded: set[Sequence] = field(default_factory=set)
     """Sequences that stopped or were preempted since the step was planned: its results for them are dropped."""

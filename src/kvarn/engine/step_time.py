@@ -1,7 +1,7 @@
 """A model of step times, learned while serving (`kvarn.costs.step_times` has the formula).
 
 Fitted by least squares with exponential forgetting, coefficients kept non-negative: no part of a step takes less than
-no time. The sums of the normal equations are kept with each step, and solved when somebody asks, or after some steps:
+no time. The sums of the normal equations are kept with each step, and solved on demand, or after some steps:
 decodes alone never ask. The recursive form, which updates their inverse, costs little less than solving and is not
 stable: its rounding errors grow with the forgetting (Haykin, "Adaptive Filter Theory", on finite precision) and took
 over after 3,000 steps.
@@ -30,6 +30,7 @@ _RIDGE = 1e-3
 class StepTimeModel:
     """Step times learned from every step, and how many prompt tokens still fit into a step of a given length."""
 
+    FORGETTING = 0.99
     FIRST_GUESS = 64
     """Prompt tokens to try beside running decodes before anything is known."""
     FIT_EVERY = 8
@@ -39,10 +40,9 @@ class StepTimeModel:
     EXPECTATION_FITS = 8
     """Fits of what is expected: each takes away what is left of the pull towards the coefficients before it."""
 
-    def __init__(self, forgetting: float = 0.99, expected: Sequence[ExpectedStep] = ()) -> None:
+    def __init__(self, expected: Sequence[ExpectedStep] = ()) -> None:
         """`expected`: different steps, from which the model starts; without them it knows nothing at first."""
         size = len(_SCALES)
-        self._forgetting = forgetting
         self._weights = [0.0] * size
         self.fitted = StepTimes()
         """`times` of the latest fit: up to `FIT_EVERY` steps old, and nothing is computed."""
@@ -67,7 +67,6 @@ class StepTimeModel:
 
     @property
     def is_measured(self) -> bool:
-        """Whether enough steps were seen: what was expected before the first one may be far off."""
         return self._samples >= self.FEW_STEPS
 
     @property
@@ -78,7 +77,6 @@ class StepTimeModel:
         return self.fitted
 
     def predict(self, shape: StepShape) -> float:
-        """Seconds that a step of this shape will take; 0 before anything was expected or observed."""
         return self.times.seconds(shape)
 
     def observe(self, shape: StepShape, elapsed_s: float) -> None:
@@ -86,7 +84,7 @@ class StepTimeModel:
         expected = self.fitted.seconds(shape)
         if self._samples >= self.FEW_STEPS and expected > 0:
             elapsed_s = min(elapsed_s, 3 * expected)
-        self._remember(_features(shape), elapsed_s, self._forgetting)
+        self._remember(_features(shape), elapsed_s, self.FORGETTING)
         self._samples += 1
         self._unfitted += 1
         if self._unfitted == self.FIT_EVERY or self._samples < self.FEW_STEPS:

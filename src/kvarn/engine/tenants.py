@@ -60,11 +60,10 @@ class TenantAccounts:
         account.charge(tokens * self._output_cost)
 
     def charge_rejected(self, account: TenantAccount, tokens: int) -> None:
-        """Charge proposals that were computed and not drawn: as prompt tokens, but they count as served to nobody."""
+        """Charge proposals that were computed and not drawn: as prompt tokens, but not as tokens served."""
         account.charge(tokens * self._input_cost)
 
     def served_tokens(self) -> dict[str, int]:
-        """Tokens served by tenant, the forgotten ones together under `OTHERS`."""
         totals = {name: account.served_tokens for name, account in self._accounts.items()}
         if self._forgotten_tokens:
             totals[self.OTHERS] = totals.get(self.OTHERS, 0) + self._forgotten_tokens

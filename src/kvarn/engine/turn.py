@@ -20,7 +20,7 @@ _ENDS = {
 
 
 class QueueWaits:
-    """Why those in the queue wait whom nothing of their own holds up: one reason for all at each moment.
+    """Waiting reason shared, at each moment, by all in the queue that have no reason of their own.
 
     A request takes `read` when it begins to wait so and again when it stops: the difference is its own.
     """
@@ -34,7 +34,6 @@ class QueueWaits:
         self._hold(reason, _us(now))
 
     def read(self, now_us: int) -> tuple[int, ...]:
-        """Microseconds by phase up to now."""
         self._hold(self._reason, now_us)
         return tuple(self._us)
 
@@ -60,7 +59,6 @@ class TurnRecorder:
         self._chunks = 0
         self._told_first = False
         self.is_decoding = False
-        """Whether a token was drawn since known ones were computed."""
         self.num_running = 0
         self.preemptions = self.proposed_tokens = self.accepted_tokens = 0
 
@@ -121,7 +119,6 @@ class TurnRecorder:
         return self._drain(now)
 
     def finish(self, now: float, output_tokens: int) -> list[int]:
-        """The last choice has ended. Returns what was not told yet."""
         self._enter(self._phase, now)
         numbers = (output_tokens, self.proposed_tokens, self.accepted_tokens, self.preemptions)
         self._events += (int(EngineEventKind.FINISHED), _us(now) - self._accepted_us, *numbers)

@@ -17,23 +17,17 @@ MAX_EVENT_BYTES = 16 * 1024 * 1024
 
 
 class FunctionPart(msgspec.Struct, frozen=True):
-    """Part of a call: a function's name, and JSON text (Ollama's older form: an object) of its arguments."""
-
     name: str | None = None
     arguments: str | dict[str, Any] | None = None
 
 
 class ToolCallPart(msgspec.Struct, frozen=True):
-    """A tool call, or more of one."""
-
     index: int | None = None
     id: str | None = None
     function: FunctionPart = FunctionPart()
 
 
 class MessagePart(msgspec.Struct, frozen=True):
-    """A message, or more of one."""
-
     content: str | list[Any] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -52,8 +46,6 @@ class LogprobsPart(msgspec.Struct, frozen=True):
 
 
 class ChoicePart(msgspec.Struct, frozen=True):
-    """A choice, or more of one."""
-
     index: int = 0
     delta: MessagePart | None = None
     message: MessagePart | None = None
@@ -64,14 +56,10 @@ class ChoicePart(msgspec.Struct, frozen=True):
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
-    """Kinds of prompt tokens."""
-
     cached_tokens: int | None = None
 
 
 class CompletionDetails(msgspec.Struct, frozen=True):
-    """Kinds of output tokens."""
-
     reasoning_tokens: int | None = None
 
 
@@ -85,8 +73,6 @@ class ReportedUsage(msgspec.Struct, frozen=True):
 
 
 class AnswerPart(msgspec.Struct, frozen=True):
-    """An answer, or the next part of one."""
-
     choices: list[ChoicePart] = []
     usage: ReportedUsage | None = None
     error: Any = None
@@ -100,8 +86,6 @@ class EmbeddingPart(msgspec.Struct, frozen=True):
 
 
 class EmbeddingAnswer(msgspec.Struct, frozen=True):
-    """Vectors of texts."""
-
     data: list[EmbeddingPart]
     usage: ReportedUsage | None = None
 

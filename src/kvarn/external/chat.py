@@ -6,10 +6,10 @@ import json
 from functools import partial
 from hashlib import sha256
 
+from kvarn.answers.chat.operation import ChatPrompt, ChatQuestion
 from kvarn.answers.chat.prompt import render_chat
-from kvarn.answers.chat.question import ChatPrompt, ChatQuestion
 from kvarn.answers.context import ServingContext
-from kvarn.answers.moderation.texts import chat_texts
+from kvarn.answers.moderation.checks import chat_texts
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.turn import Deltas, Turn
 from kvarn.catalog.models import ReadyModel
@@ -22,7 +22,6 @@ from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 
 _TOKENS_A_MESSAGE = 4
-"""Tokens of a message's role and markers."""
 
 
 async def count_external_chat(

@@ -25,13 +25,7 @@ _BROKEN_OFF = frozenset({"abort", "error", "insufficient_system_resource"})
 
 
 class ChoiceReader:
-    """Reads the parts of one choice.
-
-    Args:
-        index: In the answer that the client gets.
-        legacy: The client speaks of functions, not of tools.
-        with_reasoning: The client wants the reasoning; else it is left out.
-    """
+    """Reads the parts of one choice. `legacy`: the client speaks of functions, not of tools."""
 
     def __init__(self, index: int, *, legacy: bool = False, with_reasoning: bool = True) -> None:
         self.index = index

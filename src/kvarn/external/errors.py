@@ -1,4 +1,4 @@
-"""Errors of servers that somebody else runs."""
+"""Errors of external servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_MESSAGE = 500
 
 
 class ExternalRefusedError(ApiError):
-    """The server will not answer this request, whoever asks: the client is to change it."""
+    """The server refuses this request; the client has to change it."""
 
     def __init__(self, status: int, message: str, type: str, code: str | None, param: str | None) -> None:  # noqa: A002
         super().__init__(status, message, type=type, code=code, param=param)

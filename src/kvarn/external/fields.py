@@ -50,7 +50,6 @@ _EXTENSIONS: dict[str, frozenset[str]] = {
 }
 """Further fields that each kind of server understands."""
 _NEUTRAL: dict[str, tuple[object, ...]] = {"top_k": (0, -1), "min_p": (0,), "repetition_penalty": (1,)}
-"""Values that change nothing."""
 _NAMES = {("llama_cpp", "repetition_penalty"): "repeat_penalty"}
 _HAS_SALT = ("vllm", "kvarn")
 """Servers that keep cached prompts of different salts apart."""
@@ -59,18 +58,9 @@ _HAS_SALT = ("vllm", "kvarn")
 def chat_body(
     request: ChatCompletionRequest, model: str, config: ExternalConfig, max_output: int | None, cache_salt: str
 ) -> dict[str, Any]:
-    """The body of a chat request to another server.
-
-    Args:
-        request: The client's.
-        model: The model's name there.
-        config: What is known of the server.
-        max_output: Bound of the answer where the request has none; None: the server's own.
-        cache_salt: The tenant's; sent where the server keeps salts apart.
-
-    Raises:
-        ApiError: 400 that names a field which the server does not know.
-    """
+    """The body of a chat request to another server, whose name of the model is `model`. `max_output`: bound of the
+    answer where the request has none; None: the server's own. `cache_salt` is sent where the server keeps salts apart.
+    Raises `ApiError` 400 for a field that the server does not know."""
     body = _common_fields(request, model, config, cache_salt)
     body["messages"] = [_message(message, number) for number, message in enumerate(request.messages)]
     use = request.tool_use

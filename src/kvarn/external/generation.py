@@ -26,23 +26,14 @@ class ExternalPrompt:
     """A prompt as it is sent to another server."""
 
     path: str
-    """Below the server's address."""
     body: dict[str, Any]
-    """The request's."""
     key: bytes
     """Its beginning, by which a replica is chosen."""
     tokens: int
-    """Estimated or counted."""
 
 
 class TokenAccount:
-    """Counts the tokens of one prompt and its answers: as they come by estimate, then as the server reports them.
-
-    Args:
-        usage: Of the request.
-        prompt_tokens: Of the prompt, estimated or counted.
-        count: Tokens of a text.
-    """
+    """Counts the tokens of one prompt and its answers: as they come by estimate, then as the server reports them."""
 
     def __init__(self, usage: TokenUsage, prompt_tokens: int, count: Callable[[str], int]) -> None:
         self._usage = usage
@@ -90,7 +81,6 @@ class _Choices:
         self._held = held
         self._ends: dict[int, ChoiceDelta] = {}
         self._cut_off: set[int] = set()
-        """Choices that moderation has ended."""
 
     @property
     def all_ended(self) -> bool:
@@ -136,24 +126,9 @@ class _Choices:
 async def generate_external(
     serving: ServingContext, model: ExternalModel, prompt: ExternalPrompt, readers: Sequence[ChoiceReader], turn: Turn
 ) -> AsyncGenerator[ChoiceDelta, None]:
-    """Send a prompt to a replica of a model; yields what comes of each choice.
-
-    The end of a choice is held back until the server has reported its tokens: what a client hears of its usage is what
-    it pays.
-
-    Args:
-        serving: Moderates the choices, counts the memory of the ends that are held back, and shows latencies.
-        model: Whose replica answers.
-        prompt: What is sent.
-        readers: One for each choice, in order.
-        turn: Where its tokens are counted.
-
-    Raises:
-        ApiError: No replica takes requests, or the answer cannot be moderated now.
-        ExternalRefusedError: The request cannot be answered as it is.
-        ExternalFailedError: The server failed.
-        StageTimeoutError: A stage took too long.
-    """
+    """Send a prompt to a replica of a model; yields what comes of each choice. The end of a choice is held back until
+    the server has reported its tokens, so that a client hears of the usage that it pays. Raises as
+    `ExternalModel.answer`."""
     observer = serving.metrics.generation(model.served.name, turn.record.timeline.received_s)
     account = TokenAccount(turn.usage, prompt.tokens, model.count_tokens)
     watches, held = [serving.moderation.output_moderation(turn) for _ in readers], HeldBytes(serving.held, turn.record)

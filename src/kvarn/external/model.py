@@ -23,9 +23,8 @@ from kvarn.external.replica import ExternalReplica, Trace, make_replicas
 from kvarn.jobs.periodic import Periodic
 from kvarn.observe.external import ExternalMetrics
 from kvarn.replica.client.protocol import ReplicaState
-from kvarn.routing.breaker import BreakerRules, CircuitBreaker, Permit
-from kvarn.routing.rendezvous import order_by_rank
-from kvarn.routing.retry_budget import RetryBudget, RetryRules
+from kvarn.routing.breaker import BreakerRules, CircuitBreaker, Permit, RetryBudget, RetryRules
+from kvarn.routing.policies import order_by_rank
 from kvarn.routing.timeouts import TimeoutStage
 from kvarn.wire.messages import ModelCard
 from kvarn.wire.openai.errors import ApiError
@@ -44,17 +43,10 @@ _log = logging.getLogger(__name__)
 
 
 class ExternalModel:
-    """Sends requests to the external replicas of a model. Belongs to one event loop.
-
-    Prompts that begin alike go to the same replica, as long as that has not too much more to do than the others: it is
-    estimated to have their beginning in its cache. Replicas that fail are left alone for a while. What fails before the
-    first token is sent again, to another replica where there is one, as far as the retry budget allows.
-
-    Args:
-        served: The model; all its replicas are `ExternalReplica`s.
-        metrics: Where requests, retries and breakers are shown.
-        clock: Monotonic seconds.
-    """
+    """Sends requests to the external replicas of a model. Belongs to one event loop. Prompts that begin alike go to the
+    same replica, which has probably cached their beginning, unless it has much more to do than the others. Replicas
+    that fail are left alone for a while. A failure before the first token is sent again, to another replica where there
+    is one, as far as the retry budget allows."""
 
     def __init__(
         self, served: ServedModel, metrics: ExternalMetrics, clock: Callable[[], float] = SYSTEM_CLOCK.now
@@ -85,12 +77,8 @@ class ExternalModel:
         return math.ceil(len(text.encode()) / _BYTES_PER_TOKEN)
 
     def picked(self, model: ReadyModel, key: bytes) -> ReadyModel:
-        """The model with the replica that a prompt with this beginning would go to now.
-
-        Raises:
-            ApiError: 503 with Retry-After, none is ready.
-            ExternalFailedError: None takes requests at the moment.
-        """
+        """The model with the replica that a prompt with this beginning would go to now. Raises `ApiError` 503, or
+        `ExternalFailedError` where none takes requests at the moment."""
         order = self.order(key)
         if not order:
             raise self.why_none()
@@ -105,20 +93,9 @@ class ExternalModel:
         return self.config.max_output_tokens, self.config.max_output_tokens
 
     async def answer(self, key: bytes, path: str, body: dict[str, Any], turn: Turn) -> AsyncGenerator[AnswerPart, None]:
-        """The parts of an answer, of whichever replica gives one; `turn` and the answer's headers name it.
-
-        Args:
-            key: The beginning of the prompt.
-            path: Below the replica's address.
-            body: The request's.
-            turn: Whose answer it is.
-
-        Raises:
-            ApiError: 503 with Retry-After, none takes requests.
-            ExternalRefusedError: The request cannot be answered as it is.
-            ExternalFailedError: The last replica tried failed, or one did in mid-answer.
-            StageTimeoutError: One took too long.
-        """
+        """The parts of an answer, of whichever replica gives one; `turn` and the answer's headers name it. `key` is the
+        beginning of the prompt. Raises `ApiError` 503 where none takes requests, `ExternalRefusedError`,
+        `ExternalFailedError` of the last replica tried or in mid-answer, `StageTimeoutError`."""
         attempts = _Attempts(self, key, turn)
         while True:
             name, permit = attempts.next()
@@ -249,8 +226,6 @@ def connect(served: ServedModel, metrics: ExternalMetrics) -> ExternalModel:
 
 
 class _Attempts:
-    """The tries of one request."""
-
     def __init__(self, model: ExternalModel, key: bytes, turn: Turn) -> None:
         self._model = model
         self._key = key

@@ -47,13 +47,8 @@ log = logging.getLogger(__name__)
 
 
 class ExternalReplica:
-    """A `ReplicaClient` of somebody else's server, which takes texts and no token ids: `answer` and `embed_texts` stand
-    for `generate` and `embed`. `probe` must be called now and then.
-
-    Args:
-        config: The model that it is a replica of; `config.external` is set.
-        base_url: Where its API begins.
-    """
+    """A `ReplicaClient` of an external server, which takes texts and no token ids: `answer` and `embed_texts` stand
+    for `generate` and `embed`. `probe` must be called now and then."""
 
     def __init__(self, config: ModelConfig, base_url: str) -> None:
         assert config.external is not None

@@ -34,7 +34,6 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True):
     number: int
     """Number of a call and of its answer; 0: no answer is expected."""
     type: str
-    """Name of the message's type; empty: this is an answer."""
     body: msgspec.Raw
     problem: str = ""
     """Error of the handler, in place of an answer."""
@@ -63,7 +62,6 @@ class Channel:
 
     @classmethod
     async def open(cls, end: socket.socket, handlers: Handlers | None = None) -> Channel:
-        """A channel over one of a pair of connected sockets, which it takes over. `handlers`: see `serve`."""
         channel = cls(*await asyncio.open_unix_connection(sock=end))
         if handlers is not None:
             channel.serve(handlers)
@@ -77,7 +75,6 @@ class Channel:
             raise ChannelClosedError("the other process is gone") from None
 
     def serve(self, handlers: Handlers) -> None:
-        """Handle messages and answers from now on."""
         for message, handler in handlers.items():
             self._handlers[message.__name__] = msgspec.msgpack.Decoder(message), handler
         self._keep(self._read())
@@ -96,7 +93,6 @@ class Channel:
         return future
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send a message without an answer; dropped where the other process is gone."""
         if not self.closed.is_set():
             self._write(0, message)
 
@@ -104,7 +100,6 @@ class Channel:
         self._writer.close()
 
     async def _read(self) -> None:
-        """Handle frames until the other process is gone; then fail waiting calls."""
         with suppress(OSError, asyncio.IncompleteReadError):
             while True:
                 frame = await self._next()

@@ -22,7 +22,6 @@ class Checkpoints:
     """The files of a version's engines on this machine."""
 
     model: ModelConfig
-    """With the adapters' directories."""
     directory: Path
     draft_directory: Path | None
 

@@ -15,8 +15,8 @@ from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.fleet.checkpoints import Checkpoints, find_checkpoints
 from kvarn.fleet.desired import CandidateVersion, Desired, DesiredModels, ReplicaCounts, replicas_of
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.launch.launcher import Launcher
+from kvarn.fleet.placement.places import LaunchError
 from kvarn.fleet.reconciler import Activate, Drain, Observed, Sleep, Start, Target, plan
 from kvarn.fleet.supervision.lifecycle import LEAVING
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
@@ -31,19 +31,9 @@ log = logging.getLogger(__name__)
 
 
 class FleetController:
-    """The loop. Without the database it goes on with the last result of `read_desired`.
-
-    Args:
-        config: The whole configuration.
-        engines: The engines of the start. Its table of supervisors is kept up to date.
-        launcher: Starts more.
-        desired: The desired state at first.
-        read_desired: Reads the desired state; None: it never changes.
-        lease: Whether this process looks after the fleet; None: it always does.
-        counts: Numbers of replicas. Default: the desired ones.
-        bind: See `BindVersion`.
-        load_of: Work on a replica, by its name: the least loaded of surplus replicas is drained.
-    """
+    """The loop. Without the database it goes on with the last result of `read_desired`. It keeps the table of
+    supervisors of `engines` up to date. `lease`: whether this process looks after the fleet; None: always. `load_of`:
+    work on a replica, by its name: the least loaded of surplus replicas is drained."""
 
     def __init__(
         self,
@@ -66,7 +56,6 @@ class FleetController:
         self._read_desired = read_desired
         self._lease = lease
         self._holds = False
-        """Whether this process looks after the fleet."""
         self._counts = counts or ReplicaCounts()
         self._load_of = load_of
         self._clock = clock

@@ -22,26 +22,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CandidateVersion:
-    """A version on its way to serve."""
-
     model: ModelConfig
     version: int
     share: float
-    """Share of the requests that its replicas are for."""
     fingerprints: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """A model as it shall be served."""
-
     model: ModelConfig
     version: int = 0
     """The deployment's version; 0: the configuration's."""
     replicas: int | None = None
     """Set by `kvarn scale`; None: as the version says."""
     candidate: CandidateVersion | None = None
-    """The version that is rolled out beside this one."""
     adapters: tuple[AdapterInfo, ...] = ()
     """Adapters loaded at run time, which belong to all versions."""
     fingerprints: Mapping[str, Any] | None = None
@@ -66,7 +60,6 @@ def replicas_of(share: float, serving: int) -> int:
 
 
 DesiredModels = dict[str, Desired]
-"""By the model's name."""
 
 
 class ReplicaCounts:

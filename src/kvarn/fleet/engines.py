@@ -15,10 +15,13 @@ from kvarn.config.speculation import SpeculationConfig
 from kvarn.fleet.checkpoints import Checkpoints, VersionChangedError, check_binding, find_checkpoints
 from kvarn.fleet.desired import Desired, DesiredModels
 from kvarn.fleet.launch.engine_process import EngineProcess
-from kvarn.fleet.launch.local import LocalLauncher
-from kvarn.fleet.launch.preloaded_process import PreloadedProcess
+from kvarn.fleet.launch.launcher import Launcher
+from kvarn.fleet.launch.local import LocalLauncher, PreloadedProcess
 from kvarn.fleet.placement.cpu_affinity import separate_cpus, share_cpus
+from kvarn.fleet.placement.gpus import ranks_on_gpus
+from kvarn.fleet.placement.packing import Needs, main_memory, needs_of
 from kvarn.fleet.placement.places import Places, places_of_this_machine
+from kvarn.fleet.ray.launcher import RayLauncher
 from kvarn.fleet.supervision.lifecycle import LEAVING
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.addresses import make_socket_directory, remove_socket_directory
@@ -30,21 +33,10 @@ log = logging.getLogger(__name__)
 
 
 class Engines:
-    """The engines of this server by their supervisors. Those of this machine die with this process.
-
-    Finds the models' checkpoints and launches an engine for each replica, unless another launcher does that later.
-    Where there are CPUs to spare, the engines get some and this process the others. Replicas of a model share its CPUs
-    among them.
-
-    Args:
-        config: The whole configuration.
-        process: One that was spawned ahead, for the first replica.
-        desired: How many replicas of which version the models have at first. Default: those of the configuration.
-
-    Raises:
-        TextError: A checkpoint cannot be found.
-        OSError: No process can be started.
-    """
+    """The engines of this server by their supervisors; those of this machine die with this process. Finds the models'
+    checkpoints and launches an engine for each replica, the first in a `process` that was spawned ahead, unless another
+    launcher does that later. Where there are CPUs to spare, the engines get some and this process the others; replicas
+    of a model share its CPUs among them. Raises `TextError`."""
 
     def __init__(
         self, config: KvarnConfig, process: EngineProcess | None = None, desired: DesiredModels | None = None
@@ -55,9 +47,7 @@ class Engines:
         """Replicas that end now for their answers. They keep their places: nothing replaces or drains them."""
         self._config = config
         self._prefills: list[EngineSupervisor] = []
-        """Supervisors of the prefill engines."""
         self._sockets: list[Path] = []
-        """Socket directories of the prefill engines."""
         models = [model for model in config.models if model.external is None]
         found = {model.name: find_checkpoints(model) for model in models}
         self.directories = {name: each.directory for name, each in found.items()}
@@ -176,3 +166,15 @@ def prefill_spec(spec: ReplicaSpec, model: ModelConfig, path: str) -> ReplicaSpe
         "prefill_socket": path,
     }
     return msgspec.structs.replace(spec, **changes_of_spec)
+
+
+def launcher_of(config: KvarnConfig, engines: Engines) -> Launcher:
+    """The launcher of engine processes after the start."""
+    if config.fleet.launcher == "local":
+        return LocalLauncher(engines.places, engines.preloaded_process)
+
+    def needs(spec: ReplicaSpec) -> Needs:
+        model = spec.model_config
+        return needs_of(model, Path(spec.directory), main_memory(), ranks_on_gpus(model, ()))
+
+    return RayLauncher(config.fleet.ray, needs)

@@ -22,17 +22,13 @@ class PreparingError(Exception):
 class _Work(Generic[ResultT]):
     task: asyncio.Task[ResultT]
     pause_s: float = _FIRST_PAUSE_S
-    """Pause after the next failure."""
     failed: Exception | None = None
     retry_at: float = 0.0
 
 
 class Preparations(Generic[ResultT]):
-    """Pieces of work by key, each in a task of its own. One that fails is done again after a pause that doubles.
-
-    Args:
-        on_ended: Called when one has ended, well or not.
-    """
+    """Pieces of work by key, each in a task of its own; `on_ended` is called when one has ended. One that fails is done
+    again after a pause that doubles."""
 
     def __init__(self, on_ended: Callable[[], None], clock: Clock = SYSTEM_CLOCK) -> None:
         self._on_ended = on_ended

@@ -26,29 +26,23 @@ class Target:
     model: str
     version: int
     replicas: int
-    """Replicas that take requests."""
     pool: int = 0
-    """Additional replicas in the warm pool, warm or asleep."""
     max_surge: int = 1
     """Replicas beyond `replicas` while versions change."""
     max_unavailable: int = 0
     """Replicas by which the ready ones may be fewer than `replicas` while versions change; positive where `max_surge`
     is 0, or nothing could ever change."""
     candidate: int | None = None
-    """The version that is rolled out beside `version`."""
     candidate_replicas: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A replica that is there."""
-
     name: str
     model: str
     version: int
     state: ReplicaState
     in_pool: bool = False
-    """See `ReplicaLifecycle.in_pool`."""
     can_sleep: bool = False
     """It computes on a GPU, and may wait asleep."""
     load: float = 0.0
@@ -61,12 +55,9 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a replica."""
-
     model: str
     version: int
     warm: bool = False
-    """It waits in the pool."""
 
 
 @dataclass(frozen=True, slots=True)

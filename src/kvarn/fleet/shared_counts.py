@@ -46,11 +46,8 @@ class RemoteScripts(ScriptRunner):
         self._channel = channel
 
     async def ask(self, call: Call) -> bytes:
-        """Run a script and wait for its answer.
-
-        Raises:
-            LimitsAwayError: The main process is gone; this one ends too.
-        """
+        """Run a script and wait for its answer. Raises `LimitsAwayError` where the main process is gone; this one ends
+        too."""
         call.reply = self._channel.call(_message(call), bytes)
         try:
             return await call.reply

@@ -54,18 +54,13 @@ class FleetListener(Protocol):
 
 
 class VersionTable:
-    """Finds versions beside the controller's passes: a checkpoint may have to be downloaded.
-
-    Args:
-        on_ended: Called when something has been found, or has not.
-        bind: See `BindVersion`.
-    """
+    """Finds versions beside the controller's passes: a checkpoint may have to be downloaded. `on_ended` is called when
+    something has been found, or has not."""
 
     def __init__(
         self, on_ended: Callable[[], None], bind: BindVersion | None = None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self.known: dict[tuple[str, int], ServedVersion] = {}
-        """By model and number."""
         self.problems: dict[str, str] = {}
         """The reason why a version is not as desired, by its name."""
         self.listeners: list[FleetListener] = []

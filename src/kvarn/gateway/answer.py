@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -119,7 +120,7 @@ def event_stream(
                 await outbox.send(*start, _body(last, is_last=True))
         except asyncio.CancelledError:
             if outbox.begun:
-                await _take_leave(outbox, why)
+                await _end_unfinished(outbox, why)
             raise
 
     return WatchedResponse(answer)
@@ -161,6 +162,7 @@ class ContentStream(WatchedResponse):
         return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
 
 
+@dataclass(slots=True)
 class _Outbox:
     """Messages on their way to a client, in order. What a full socket holds up stays here when its sender is cancelled.
 
@@ -168,32 +170,27 @@ class _Outbox:
     written, and it may be sent again.
     """
 
-    def __init__(self, send: Send) -> None:
-        self.begun = False  # whether there ever was a message
-        self._send = send
-        self._unsent: deque[Message] = deque()
-
-    @property
-    def has_last(self) -> bool:
-        """Whether the message that ends the answer waits here."""
-        return bool(self._unsent) and self._unsent[-1].get("more_body") is False
+    to_client: Send
+    unsent: deque[Message] = field(default_factory=deque)
+    begun: bool = False  # whether there ever was a message
 
     async def send(self, *messages: Message) -> None:
         """Send what is left of earlier messages, then these."""
         self.begun = True
-        self._unsent += messages
-        while self._unsent:
-            await self._send(self._unsent[0])
-            self._unsent.popleft()
+        self.unsent += messages
+        while self.unsent:
+            await self.to_client(self.unsent[0])
+            self.unsent.popleft()
 
 
 def _body(data: bytes, *, is_last: bool = False) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": not is_last}
 
 
-async def _take_leave(outbox: _Outbox, encode_error: Callable[[Exception], bytes]) -> None:
-    """Say why a stream ends unfinished. Where it is the client that left, nobody hears it."""
-    why = [] if outbox.has_last else [_body(encode_error(shutting_down()), is_last=True)]
+async def _end_unfinished(outbox: _Outbox, encode_error: Callable[[Exception], bytes]) -> None:
+    """Send the reason why a stream ends unfinished, in vain where the client has left."""
+    has_last = bool(outbox.unsent) and outbox.unsent[-1].get("more_body") is False
+    why = [] if has_last else [_body(encode_error(shutting_down()), is_last=True)]
     with suppress(TimeoutError):
         async with asyncio.timeout(_LEAVE_S):  # the socket of a slow reader may be full
             await outbox.send(*why)

@@ -27,7 +27,6 @@ from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import PUBLIC, OpenRequests, RequestMiddleware
 from kvarn.gateway.openapi import JsonRoute, extend_openapi
 from kvarn.gateway.routes import (
-    adapters,
     batches,
     chat,
     completions,
@@ -42,7 +41,6 @@ from kvarn.gateway.routes import (
     responses,
     rollouts,
     tokens,
-    uploads,
     vllm,
 )
 from kvarn.gateway.routes.organization import (
@@ -79,25 +77,8 @@ _log = logging.getLogger("kvarn.gateway")
 _ROUTERS = [
     module.router
     for module in (
-        *(
-            chat,
-            completions,
-            messages,
-            message_batches,
-            ollama,
-            responses,
-            conversations,
-            encoders,
-            tokens,
-            models,
-            adapters,
-            files,
-            uploads,
-            batches,
-            rollouts,
-            operation,
-            vllm,
-        ),
+        *(chat, completions, messages, message_batches, ollama, responses, conversations, encoders, tokens, models),
+        *(files, batches, rollouts, operation, vllm),
         *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
     )
 ]
@@ -202,8 +183,8 @@ async def _lifespan(
     if gateway.control.fleet is not None:
         reconciler = AdapterReconciler(gateway.models, gateway.store)
         workers.append(Periodic("looks for adapters that are missing", reconciler.look, config.fleet.poll_s))
-    if gateway.control.watch is not None:
-        workers.append(gateway.control.watch)
+    if gateway.control.monitor is not None:
+        workers.append(gateway.control.monitor)
     for external in gateway.control.external:
         workers += external.probes()
     if (exporter := gateway.control.traces.exporter) is not None:

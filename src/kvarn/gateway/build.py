@@ -25,11 +25,10 @@ from kvarn.answers.storage_quota import StorageQuota
 from kvarn.answers.structured.grammar_pool import GrammarPool
 from kvarn.answers.traces import Traces
 from kvarn.answers.turn import Stage
-from kvarn.catalog.engine_metrics import EngineCollector
 from kvarn.catalog.held_requests import HeldRequests
+from kvarn.catalog.metrics import EngineCollector, RoutingCollector
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ReplicasByModel, ServedModel, limits_of
-from kvarn.catalog.routing_metrics import RoutingCollector
 from kvarn.catalog.text_pool import TextPool
 from kvarn.config.schema import KvarnConfig
 from kvarn.external.generator import external_generator
@@ -86,9 +85,9 @@ def build_gateway(
         rollouts.on_saved = fleet.wake
     if autoscaling is not None:
         requests.on_held = autoscaling.wake
-    watch = _watch(golden, config, take_out, metrics)
-    if autoscaling is not None and watch is not None:
-        autoscaling.golden_prompts = watch.asked
+    monitor = _quality_monitor(golden, config, take_out, metrics)
+    if autoscaling is not None and monitor is not None:
+        autoscaling.golden_prompts = monitor.asked
     traces = Traces(make_exporter(config.traces, metrics.registry), contents=config.traces.contents)
     external = _connect_external(table, metrics)
     generators = {name: external_generator(model) for name, model in external.items()}
@@ -111,7 +110,7 @@ def build_gateway(
             fleet=fleet,
             autoscaling=autoscaling,
             shared=shared,
-            watch=watch,
+            monitor=monitor,
             golden=golden,
             shadows=shadows,
             rollouts=rollouts,
@@ -149,12 +148,12 @@ def _connect_external(models: ModelTable, metrics: GatewayMetrics) -> dict[str, 
     return {model.name: connect(model, shown) for model in found}
 
 
-def _watch(
+def _quality_monitor(
     golden: GoldenModels, config: KvarnConfig, take_out: OnDrift | None, metrics: GatewayMetrics
 ) -> QualityMonitor | None:
-    """The monitor of replicas that answer wrongly; None: not wanted, or nobody could take one out."""
+    """The monitor of replicas that answer wrongly; None: disabled, or no replica could be taken out of service."""
     if take_out is None or not config.quality.enabled:
         return None
-    watch = QualityMonitor(golden, config.quality, take_out)
-    metrics.registry.register(QualityCollector(watch))
-    return watch
+    monitor = QualityMonitor(golden, config.quality, take_out)
+    metrics.registry.register(QualityCollector(monitor))
+    return monitor

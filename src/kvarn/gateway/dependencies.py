@@ -66,7 +66,7 @@ class AdminContext:
     @asynccontextmanager
     async def audited_change(self) -> AsyncGenerator[AuditedChange, None]:
         """A change that is written to the audit log; once committed it holds for all requests of this gateway. Where
-        nobody knows whether it was committed, keys are read again, too.
+        it is unknown whether it was committed, keys are read again, too.
         """
         change: AuditedChange | None = None
         try:

@@ -10,38 +10,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from kvarn.answers.errors import to_api_error
-from kvarn.answers.generator import GeneratorFailedError
+from kvarn.answers.errors import HANDLED, to_api_error
 from kvarn.answers.record import RequestRecord
-from kvarn.catalog.timeouts import StageTimeoutError
 from kvarn.gateway.record import record_of
-from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
-from kvarn.store.errors import (
-    ConflictError,
-    NotFoundError,
-    StorageFullError,
-    StoreAwayError,
-)
-from kvarn.text.errors import ChatTemplateError, TokenizerError
 from kvarn.wire.dialects import dialect_of
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import field_error
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-
-_HANDLED: tuple[type[Exception], ...] = (
-    ApiError,
-    RequestRefusedError,
-    ReplicaLostError,
-    GeneratorFailedError,
-    StageTimeoutError,
-    TokenizerError,
-    ChatTemplateError,
-    ConflictError,
-    NotFoundError,
-    StorageFullError,
-    StoreAwayError,
-)
 
 
 def error_response(error: ApiError, record: RequestRecord) -> Response:
@@ -50,7 +26,7 @@ def error_response(error: ApiError, record: RequestRecord) -> Response:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    for kind in _HANDLED:
+    for kind in HANDLED:
         app.add_exception_handler(kind, _answer)
     app.add_exception_handler(RequestValidationError, _answer_validation)
     app.add_exception_handler(HTTPException, _answer_routing)

@@ -188,7 +188,7 @@ def _warning_headers(warnings: Sequence[str]) -> dict[str, str]:
 
 
 def _without_traceback(send: Send) -> Send:
-    """A start that failed is logged by whoever runs the server, in one line: `app.state.start_error`."""
+    """Leave out the traceback of a failed start: the server logs `app.state.start_error` in one line."""
 
     async def send_plain(message: Message) -> None:
         if message["type"] == "lifespan.startup.failed":

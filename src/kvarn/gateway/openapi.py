@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Annotated, Any, Final, get_origin, get_type_hints
 
-from fastapi import Depends, FastAPI, Query
+from fastapi import APIRouter, Depends, FastAPI, Query, params
 from fastapi.routing import APIRoute
 from msgspec.json import schema_components
 from pydantic.json_schema import models_json_schema
@@ -62,6 +62,10 @@ class JsonRoute(APIRoute):
         parameters = [each.replace(annotation=_read_by(hints[each.name])) for each in signature.parameters.values()]
         respond.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         super().__init__(path, respond, **{**options, "response_model": None})
+
+
+def json_router(prefix: str, tag: str, dependencies: Sequence[params.Depends] = ()) -> APIRouter:
+    return APIRouter(prefix=prefix, tags=[tag], route_class=JsonRoute, dependencies=dependencies)
 
 
 def _read_by(hint: Any) -> Any:

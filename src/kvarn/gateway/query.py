@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_origin
 
-from fastapi import Request
+from fastapi import Depends, Request
 from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from kvarn.gateway.record import record_of
 from kvarn.store.repositories.pages import Cursor, Page
-from kvarn.wire.openai.common import disagreement
+from kvarn.wire.openai.common import check_printable, disagreement
 from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.lists import ListObject
 
@@ -29,19 +29,13 @@ _PAGING = {"after", "before", "limit", "order"}  # not ignored by operations tha
 _MAX_WARNINGS = 8
 
 
-def _check_printable(text: str) -> str:
-    if not text.isprintable():
-        raise PydanticCustomError("not_printable", "it must be printable text")
-    return text
-
-
 def _check_flag(value: object) -> object:
     if value not in (True, False, "true", "false"):
         raise PydanticCustomError("flag", "it must be 'true' or 'false'")
     return value
 
 
-Text = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_check_printable)]
+Text = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(check_printable)]
 Texts = Annotated[list[Text], Field(default_factory=list)]
 Flag = Annotated[bool, BeforeValidator(_check_flag)]
 Time = Annotated[int, Field(ge=0, le=LATEST_S)]  # seconds since 1970
@@ -164,6 +158,9 @@ async def check_query(request: Request) -> None:
         seen.add(key)
 
 
+CHECKED = [Depends(check_query)]  # dependencies of routes
+
+
 def ignored_query(name: str) -> str:
     """The warning about a query parameter that means nothing to an operation."""
     return f"ignored unknown query parameter {name[:40]!a}"
@@ -179,6 +176,10 @@ def list_answer(page: Page[ItemT], describe: Callable[[ItemT], DescribedT]) -> L
 
     The ids of an empty page are empty strings: OpenAI's document wants strings in most lists, and has no word for none.
     """
-    data: list[Any] = [describe(item) for item in page.items]
+    return whole_list([describe(item) for item in page.items], has_more=page.has_more)
+
+
+def whole_list(data: list[Any], *, has_more: bool = False) -> ListObject[Any]:
+    """OpenAI's list object of what is described already; see `list_answer`."""
     ids = [str(each["id"] if isinstance(each, dict) else each.id) for each in (*data[:1], *data[-1:])] or ["", ""]
-    return {"object": "list", "data": data, "first_id": ids[0], "last_id": ids[1], "has_more": page.has_more}
+    return {"object": "list", "data": data, "first_id": ids[0], "last_id": ids[1], "has_more": has_more}

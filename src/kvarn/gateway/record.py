@@ -22,17 +22,13 @@ def new_record(scope: Scope) -> RequestRecord:
     supplied = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     own_id = new_id("")
     request_id = supplied.decode("ascii") if _SANE_ID.fullmatch(supplied) else f"req-{own_id}"
-    path = route_path(scope)
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    if root and (path + "/").startswith(root + "/"):  # routing compares what comes after `gateway.root_path`
+        path = path.removeprefix(root)
     dialect = dialect_of(path, scope["headers"])
     record = RequestRecord(request_id, id=own_id, endpoint=path[:256], reply=Reply(dialect))
     scope[_SCOPE_KEY] = record
     return record
-
-
-def route_path(scope: Scope) -> str:
-    """The path that routing compares: what comes after `gateway.root_path`, where the proxy has left that in."""
-    path, root = str(scope["path"]), str(scope.get("root_path", ""))
-    return path.removeprefix(root) if root and (path + "/").startswith(root + "/") else path
 
 
 async def client_left(receive: Receive) -> None:

@@ -28,7 +28,7 @@ class ControlPlane:
     fleet: FleetController | None  # makes the deployments real; None: another process does
     autoscaling: Autoscaling | None  # decides how many replicas models have; None: another process does
     shared: SharedState | None  # counts kept together with other gateway processes of this server; None: there are none
-    watch: QualityMonitor | None  # finds replicas that answer wrongly; None in processes that do not look for any
+    monitor: QualityMonitor | None  # finds replicas that answer wrongly; None in processes that do not look for any
     golden: GoldenModels  # the prompts and models that it compares
     shadows: Shadows
     rollouts: Rollouts

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from kvarn.text.tool_calls.formats import CallSyntax
+
 Kind = Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
 
 
@@ -24,7 +26,6 @@ class Function(msgspec.Struct, frozen=True):
     parameters: dict[str, Any] | None
     strict: bool
     param: str
-    """The field that holds its schema."""
 
 
 class Calls(msgspec.Struct, frozen=True):
@@ -35,9 +36,8 @@ class Calls(msgspec.Struct, frozen=True):
     named: str | None
     max_calls: int | None
     opening: str
-    """Beginning of a forced call, written in the prompt."""
-    plain_opening: str
-    """Beginning of a call of a function `f`, as the model writes it."""
+    syntax: CallSyntax
+    """The model's way to write calls."""
 
 
 class Asked(msgspec.Struct, frozen=True, tag="asked"):
@@ -55,7 +55,6 @@ class AnswerGrammar(msgspec.Struct, frozen=True, tag="grammar"):
     """The grammar of a request's answer."""
 
     text: str | None
-    """None: it may be anything."""
     warnings: list[str] = []
     content_schema: str | None = None
     """The schema, as JSON, of the text of an answer that calls nothing; None: it is of another kind."""
@@ -70,7 +69,6 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
 
 class Checked(msgspec.Struct, frozen=True):
     problem: str | None
-    """Why it does not match; None: it does."""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):

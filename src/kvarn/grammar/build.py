@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import msgspec
 
-from kvarn.grammar.answers import validator
-from kvarn.grammar.asked import AnswerGrammar, Asked, Calls, Refusal, Wanted
+from kvarn.grammar.answers import check_answer, validator
+from kvarn.grammar.asked import Answered, AnswerGrammar, Asked, Calls, Refusal, Wanted
 from kvarn.grammar.errors import GrammarError
 from kvarn.grammar.structural_tags import from_structural_tag
 from kvarn.grammar.text import MAX_GRAMMAR_BYTES, check, from_choices, from_ebnf, from_json_schema, from_regex
-from kvarn.grammar.tool_calls import argument_schema, calls_grammar, syntax_of, text_or_calls_grammar
+from kvarn.grammar.tool_calls import argument_schema, calls_grammar, text_or_calls_grammar
+
+_log = logging.getLogger(__name__)
 
 _MAX_JOINED_BYTES = 16 * MAX_GRAMMAR_BYTES
-"""Largest size of the grammars of all functions together."""
+
+
+def answer(payload: bytes) -> bytes:
+    """The reply to an `Asked` or an `Answered`, all JSON; see `kvarn.sandbox.worker`."""
+    request = msgspec.convert(json.loads(payload), Asked | Answered)
+    if isinstance(request, Answered):
+        return msgspec.json.encode(check_answer(request))
+    try:
+        return msgspec.json.encode(build(request))
+    except MemoryError:
+        raise
+    except Exception as error:  # a form that the checks missed
+        _log.exception("grammar compilation failed")
+        param = "tools" if request.wanted is None else request.wanted.param
+        return msgspec.json.encode(Refusal(f"{param!r} cannot be compiled ({type(error).__name__}).", param))
 
 
 def build(asked: Asked) -> AnswerGrammar | Refusal:
@@ -67,16 +84,16 @@ def _with_calls(content: str | None, calls: Calls, asked: Asked) -> AnswerGramma
     strict = any(function.strict for function in calls.functions)
     if not (calls.forced or strict or content is not None):
         return AnswerGrammar(None)
-    syntax = syntax_of(calls.plain_opening)
-    if syntax is None or not (calls.forced or syntax.marker or content is not None):
+    syntax = calls.syntax
+    if not syntax.json or not (calls.forced or syntax.marker or content is not None):
         warning = "ignored 'strict', calls in this model's format cannot be kept to a schema unless they are forced"
         return AnswerGrammar(content, [warning] if strict else [])
     _check_end(asked, "tools")
     schemas, warnings = _schemas(calls)
     if calls.forced:
-        grammar = calls_grammar(syntax, calls, asked.markers, schemas)
+        grammar = calls_grammar(calls, asked.markers, schemas)
     else:
-        grammar = text_or_calls_grammar(syntax, calls, content, asked.markers, schemas)
+        grammar = text_or_calls_grammar(calls, content, asked.markers, schemas)
     try:
         check(grammar, _MAX_JOINED_BYTES)  # what each part alone is not may be too much together
     except GrammarError as error:

@@ -5,12 +5,12 @@ A rewritten schema never allows more than what it stands for. Where it allows le
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
 from kvarn.grammar.errors import GrammarError
-from kvarn.grammar.formats import FORMATS
 from kvarn.grammar.numbers import check_number, exact_bounds, has_fractional_bound
 from kvarn.grammar.property_counts import as_choices
 
@@ -30,6 +30,40 @@ _IN_PLACE = frozenset(
     ("allOf", "anyOf", "oneOf", "if", "then", "else", "not", "dependentSchemas", "$ref", "$dynamicRef", "$recursiveRef")
 )
 """Keywords that apply schemas to the same value."""
+
+_YEAR = "(?:\\d{3}[1-9]|\\d\\d[1-9]0|\\d[1-9]00|[1-9]000)"
+_MONTHS = "(?:0[13578]|1[02])-(?:0[1-9]|[12]\\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\\d|30)|02-(?:0[1-9]|1\\d|2[0-8])"
+_LEAP_YEAR = "(?:\\d\\d(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE = f"(?:{_YEAR}-(?:{_MONTHS})|{_LEAP_YEAR}-02-29)"
+
+_OFFSET = "(?:[zZ]|[+-](?:[01]\\d|2[0-3]):[0-5]\\d)"
+_CLOCK = f"(?:[01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(?:\\.\\d+)?{_OFFSET}"
+
+
+def _leap_seconds() -> str:
+    """The last second of a UTC day, in UTC and where whole hours lie between."""
+    offsets = [f"\\+{hours:02}:00|-{24 - hours:02}:00" for hours in range(1, 24)]
+    elsewhere = [f"{hour:02}:59:60(?:\\.\\d+)?(?:{offset})" for hour, offset in enumerate(offsets)]
+    return "|".join(["23:59:60(?:\\.\\d+)?(?:[zZ]|[+-]00:00)", *elsewhere])
+
+
+_TIME = f"(?:{_CLOCK}|{_leap_seconds()})"
+
+_A, _X = "[A-Za-z0-9]", "[A-Za-z0-9-]"
+_LABEL = f"{_A}(?:{_X}?{_A}|{_X}{_A}{_X}{{0,59}}{_A}|{_X}-{_A}(?:{_X}{{0,58}}{_A})?)?"
+"""At most 63 characters, without `--` in the third place: such labels are encoded ones (RFC 5890)."""
+_HOSTNAME = f"{_LABEL}(?:\\.{_LABEL})*"
+_ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+
+FORMATS = {
+    "date": (f"^{_DATE}$",),
+    "time": (f"^{_TIME}$",),
+    "date-time": (f"^{_DATE}[tT]{_TIME}$",),
+    "hostname": (f"^{_HOSTNAME}$", "^.{1,253}$"),
+    "email": (f"^{_ATOM}(?:\\.{_ATOM})*@{_HOSTNAME}$", "^[^@]{1,64}@[^@]{1,189}$"),
+}
+"""Patterns that stand in a format's place: RFC 3339 with years from 1, RFC 1123, RFC 5321 without quoted names and
+addresses in brackets."""
 
 
 def enforceable(schema: Schema) -> Schema:
@@ -117,18 +151,18 @@ def _name_unevaluated(node: dict[str, Any]) -> None:
         node["items"] = node.pop("unevaluatedItems")
 
 
+_UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+"""Control characters without an escape of their own."""
+
+
 def _check_values(node: dict[str, Any]) -> None:
     """Refuse values that would be written as others."""
     for keyword in ("const", "enum"):
         for value in _leaves(node.get(keyword)):
-            if isinstance(value, str) and any(map(_is_unwritten, value)):
+            if isinstance(value, str) and _UNWRITTEN.search(value):
                 raise GrammarError(f"{keyword!r} holds a string with a control character, which cannot be written")
             if isinstance(value, int | float) and not isinstance(value, bool):
                 check_number(keyword, value)
-
-
-def _is_unwritten(character: str) -> bool:
-    return (character < " " and character not in "\b\t\n\f\r") or character == "\x7f"
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -60,7 +60,6 @@ def regex_of_lark(grammar: str) -> str:
 
 
 def _definitions(grammar: str) -> dict[str, list[Token] | str]:
-    """Tokens by rule, and what is imported."""
     found: dict[str, list[Token] | str] = {}
     body: list[Token] = []
     position = 0
@@ -99,7 +98,6 @@ class _Expander:
         self._done: dict[str, str] = {}
 
     def of(self, name: str, within: tuple[str, ...]) -> str:
-        """The expression of a rule or a terminal that is needed within others."""
         if name in self._done:
             return self._done[name]
         if name in within:

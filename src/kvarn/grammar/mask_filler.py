@@ -20,16 +20,11 @@ _CAPACITY = 512
 
 
 class Fill:
-    """The masks of a matcher's next token, and of the tokens behind each of some proposals.
+    """The masks of a matcher's next token, and of those behind each of some proposals. The matcher belongs to the
+    filler until `wait` returns, and comes back as it is.
 
-    The matcher belongs to the filler until `wait` returns.
-
-    Args:
-        matcher: Where the answer stands; comes back as it is.
-        proposals: Tokens that may follow.
-        added: [words] int32 mask of tokens that are allowed besides, in the first mask.
-        fail: Called with what is wrong, where no mask can be made; the masks are then `instead`.
-        instead: [words] int32.
+    `added`: [words] int32 mask of tokens allowed besides, in the first mask. `fail` is called with the problem where no
+    mask can be made; the masks are then `instead`.
     """
 
     def __init__(
@@ -59,14 +54,12 @@ class Fill:
         self._filled.wait()
 
     def take(self, masks: npt.NDArray[np.int32]) -> None:
-        """Here they are: [len, words]."""
         problem = self.matcher.get_error() if self.matcher.is_error() else None
         if problem is None and not masks[0].any():
             problem = "no token of the vocabulary can follow"
         self.settle(masks, problem)
 
     def settle(self, masks: npt.NDArray[np.int32], problem: str | None) -> None:
-        """End the wait, with a problem where there is one."""
         if problem is not None:
             self._fail(problem)
             masks = np.tile(self._instead, (len(self), 1))
@@ -90,7 +83,6 @@ class MaskFiller:
         self._queue.put(fill)
 
     def shutdown(self) -> None:
-        """Fill what waits, then end the thread."""
         self._queue.put(None)
         self._thread.join()
 
@@ -125,7 +117,7 @@ class MaskFiller:
                 fill_next_token_bitmask_par(self._executor, plain, masks)
             if proposed:
                 fill_next_token_bitmask_par_with_draft_tokens(self._executor, proposed, masks)
-        except BaseException as error:  # a panic of the library included: whoever waits must hear of it
+        except BaseException as error:  # a panic of the library included: the waiting step must get an error
             if len(fills) == 1:
                 fills[0].settle(masks[:0], f"{type(error).__name__}: {error}")
             else:  # one by one, so that the others are not refused for it

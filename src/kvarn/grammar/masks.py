@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -12,7 +12,6 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 
 from kvarn.grammar.errors import GrammarError
-from kvarn.grammar.free_text import FreeText
 from kvarn.grammar.mask_filler import Fill, MaskFiller
 from kvarn.grammar.text import limits, readable
 from kvarn.grammar.vocabulary import Vocabulary
@@ -46,7 +45,6 @@ class GrammarMasks:
             self._filler.shutdown()
 
     def _matcher(self, text: str) -> Future[LLMatcher]:
-        """At the beginning of the grammar's text: never moved, only copied."""
         found = self._built.pop(text, None) or self._builders.submit(self._build, text)
         self._built[text] = found
         while len(self._built) > _KEPT:
@@ -95,7 +93,6 @@ class GrammarMask:
         return self._problem
 
     def forced(self, index: int, output_token_ids: list[int]) -> list[int]:
-        """The tokens of text that the grammar leaves no choice about, as the tokenizer splits it."""
         choice = self._choice(index, output_token_ids)
         if choice.free is not None or self._problem is not None:
             return []
@@ -106,7 +103,6 @@ class GrammarMask:
         return rest
 
     def pack(self, index: int, output_token_ids: list[int], proposals: list[int]) -> _RowMasks:
-        """Masks that are filled on other threads; waited for by whoever reads them."""
         choice, masks = self._choice(index, output_token_ids), _RowMasks()
         if self._problem is not None:
             masks.add([self._ends] * (len(proposals) + 1))
@@ -149,7 +145,6 @@ class GrammarMask:
         masks.add([self._ends] * (len(proposals) - until))
 
     def _take_rest(self, matcher: LLMatcher, rest: bytes) -> None:
-        """Give the matcher the rest of the token that ended the free text."""
         if rest.strip() and not matcher.consume_tokens(self._vocabulary.library.tokenize_bytes(rest.lstrip())):
             self._fail(matcher.get_error())
 
@@ -188,6 +183,45 @@ class GrammarMask:
             self._problem = f"The answer cannot be kept to its grammar: {readable(problem)}"
 
 
+class FreeText:
+    """Looks for the string that ends it, token by token. `grammar` says which strings end it, and which tokens begin
+    it."""
+
+    def __init__(self, grammar: Grammar, bytes_of: Callable[[int], bytes]) -> None:
+        self.opened_by = frozenset(grammar.opened_by)
+        self.undecided = bool(grammar.opened_by)
+        """Whether there may be none: its first token decides."""
+        self._ends = [end.encode() for end in grammar.after]
+        self._longest = max(map(len, self._ends))
+        self._bytes_of = bytes_of
+        self._tail = b""
+
+    def copy(self) -> FreeText:
+        other = FreeText.__new__(FreeText)
+        for name in ("opened_by", "undecided", "_ends", "_longest", "_bytes_of", "_tail"):
+            setattr(other, name, getattr(self, name))
+        return other
+
+    def take(self, token: int) -> bytes | None:
+        """Go on by a token. Returns what of it stands behind the end, where the text ends with it, else None."""
+        self.undecided = False
+        text = self._tail + self._bytes_of(token)
+        found = [(place + len(end), len(end)) for end in self._ends if (place := text.find(end)) >= 0]
+        if found:
+            return text[min(found)[0] :]
+        self._tail = text[-self._longest :]
+        return None
+
+    def follow(self, tokens: Sequence[int]) -> tuple[int, bytes]:
+        """Go on by tokens up to its end. Returns how many of the positions before, between and behind them belong to
+        it, and what `take` returned at its end."""
+        for count, token in enumerate(tokens, start=1):
+            rest = self.take(token)
+            if rest is not None:
+                return count, rest
+        return len(tokens) + 1, b""
+
+
 @dataclass(slots=True)
 class _Choice:
     """State of one choice in the grammar."""
@@ -197,14 +231,12 @@ class _Choice:
     """While the text before the grammar's lasts."""
     fill: Fill | None = None
     num_taken: int = 0
-    """Tokens of output it has gone on by."""
     forced: list[int] = field(default_factory=list)
     """The tokens forced at the last query: a step takes only a part of a long text, and computing it again for each
     step would take milliseconds."""
     forced_at: int = 0
 
     def rest_of_forced(self, outputs: list[int]) -> list[int]:
-        """The forced tokens that follow the outputs; empty if the outputs differ, or none are left."""
         passed = len(outputs) - self.forced_at
         if passed < 0 or outputs[self.forced_at :] != self.forced[:passed]:
             return []
@@ -214,7 +246,6 @@ class _Choice:
 class _RowMasks:
     def __init__(self) -> None:
         self._sources: list[tuple[Fill | list[npt.NDArray[np.int32]], int]] = []
-        """Source of each position's mask, and the position in it."""
 
     def add(self, source: Fill | list[npt.NDArray[np.int32]]) -> None:
         self._sources += [(source, place) for place in range(len(source))]
@@ -226,7 +257,6 @@ class _RowMasks:
 
 
 def packed(tokens: Sequence[int], vocab_size: int) -> npt.NDArray[np.int32]:
-    """[words] a mask of these tokens."""
     mask = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
     mask[list(tokens)] = 1
     return np.packbits(mask, bitorder="little").view(np.int32)

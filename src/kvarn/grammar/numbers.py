@@ -26,26 +26,19 @@ def check_number(keyword: str, value: float) -> None:
 
 
 def has_fractional_bound(node: dict[str, Any]) -> bool:
-    """Whether a schema's own bounds are no integers."""
     values = [node.get(keyword) for low, high, _ in _BOUNDS for keyword in (low, high)]
     return any(isinstance(value, float) and math.isfinite(value) and not value.is_integer() for value in values)
 
 
 def exact_bounds(node: dict[str, Any], fractional: bool) -> None:
-    """Rewrite the bounds of a schema.
+    """Rewrite the bounds of a schema. Raises GrammarError that names the keyword of one that cannot be enforced.
 
     * Those beyond 2^53 are drawn in to it.
     * llguidance takes the integer at an exclusive bound for allowed where the other bound is a fraction less than 1
-      farther from zero. So the bound becomes an inclusive one a billionth away.
-    * It leaves out decimals that are the beginning of a bound's (0.9 of 0.999): they are added as ranges of
-      their own, as are multiples with fewer decimals than `multipleOf`.
-
-    Args:
-        node: The schema.
-        fractional: Whether any bound in the whole schema, with which this one's may be joined, is no integer.
-
-    Raises:
-        GrammarError: One cannot be enforced; it names the keyword.
+    farther from zero. So the bound becomes an inclusive one a billionth away, if any bound in the whole schema is
+    `fractional`.
+    * It leaves out decimals that are the beginning of a bound's (0.9 of 0.999): they are added as ranges of their own,
+    as are multiples with fewer decimals than `multipleOf`.
     """
     for inclusive, exclusive, sign in _BOUNDS:
         for keyword in (inclusive, exclusive):
@@ -68,7 +61,6 @@ def exact_bounds(node: dict[str, Any], fractional: bool) -> None:
 
 
 def _keep_tighter(node: dict[str, Any]) -> None:
-    """Drop the looser of an inclusive and an exclusive bound."""
     for inclusive, exclusive, sign in _BOUNDS:
         closed_at, open_at = node.get(inclusive), node.get(exclusive)
         if _is_number(closed_at) and _is_number(open_at):
@@ -110,7 +102,6 @@ def _add_short_decimals(node: dict[str, Any]) -> None:
 
 
 def _beginnings(value: float) -> list[float]:
-    """The numbers that the decimals of one begin with."""
     text = format(Decimal(repr(value)), "f")
     whole, _, digits = text.partition(".")
     return [float(f"{whole}.{digits[:length]}") for length in range(1, min(len(digits), _MAX_DIGITS))]

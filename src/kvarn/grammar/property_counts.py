@@ -15,22 +15,22 @@ _MAX_PROPERTIES = 2000
 def as_choices(node: dict[str, Any]) -> dict[str, Any]:
     """The schema with a choice of those properties that are there, where it counts them; llguidance counts only
     where none may be left out. Raises GrammarError where there are too many ways, or names may be written twice."""
-    least, most = _count(node, "minProperties"), _count(node, "maxProperties")
-    if least is None and most is None:
+    minimum, maximum = _count(node, "minProperties"), _count(node, "maxProperties")
+    if minimum is None and maximum is None:
         return node
     listed, required = node.get("properties"), node.get("required")
     listed = listed if isinstance(listed, dict) else {}
     required = required if isinstance(required, list) else []
     optional = [name for name in listed if name not in required and listed[name] is not False]
     unlisted = node.get("additionalProperties") is not False or bool(node.get("patternProperties"))
-    if unlisted and (least or 0) > 1 + len(set(required)):
+    if unlisted and (minimum or 0) > 1 + len(set(required)):
         raise GrammarError("'minProperties' above 1 cannot be enforced where names are not listed in 'properties'")
     if not optional and unlisted:
         return node
-    if unlisted and most is not None:
+    if unlisted and maximum is not None:
         raise GrammarError("'maxProperties' cannot be enforced where some properties may be left out and others added")
     fixed = len(set(required))
-    need, room = max((least or 0) - fixed, 0), len(optional) if most is None else most - fixed
+    need, room = max((minimum or 0) - fixed, 0), len(optional) if maximum is None else maximum - fixed
     if need > len(optional) + unlisted or room < need or room < 0:
         return node  # which llguidance refuses, or refuses to match anything
     return _choice(node, optional, need, room, unlisted)

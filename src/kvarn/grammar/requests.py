@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvarn.grammar.asked import Asked, Calls, Function, Kind, Wanted
+from kvarn.text.tool_calls.formats import CallSyntax
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.common import SamplingFields
 from kvarn.wire.openai.errors import invalid_request
@@ -21,10 +22,10 @@ def completion_asked(request: SamplingFields, markers: Mapping[str, int]) -> Ask
 
 
 def chat_asked(
-    request: ChatCompletionRequest, opening: str, plain_opening: str, markers: Mapping[str, int]
+    request: ChatCompletionRequest, opening: str, syntax: CallSyntax, markers: Mapping[str, int]
 ) -> Asked | None:
     """The form of a chat's answer; see `completion_asked`. `opening`: what stands of a forced call in the prompt;
-    `plain_opening`: how the model begins a call of a function `f`."""
+    `syntax`: how the model writes calls."""
     wanted, use = _wanted(request), request.tool_use
     calls = None
     if use is not None and use.functions:
@@ -32,7 +33,7 @@ def chat_asked(
             Function(each.name, each.parameters, bool(each.strict), _where(request, each.name))
             for each in use.functions
         ]
-        calls = Calls(functions, use.forced, use.named, use.max_calls, opening, plain_opening)
+        calls = Calls(functions, use.forced, use.named, use.max_calls, opening, syntax)
     if wanted is None and calls is None:
         return None
     named = markers if calls is not None else _markers_in(wanted, markers)

@@ -28,15 +28,8 @@ class _StructuralTag(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def from_structural_tag(value: dict[str, Any], markers: Mapping[str, int]) -> str:
-    """The grammar of a structural tag.
-
-    Args:
-        value: `structures`, each with `begin`, `schema` and `end`; and `triggers`, each the beginning of some `begin`.
-        markers: Ids of the tokens that are no text, by name.
-
-    Raises:
-        GrammarError: It is of another form, or one of its parts matches no trigger.
-    """
+    """The grammar of a structural tag: `structures`, each with `begin`, `schema` and `end`, and `triggers`, each the
+    beginning of some `begin`. Raises GrammarError for another form, or a part that matches no trigger."""
     try:
         tag = msgspec.convert(value, _StructuralTag)
     except msgspec.ValidationError as error:
@@ -66,7 +59,6 @@ def from_structural_tag(value: dict[str, Any], markers: Mapping[str, int]) -> st
 
 
 def _trigger_rules(number: int, trigger: str, markers: Mapping[str, int]) -> list[str]:
-    """Text up to a trigger. Where that begins with a token of its own, text cannot hold it."""
     first = next((name for name in markers if trigger.startswith(name)), None)
     if first is not None:
         return [f"trigger{number}: TEXT {literal(trigger, markers)}"]

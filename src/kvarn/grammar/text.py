@@ -53,7 +53,6 @@ def from_json_schema(schema: dict[str, Any] | bool) -> str:
 
 
 def with_options(schema: dict[str, Any] | bool) -> dict[str, Any]:
-    """A schema with the options that llguidance reads from it, in place of any that it has."""
     given = schema if isinstance(schema, dict) else ({} if schema else {"not": {}})
     return {**given, "x-guidance": JSON_OPTIONS}
 
@@ -119,7 +118,6 @@ def literal(text: str, markers: Mapping[str, int]) -> str:
 
 
 def joined(lark: str, **parts: str) -> str:
-    """One grammar of several: `lark` refers to the others, each in llguidance's form, by `@name`."""
     grammars: list[dict[str, Any]] = [{"name": "joined", "lark_grammar": lark}]
     for name, part in parts.items():
         first, *others = json.loads(part)["grammars"] if part.startswith("{") else [{"lark_grammar": part}]
@@ -178,7 +176,6 @@ _MEANINGS = (
 
 
 def readable(problem: str) -> str:
-    """The part of llguidance's error message that helps a client."""
     unknown = re.fullmatch(r"Unimplemented keys: \[(.*)\]", problem)
     if unknown is not None:
         names = unknown[1].replace('"', "'")

@@ -3,136 +3,86 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 from kvarn.grammar.asked import Calls, Function
 from kvarn.grammar.text import from_json_schema, joined, literal, quoted
-from kvarn.text.reasoning.harmony import CHANNEL, CONSTRAIN, MESSAGE
 from kvarn.text.tool_calls.argument_values import without_arguments
-from kvarn.text.tool_calls.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from kvarn.text.tool_calls.formats import NAME
 
 _LEXEMES = re.compile(r'"[^"]*"|[{}]|[^"{}]+')
-NAME = "\0"
-"""Stands in a `CallSyntax` for the function's name."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallSyntax:
-    """Syntax of calls whose arguments are JSON: begin, calls with separators between them, end."""
+def calls_grammar(calls: Calls, markers: Mapping[str, int], schemas: Mapping[str, object]) -> str:
+    """One call at least, of the functions that may be called, each with arguments that match its schema (by function's
+    name)."""
 
-    call: str
-    """Up to the arguments of a call."""
-    after: str
-    separator: str | None = ""
-    """None: there is one call."""
-    begin: str = ""
-    end: str = ""
-    marker: str = ""
-    """Text that begins a call, and that text outside calls must not contain; empty if no text marks the beginning of a
-    call."""
+    def beginning(name: str) -> str | None:
+        prefix = calls.syntax.prefix(name)
+        allowed = calls.named in (None, name) and prefix.startswith(calls.opening)
+        return literal(prefix[len(calls.opening) :], markers) if allowed else None
 
-    def prefix(self, name: str) -> str:
-        """The text up to the arguments of the first call."""
-        return self.begin + self.call.replace(NAME, name)
-
-
-_OBJECT = f'{{"name": "{NAME}", "arguments": '
-_LLAMA3 = CallSyntax(f'{{"name": "{NAME}", "parameters": ', "}", separator="; ")
-_SYNTAXES = (
-    CallSyntax(f"<tool_call>\n{_OBJECT}", "}\n</tool_call>", separator="\n", marker="<tool_call>"),
-    CallSyntax(_OBJECT, "}", separator=", ", begin="[TOOL_CALLS] [", end="]", marker="[TOOL_CALLS]"),
-    CallSyntax(f"[TOOL_CALLS]{NAME}[ARGS]", "", marker="[TOOL_CALLS]"),
-    _LLAMA3,
-    CallSyntax(_OBJECT, "}", separator=", ", begin="<|tool_call|>[", end="]", marker="<|tool_call|>"),
-    CallSyntax(_OBJECT, "}", separator=", ", begin="functools[", end="]", marker="functools["),
-    CallSyntax(
-        f"{CALL_BEGIN}function{SEPARATOR}{NAME}\n```json\n",
-        f"\n```{CALL_END}",
-        separator="\n",
-        begin=CALLS_BEGIN,
-        end=CALLS_END,
-        marker=CALLS_BEGIN,
-    ),
-    CallSyntax(f"{CALL_BEGIN}{NAME}{SEPARATOR}", CALL_END, begin=CALLS_BEGIN, end=CALLS_END, marker=CALLS_BEGIN),
-    CallSyntax(f"{CHANNEL}commentary to=functions.{NAME} {CONSTRAIN}json{MESSAGE}", "", separator=None),
-)
-
-
-def syntax_of(opening: str) -> CallSyntax | None:
-    """The syntax of the format in which a call of a function `f` begins with `opening`; None where there is none: its
-    calls cannot be kept to a grammar."""
-    return next((each for each in _SYNTAXES if opening and each.prefix("f").startswith(opening)), None)
-
-
-def calls_grammar(syntax: CallSyntax, calls: Calls, markers: Mapping[str, int], schemas: Mapping[str, object]) -> str:
-    """One call at least, of the functions that may be called, each with arguments that match its schema (by
-    function's name)."""
-    rules, parts = _calls(syntax, calls, markers, schemas)
-    first = " | ".join(
-        _sequence(literal(syntax.prefix(function.name)[len(calls.opening) :], markers), f"@args{number}", "after")
-        for number, function in enumerate(calls.functions)
-        if calls.named in (None, function.name) and syntax.prefix(function.name).startswith(calls.opening)
-    )
-    return joined(f"start: first {rules['more']} end\nfirst: {first}\n{rules['text']}", **parts)
+    more, rules = _rules(calls, markers, beginning)
+    return joined(f"start: first {more} end\n{rules}", **_arguments(calls, schemas))
 
 
 def text_or_calls_grammar(
-    syntax: CallSyntax, calls: Calls, content: str | None, markers: Mapping[str, int], schemas: Mapping[str, object]
+    calls: Calls, content: str | None, markers: Mapping[str, int], schemas: Mapping[str, object]
 ) -> str:
     """The grammar of an answer when the model decides whether to call. `content`: the grammar of an answer that
     calls nothing; None: any text, which may also stand before calls."""
-    rules, parts = _calls(syntax, calls, markers, schemas)
-    first = " | ".join(
-        _sequence(literal(syntax.prefix(function.name), markers), f"@args{number}", "after")
-        for number, function in enumerate(calls.functions)
-    )
-    if content is not None and not syntax.marker:  # the answer may be an object too: the same lexemes for both
-        first = " | ".join(
-            _sequence(*map(quoted, _LEXEMES.findall(syntax.prefix(function.name))), f"@args{number}", "after")
-            for number, function in enumerate(calls.functions)
-        )
-    rule = f"calls: first {rules['more']} end\nfirst: {first}\n{rules['text']}"
+    syntax, parts = calls.syntax, _arguments(calls, schemas)
+
+    def whole(name: str) -> str:
+        return literal(syntax.prefix(name), markers)
+
+    def as_object(name: str) -> str:  # the answer may be an object too: the same lexemes for both
+        return " ".join(map(quoted, _LEXEMES.findall(syntax.prefix(name))))
+
+    def behind_marker(name: str) -> str:
+        return literal(syntax.prefix(name)[len(syntax.marker) :], markers)
+
     if content is not None:
-        return joined(f"start: content | calls\ncontent: @content\n{rule}", content=content, **parts)
+        more, rules = _rules(calls, markers, whole if syntax.marker else as_object)
+        lark = f"start: content | calls\ncontent: @content\ncalls: first {more} end\n{rules}"
+        return joined(lark, content=content, **parts)
     text = "TEXT: /(.|\\n)*/"
     if syntax.marker in markers:
-        return joined(f"start: TEXT calls?\n{text}\n{rule}", **parts)
+        more, rules = _rules(calls, markers, whole)
+        return joined(f"start: TEXT calls?\n{text}\ncalls: first {more} end\n{rules}", **parts)
     # The lexer leaves the text as soon as the marker is complete.
-    behind = " | ".join(
-        _sequence(literal(syntax.prefix(function.name)[len(syntax.marker) :], markers), f"@args{number}", "after")
-        for number, function in enumerate(calls.functions)
-    )
+    more, rules = _rules(calls, markers, behind_marker)
     begin = f"begin[lazy]: TEXT {quoted(syntax.marker)}"
-    lark = f"start: begin first {rules['more']} end | TEXT\n{begin}\n{text}\nfirst: {behind}\n{rules['text']}"
-    return joined(lark, **parts)
+    return joined(f"start: begin first {more} end | TEXT\n{begin}\n{text}\n{rules}", **parts)
 
 
-def _calls(
-    syntax: CallSyntax, calls: Calls, markers: Mapping[str, int], schemas: Mapping[str, object]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Common part of the grammars: rules, and the grammars of arguments by name."""
-    parts = {f"args{number}": _arguments(schemas[each.name]) for number, each in enumerate(calls.functions)}
-    another = " | ".join(
-        _sequence(
-            literal((syntax.separator or "") + syntax.call.replace(NAME, each.name), markers), f"@args{number}", "after"
-        )
-        for number, each in enumerate(calls.functions)
+def _rules(calls: Calls, markers: Mapping[str, int], beginning: Callable[[str], str | None]) -> tuple[str, str]:
+    """Name of the rule for further calls, or nothing, and the rules for all calls.
+
+    `beginning`: text before the arguments of the first call, by the function's name; None: it is not called first.
+    """
+    syntax = calls.syntax
+
+    def choice(before: Callable[[str], str | None]) -> str:
+        texts = [(number, before(each.name)) for number, each in enumerate(calls.functions)]
+        return " | ".join(f"{text} @args{number} after".lstrip() for number, text in texts if text is not None)
+
+    rules = (
+        f"first: {choice(beginning)}\nafter: {literal(syntax.after, markers)}\nend: {literal(syntax.end, markers)}\n"
     )
-    text = f"after: {literal(syntax.after, markers)}\nend: {literal(syntax.end, markers)}\n"
-    more = ""
-    if calls.max_calls is None and syntax.separator is not None:
-        text += f"another: {another}\n"
-        more = "another*"
-    return {"text": text, "more": more}, parts
+    if calls.max_calls is not None or syntax.separator is None:
+        return "", rules
+    between = syntax.separator + syntax.call
+    return "another*", f"{rules}another: {choice(lambda name: literal(between.replace(NAME, name), markers))}\n"
 
 
-def _arguments(schema: object) -> str:
-    return from_json_schema(schema if isinstance(schema, dict) else {"type": "object"})
-
-
-def _sequence(*parts: str) -> str:
-    return " ".join(part for part in parts if part)
+def _arguments(calls: Calls, schemas: Mapping[str, object]) -> dict[str, str]:
+    """Grammars of the functions' arguments, by the names that rules give them."""
+    found = [schemas[each.name] for each in calls.functions]
+    return {
+        f"args{number}": from_json_schema(schema if isinstance(schema, dict) else {"type": "object"})
+        for number, schema in enumerate(found)
+    }
 
 
 def argument_schema(function: Function) -> dict[str, object]:

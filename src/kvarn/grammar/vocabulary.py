@@ -17,17 +17,10 @@ class Vocabulary:
     """The tokens of one model. Reading a large one takes a second, most of it with the GIL held: it is done before an
     engine serves.
 
-    Special tokens, and others written like `<this>`, are no part of any text here: a grammar names them by id,
-    `<[7]>`. llguidance forces the tokens of a known text as the tokenizer splits it, and the tokenizer finds special
-    tokens in a text that only looks like them; so it gets them under names that no text contains.
-
-    Args:
-        tokenizer: Text of tokenizer.json.
-        vocab_size: Width of the model's logits; may be more than the tokenizer has.
-        end_ids: Tokens that end an answer.
-
-    Raises:
-        GrammarError: Nothing can be enforced with this tokenizer.
+    Special tokens, and others written like `<this>`, are no part of any text here: a grammar names them by id, `<[7]>`.
+    llguidance forces the tokens of a known text as the tokenizer splits it, and the tokenizer finds special tokens in a
+    text that only looks like them; so it gets them under names that no text contains. `vocab_size` is the width of the
+    model's logits; may be more than the tokenizer has. Raises GrammarError where nothing can be enforced.
     """
 
     def __init__(self, tokenizer: str, vocab_size: int, end_ids: list[int]) -> None:
@@ -56,7 +49,7 @@ class Vocabulary:
 
 
 def _with_hidden_names(tokenizer: str, vocab_size: int) -> tuple[str, dict[int, str]]:
-    """The tokenizer with names for special tokens that nobody can guess, and their own names by id. Tokens that no
+    """The tokenizer with random names for special tokens, and their own names by id. Tokens that no
     answer can have, since logits end before them, are left out."""
     content = json.loads(tokenizer)
     secret = secrets.token_hex(16)

@@ -18,24 +18,15 @@ from kvarn.wire.openai.errors import ApiError
 
 
 class Authenticator(Protocol):
-    """Finds the principal of a request."""
-
     async def principal(self, scope: Scope) -> Principal:
         """The principal of the request with this ASGI scope. Raises `ApiError` 401 without a valid key."""
         ...
 
 
 class KeyAuthenticator:
-    """Finds the principal by the request's API key.
-
-    Args:
-        key_cache: Knows the keys.
-        last_used: Told of every key that was accepted.
-        open_to: On an open server, the names besides those of a loopback address under which those without a valid
-            key act as anybody; a valid one is honoured all the same. None: everybody needs a key.
-        origins: On an open server, origins whose pages act as anybody.
-        api_keys: Keys of the configuration: each uses models for the default organisation, and nothing else.
-    """
+    """Finds the principal by the request's API key, one of the database or of the configuration. `open_to`: on an open
+    server, the names besides those of a loopback address under which requests without a valid key act as anybody, as do
+    pages of `origins`; a valid key is honoured all the same. None: everybody needs a key."""
 
     def __init__(
         self,

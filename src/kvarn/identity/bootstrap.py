@@ -1,4 +1,4 @@
-"""The first key: without one, a server that asks for keys could be used by nobody."""
+"""The first key, without which a server that asks for keys could not be used."""
 
 from __future__ import annotations
 

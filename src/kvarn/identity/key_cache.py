@@ -37,11 +37,10 @@ AWAY_S = 1.0
 """Seconds for which a database that did not answer is not waited for again, and how long it is waited for."""
 _MAX_KNOWN = 65_536
 _MAX_UNKNOWN = 4_096
-"""Keys remembered at most. Unknown ones apart: whoever tries keys shall not push out those in use."""
+"""Keys remembered at most. Unknown ones apart: trying many keys does not push out those in use."""
 _UNKNOWN_S = 5.0
 """Seconds for which a key counts as unknown: a new key is not in the feed."""
 _NO_GRANT = Grant("", digest_of(""), None, None)
-"""An unknown key's."""
 
 _log = logging.getLogger("kvarn.identity")
 
@@ -50,19 +49,12 @@ class _Question(NamedTuple):
     """State of the cache when the database was asked."""
 
     began: float
-    """Seconds of the clock."""
     since: Position | None
     renewals: int
 
 
 class KeyCache:
-    """Finds principals.
-
-    Args:
-        store: Where keys are kept.
-        config: How old an answer may be.
-        clock: Monotonic seconds.
-    """
+    """Finds principals. `config` says how old an answer may be; `clock` gives monotonic seconds."""
 
     def __init__(self, store: Store, config: AuthConfig, clock: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         self._store = store
@@ -72,14 +64,12 @@ class KeyCache:
         """Position in the feed at which all that follows was read."""
         self._known = OrderedDict[str, Grant]()
         self._unknown = OrderedDict[str, float]()
-        """Times at which keys were found to be unknown, in seconds of the clock."""
         self._anybody: Principal | None = None
         self._is_anybody_current = False
         self._renewals = 0
         self._reading = dict[tuple[int, Position | None, str], asyncio.Task[Grant]]()
         self._asking: asyncio.Task[None] | None = None
         self._asked_at = -math.inf
-        """Time at which the feed was read up to the position."""
         self._away_since: float | None = None
         self._failed_at = -math.inf
 

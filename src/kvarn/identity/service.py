@@ -21,11 +21,7 @@ _log = logging.getLogger("kvarn.identity")
 
 
 class Identity:
-    """Keys and whom they act for.
-
-    Raises:
-        ConfigError: The server would be open to other machines.
-    """
+    """Keys and whom they act for. Raises `ConfigError` where the server would be open to other machines."""
 
     def __init__(self, config: KvarnConfig, store: Store) -> None:
         self._config = config

@@ -81,7 +81,7 @@ class AdapterMemory(Protocol):
         ...
 
     def write(self, adapter: PackedAdapter, blocks: Sequence[int]) -> None:
-        """Copy an adapter into blocks that nobody else uses. May run in a thread beside steps that use other blocks."""
+        """Copy an adapter into blocks of its own. May run in a thread beside steps that use other blocks."""
         ...
 
     def place(self, index: int, adapter: PackedAdapter, blocks: Sequence[int]) -> None:

@@ -16,7 +16,6 @@ class Kernels:
     """One backend on one device."""
 
     name: str
-    """For logs and metrics."""
     device: Device
     packer: WeightPacker
     operations: Operations

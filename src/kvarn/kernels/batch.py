@@ -25,7 +25,6 @@ class HeadShape(NamedTuple):
     query: int
     kv: int
     dim: int
-    """Numbers in a head."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ class LayerParts:
     attention_norm: Norm | None
     qkv: Linear
     query_key_norm: Norm | None
-    """The norm of each query and key head."""
     output: Linear
     attention_output_norm: Norm | None
     mlp_norm: Norm | None
@@ -86,7 +85,6 @@ class GreedyParts:
     norm: Norm
     head: Linear
     windows: Sequence[int | None]
-    """By kind of layer."""
     rotations: Sequence[Callable[[torch.Tensor], Rotation]]
     """The angles of positions [N], by kind of layer."""
 

@@ -32,9 +32,7 @@ class Linear(Protocol):
     """out = norm(x) W^T + bias; or, packed with an activation, activation(gate) * up."""
 
     out_features: int
-    """Numbers in a row of the result."""
     in_features: int
-    """Numbers in a row of the input."""
     nbytes: int
     """Bytes read for one product with a few rows: the packed weight, scales included."""
     adapter_layer: int

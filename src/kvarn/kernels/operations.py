@@ -19,8 +19,8 @@ from kvarn.kernels.decoder import DecoderLayers, DecoderParts, GreedyDecoder, Gr
 from kvarn.kernels.delta import DeltaMetadata
 from kvarn.kernels.device.memory import zeros_on_demand
 from kvarn.kernels.errors import UnsupportedByBackendError
+from kvarn.kernels.experts import RouterSpec
 from kvarn.kernels.linear import LayerNorm, Norm
-from kvarn.kernels.router import RouterSpec
 from kvarn.kernels.sampling import SamplingTensors, unpack_mask
 from kvarn.kernels.torch.adapters import TorchAdapterMemory
 from kvarn.kernels.torch.attention import plan_attention

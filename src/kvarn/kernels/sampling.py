@@ -9,8 +9,8 @@ integers: a sum of integers below 2**53 is exact in float64 in any order. So tot
 of top-p do not depend on how a product or a reduction is split into tiles, lanes or threads, and every shortcut of a
 backend (two-level search, candidate sets, selection) gives exactly what a full sort would give. The only inexact
 operations are elementwise. The cost: a token's share is off by at most 2**-(b+1) of the most likely token's, 2**-35 for
-a vocabulary of 2**18; nobody can measure it. A backend's exponential is its own, so two backends agree on all but the
-few tokens at whose boundary the uniform number lies.
+a vocabulary of 2**18: too little to be measured. A backend's exponential is its own, so two backends agree on all but
+the few tokens at whose boundary the uniform number lies.
 
 Filters act on the weights in the order min-p, top-k, top-p. Ties go to the lowest token id. Without top-k and top-p the
 cumulative sum runs in the order of token ids; with them, in the order (weight descending, token id ascending).

@@ -19,9 +19,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvarn.engine.memory.block_inventory import BlockInventory
-from kvarn.kvstore.errors import EVICTED, BadBlockError, KVStoreError
 from kvarn.kvstore.keys import KEY_FILE, OVERHEAD_BYTES, MasterKeys, TenantKey
-from kvarn.kvstore.record import ENCRYPTED, HEADER_BYTES, BlockId, pack_header, tenant_digest
+from kvarn.kvstore.record import (
+    ENCRYPTED,
+    EVICTED,
+    HEADER_BYTES,
+    BadBlockError,
+    BlockId,
+    KVStoreError,
+    pack_header,
+    tenant_digest,
+)
 from kvarn.kvstore.segment import SUFFIX, Segment, sync_directory
 from kvarn.kvstore.tier import StoredBlock
 
@@ -51,12 +59,10 @@ class DiskTier:
     """Blocks by name, in files. One thread may write while others read and ask.
 
     Args:
-        directory: For all models; the engine's own part of it is locked while it runs.
-        name: Of the model.
+        directory: Directory for all models; the engine's own part of it is locked while it runs.
         digest: 16 bytes; see `BlockId.model`.
-        block_bytes: Of a block's contents.
-        capacity_bytes: Of all files at most.
-        tenant_bytes: Of one tenant's.
+        block_bytes: Bytes of a block's contents.
+        capacity_bytes: Bytes of all files at most; `tenant_bytes`: of one tenant's.
         keys: Encrypts; None leaves blocks as they are.
 
     Raises:
@@ -96,7 +102,6 @@ class DiskTier:
         self._held: BlockInventory | None = None
         self._tenants: dict[bytes, _Tenant] = {}
         self._used: dict[Segment, _Tenant] = {}
-        """All segments, the least recently used first."""
         model = directory / urllib.parse.quote(name, safe="")
         try:
             self._directory = model / digest.hex()
@@ -121,12 +126,7 @@ class DiskTier:
             return sum(segment.num_bytes for segment in self._used)
 
     def read(self, name: bytes, tenant: str, scope: bytes, into: memoryview) -> None:
-        """Read and verify a block's contents.
-
-        Raises:
-            BadBlockError: It is not here, or unusable, and not here any more.
-            OSError: It cannot be read; it is not here any more either.
-        """
+        """See `Tier`."""
         with self._lock:
             if name not in self._places:
                 raise BadBlockError(EVICTED)
@@ -147,11 +147,7 @@ class DiskTier:
             raise
 
     def write(self, tenant: str, blocks: Sequence[StoredBlock]) -> None:
-        """Keep a tenant's blocks; they can be found when this returns. Only one thread may write.
-
-        Raises:
-            OSError: Some could not be written; those that were are kept.
-        """
+        """See `Tier`."""
         digest = tenant_digest(tenant)
         owner = self._tenants.get(digest) or self._add_tenant(digest)
         rest = [block for block in blocks if block.name not in self._places]
@@ -177,11 +173,7 @@ class DiskTier:
                     self._leave(segment)
 
     def delete(self, tenant: str) -> None:
-        """Forget a tenant and remove its files, its key first. Only the thread that writes may do so.
-
-        Raises:
-            OSError: Some could not be removed.
-        """
+        """Forget a tenant and remove its files, its key first; see `Tier`."""
         self.forget(tenant)
         directory = self._directory / tenant_digest(tenant).hex()
         if directory.exists():
@@ -227,7 +219,6 @@ class DiskTier:
             self._make_room(tenant, 0, None)
 
     def _opens(self, tenant: _Tenant) -> bool:
-        """Whether a tenant's blocks can be read as this process is configured."""
         try:
             tenant.key = None if self._keys is None else self._keys.open(tenant.directory, tenant.digest)
         except (BadBlockError, FileNotFoundError, IsADirectoryError) as error:
@@ -263,7 +254,6 @@ class DiskTier:
         return tenant
 
     def _open_segment(self, tenant: _Tenant) -> Segment:
-        """The segment that the tenant's next block is written to."""
         with self._lock:
             latest = max(tenant.segments, key=lambda segment: segment.path, default=None)
             if latest is not None and len(latest.names) < self._segment_records:
@@ -341,7 +331,6 @@ class DiskTier:
 
 
 def _remove(path: Path) -> None:
-    """Remove what stands where a directory belongs, whatever it is."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

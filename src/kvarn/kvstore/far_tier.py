@@ -1,14 +1,13 @@
-"""One tier behind memory: the thread that writes to it, and what reading from it takes."""
+"""One tier behind memory: the thread that writes to it, what reading from it takes, blocks that were dropped."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Container
+from collections import Counter, deque
+from collections.abc import Callable, Container
 
 from kvarn.engine.plan import BlockTransfer
-from kvarn.kvstore.dropped import DroppedBlocks
 from kvarn.kvstore.memory import MemoryTier
 from kvarn.kvstore.tier import StoredBlock, Tier
 from kvarn.wire.messages import KVTierStats
@@ -20,15 +19,44 @@ _GATHER_S = 0.25
 FIRST_GUESS = 200e6
 """Bytes a second read, before it was measured."""
 _SMOOTHING = 0.2
+_LOG_EVERY_S = 60.0
 
 log = logging.getLogger(__name__)
+
+
+class DroppedBlocks:
+    """Counts them by tier and reason. Thread-safe. `clock`: seconds, monotonic."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._counts: dict[str, Counter[str]] = {}
+        self._log_due_s = clock()
+
+    def add(self, tier: str, reason: str, count: int = 1) -> None:
+        if count:
+            with self._lock:
+                self._counts.setdefault(tier, Counter())[reason] += count
+
+    def failed(self, tier: str, reason: str, count: int, error: Exception) -> None:
+        """So many were dropped by an error, which is logged unless one was a moment ago."""
+        self.add(tier, reason, count)
+        with self._lock:
+            now = self._clock()
+            if now < self._log_due_s:
+                return
+            self._log_due_s = now + _LOG_EVERY_S
+        log.warning("KV blocks of a tier are not used", extra={"tier": tier, "reason": reason, "error": str(error)})
+
+    def counts(self, tier: str) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts.get(tier, ()))
 
 
 class FarTier:
     """Writes blocks of the memory tier to a tier behind it.
 
     Args:
-        tier: Becomes its own.
         memory: Holds the blocks, pinned, until they are written.
         work: Lock of the memory tier's books and of all here; notified of changes.
         dropped: Counts blocks that are not written.
@@ -45,7 +73,6 @@ class FarTier:
     ) -> None:
         self.tier = tier
         self.bytes_per_s = FIRST_GUESS
-        """Measured speed of reading."""
         self.flushing = 0
         """Callers that wait until all is written."""
         self._memory = memory
@@ -99,7 +126,6 @@ class FarTier:
     # Without it -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the thread; what it has not written is lost."""
         with self._work:
             self._closed = True
             self._work.notify_all()

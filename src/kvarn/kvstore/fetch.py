@@ -32,7 +32,6 @@ class Fetch:
 
 
 def copy_parts(parts: BlockContents, contents: memoryview, *, outwards: bool) -> None:
-    """Between a block's parts and its memory here."""
     if sum(map(len, parts)) != len(contents):
         raise ValueError(f"a block has {len(contents)} bytes here, and {sum(map(len, parts))} in the KV cache")
     start = 0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvarn.config.extras import missing_extra
-from kvarn.kvstore.errors import BadBlockError, KVStoreError
+from kvarn.kvstore.record import BadBlockError, KVStoreError
 
 KEY_FILE = "key"
 _NONCE_BYTES = 12
@@ -69,12 +69,8 @@ class MasterKeys:
         return cls(keys)
 
     def open(self, directory: Path, tenant: bytes) -> TenantKey:
-        """A tenant's key, from the file in its directory.
-
-        Raises:
-            BadBlockError: No master key opens it: it was damaged, or protected by one that is not in the file any more.
-            OSError: It cannot be read; FileNotFoundError where there is none.
-        """
+        """A tenant's key, from the file in its directory. Raises OSError, or `BadBlockError` where no master key opens
+        it: it was damaged, or protected by one that is not in the file any more."""
         protected = (directory / KEY_FILE).read_bytes()
         for master in self._keys:
             try:

@@ -18,15 +18,9 @@ class _Entry:
 
 
 class MemoryTier:
-    """A bounded set of blocks by name. Not thread-safe; contents may be read and written without its owner's lock as
-    long as the block is pinned.
-
-    Args:
-        num_slots: Blocks it holds at most; at least 1.
-        block_bytes: Of each.
-        tenant_slots: Blocks of one tenant at most.
-        memory: For all slots, where other processes map it too; default: this process's own.
-    """
+    """A bounded set of blocks by name, `tenant_slots` of one tenant at most. Not thread-safe; contents may be read and
+    written without its owner's lock as long as the block is pinned. `memory`: for all slots, where other processes map
+    it too."""
 
     def __init__(self, num_slots: int, block_bytes: int, tenant_slots: int, memory: memoryview | None = None) -> None:
         self.num_slots = num_slots
@@ -59,7 +53,6 @@ class MemoryTier:
         return len(self) * self.block_bytes
 
     def is_here(self, name: bytes) -> bool:
-        """Whether a block is here, or about to be."""
         return name in self._entries
 
     def slot(self, name: bytes) -> int:
@@ -87,7 +80,6 @@ class MemoryTier:
         return self._memory[start : start + self.block_bytes]
 
     def pin(self, name: bytes) -> None:
-        """Keep a block until `unpin` has been called as often."""
         entry = self._entries[name]
         entry.pins += 1
         if entry.pins == 1:
@@ -106,7 +98,6 @@ class MemoryTier:
             self._idle_of.setdefault(entry.tenant, OrderedDict())[name] = None
 
     def drop(self, name: bytes) -> None:
-        """Forget a block without pins."""
         self._remove_idle(name, self._entries[name].tenant)
         self._remove(name)
 

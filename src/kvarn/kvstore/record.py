@@ -14,17 +14,30 @@ from typing import NamedTuple
 
 import xxhash
 
-from kvarn.kvstore.errors import BadBlockError
-
 MAGIC = b"KVARNBLK"
 VERSION = 1
 """Version of this form. Records of another are not read."""
 ENCRYPTED = 1
 """Flag: the contents are encrypted."""
 
+EVICTED = "evicted"
+"""Reason of a `BadBlockError`: the block was deleted in good order since it was asked for."""
+
 _FIELDS = struct.Struct("<8sHHI16s16s16s16sQ")
 _END = struct.Struct("<I4x")
 HEADER_BYTES = _FIELDS.size + _END.size
+
+
+class KVStoreError(Exception):
+    """The tiers cannot be set up as configured; the message says what to change."""
+
+
+class BadBlockError(Exception):
+    """A record is not the block that was asked for, or not as it was written. It is dropped, never used."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"a stored KV block is unusable: {reason}")
+        self.reason = reason
 
 
 class BlockId(NamedTuple):
@@ -52,8 +65,6 @@ def pack_header(block: BlockId, stored: bytes | memoryview, flags: int = 0) -> b
 
 
 class Header(NamedTuple):
-    """A header that is as it was written."""
-
     flags: int
     length: int
     block: BlockId

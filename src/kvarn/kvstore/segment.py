@@ -8,8 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvarn.kvstore.errors import BadBlockError
-from kvarn.kvstore.record import HEADER_BYTES, BlockId, Header, parse_header
+from kvarn.kvstore.record import HEADER_BYTES, BadBlockError, BlockId, Header, parse_header
 
 SUFFIX = ".segment"
 _PARTS = 512
@@ -17,18 +16,12 @@ _PARTS = 512
 
 
 class Segment:
-    """One file: records of equal size, one after the other.
-
-    Args:
-        path: Of the file, which need not exist yet.
-        record_bytes: Of each record, header included.
-    """
+    """One file: records of equal size (header included), one after the other. It need not exist yet."""
 
     def __init__(self, path: Path, record_bytes: int) -> None:
         self.path = path
         self.record_bytes = record_bytes
         self.names: list[bytes | None] = []
-        """Name of each record's block; None where it is unusable."""
         self.live = 0
         """Records that are the ones to read for their names."""
 
@@ -37,11 +30,8 @@ class Segment:
         return len(self.names) * self.record_bytes
 
     def append(self, records: Sequence[tuple[bytes, bytes | memoryview]]) -> None:
-        """Write records, each a header and contents, and wait until they are on disk.
-
-        Raises:
-            OSError: None of them was kept; the file is as it was, as far as that could be done.
-        """
+        """Write records, each a header and contents, and wait until they are on disk. On OSError none of them was kept;
+        the file is as it was, as far as that could be done."""
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             os.lseek(descriptor, self.num_bytes, os.SEEK_SET)
@@ -61,12 +51,8 @@ class Segment:
             os.close(descriptor)
 
     def read(self, place: int, block: BlockId, into: memoryview) -> Header:
-        """Read the contents of a record, as they are stored, into memory of their length.
-
-        Raises:
-            BadBlockError: The record is not that block's, or not as it was written.
-            OSError: It cannot be read.
-        """
+        """Read the contents of a record, as they are stored, into memory of their length. Raises OSError, or
+        `BadBlockError` where the record is not that block's, or not as it was written."""
         raw = bytearray(HEADER_BYTES)
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
@@ -81,12 +67,7 @@ class Segment:
 
     def scan(self, model: bytes, tenant: bytes) -> int:
         """Read all headers of a file that an earlier process wrote; cut off a record that it did not write to its end.
-
-        Returns the number of unusable records.
-
-        Raises:
-            OSError: It is no file, or cannot be read.
-        """
+        Returns the number of unusable records. Raises OSError where it is no file, or cannot be read."""
         if not self.path.is_file():  # a pipe would not be opened before somebody writes
             raise OSError(errno.EINVAL, "not a file")
         size = self.path.stat().st_size

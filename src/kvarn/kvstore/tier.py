@@ -18,52 +18,36 @@ class Tier(Protocol):
     """Blocks by name, of one model. One thread writes and deletes; others read, ask and forget meanwhile."""
 
     @property
-    def label(self) -> str:
-        """Its name in metrics."""
-        ...
+    def label(self) -> str: ...
 
     @property
-    def capacity_bytes(self) -> int:
-        """Bytes that it holds at most."""
-        ...
+    def capacity_bytes(self) -> int: ...
 
     @property
     def num_bytes(self) -> int: ...
 
     @property
-    def evictions(self) -> int:
-        """Blocks that made room for others."""
-        ...
+    def evictions(self) -> int: ...
 
     @property
-    def unusable(self) -> int:
-        """Blocks of an earlier process that cannot be used."""
-        ...
+    def unusable(self) -> int: ...
 
     def __contains__(self, name: bytes, /) -> bool: ...
 
     def __len__(self) -> int: ...
 
     def read(self, name: bytes, tenant: str, scope: bytes, into: memoryview) -> None:
-        """Read and verify a block's contents.
-
-        Raises:
-            BadBlockError: It is not here, or unusable, and not here any more.
-            OSError: It cannot be read; it is not here any more either.
-        """
-        ...
+        """Read and verify a block's contents. Raises `BadBlockError` or OSError where it is unusable; then it is not
+        here any more."""
 
     def write(self, tenant: str, blocks: Sequence[StoredBlock]) -> None:
         """Keep a tenant's blocks. Raises OSError where some could not be written; those that were are kept."""
-        ...
 
     def forget(self, tenant: str) -> None:
         """No block of the tenant can be found any more."""
-        ...
 
     def delete(self, tenant: str) -> None:
         """Forget a tenant and remove all that is kept of it. Raises OSError where some could not be removed."""
-        ...
 
     def report_to(self, held: BlockInventory | None) -> None: ...
 

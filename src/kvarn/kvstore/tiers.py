@@ -17,11 +17,10 @@ from collections.abc import Callable, Sequence
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.memory.block_inventory import BlockInventory
 from kvarn.engine.plan import BlockContents, BlockTransfer
-from kvarn.kvstore.dropped import DroppedBlocks
-from kvarn.kvstore.errors import EVICTED, BadBlockError
-from kvarn.kvstore.far_tier import FIRST_GUESS, FarTier
+from kvarn.kvstore.far_tier import FIRST_GUESS, DroppedBlocks, FarTier
 from kvarn.kvstore.fetch import Fetch, copy_parts
 from kvarn.kvstore.memory import MemoryTier
+from kvarn.kvstore.record import EVICTED, BadBlockError
 from kvarn.kvstore.tier import Tier
 from kvarn.wire.messages import KVTierStats
 
@@ -30,13 +29,7 @@ _CLOSE_S = 1.5
 
 
 class TieredStore:
-    """Memory, and tiers behind it.
-
-    Args:
-        memory: Becomes its own.
-        tiers: As well; a block is read from the first that has it.
-        clock: Seconds, monotonic.
-    """
+    """Memory, and tiers behind it; a block is read from the first that has it."""
 
     def __init__(
         self, memory: MemoryTier, tiers: Sequence[Tier] = (), clock: Callable[[], float] = SYSTEM_CLOCK.now
@@ -81,10 +74,8 @@ class TieredStore:
         return fetch
 
     def expect(self, names: Sequence[bytes], tenant: str, scope: bytes) -> Fetch | None:
-        """Keep room for blocks that will come, and those of them that are here; None where there is none.
-
-        At most half of the memory is kept so.
-        """
+        """Keep room for blocks that will come, and those of them that are here; None where more than half of the memory
+        would be kept so."""
         with self._lock:
             more = sum(1 for name in names if name not in self._wanted)
             if len(self._wanted) + more > max(1, self._memory.num_slots // 2):
@@ -123,7 +114,6 @@ class TieredStore:
         return (ahead + num_blocks) * self._memory.block_bytes / self._bytes_per_s()
 
     def _bytes_per_s(self) -> float:
-        """Speed of the slowest tier behind memory."""
         return min([far.bytes_per_s for far in self._far], default=FIRST_GUESS)
 
     def end_fetch(self, fetch: Fetch) -> None:
@@ -144,7 +134,6 @@ class TieredStore:
             return True
 
     def unreserve(self, name: bytes) -> None:
-        """A reserved block is not loaded after all."""
         with self._lock:
             self._memory.unpin(name)
 
@@ -184,12 +173,10 @@ class TieredStore:
         self.end_load(transfers)
 
     def slots(self, transfers: Sequence[BlockTransfer]) -> list[int]:
-        """Slots of reserved blocks, valid until `end_load`."""
         with self._lock:
             return [self._memory.slot(transfer.name) for transfer in transfers]
 
     def end_load(self, transfers: Sequence[BlockTransfer]) -> None:
-        """Contents of reserved blocks were copied."""
         with self._lock:
             for transfer in transfers:
                 self._memory.unpin(transfer.name)
@@ -248,7 +235,6 @@ class TieredStore:
             far.close()
 
     def _take(self, transfer: BlockTransfer) -> int | None:
-        """A slot for a block, unless it is not to be kept or is here."""
         if transfer.tenant in self._forgotten or self.holds(transfer.name):
             return None
         if self._memory.take(transfer.name, transfer.tenant) is None:

@@ -36,7 +36,6 @@ class HiddenStates:
     taken: dict[int, torch.Tensor] = field(default_factory=dict)
     """[T, hidden] by layer, in the activations' type."""
     batch: PagedBatch | None = None
-    """The step that they are of."""
 
     def joined(self) -> torch.Tensor:
         return torch.cat([self.taken[layer] for layer in self.layers], dim=-1)
@@ -195,7 +194,11 @@ class Decoder:
         """[R, vocab_size] float32 of rows of `last_hidden`, all of them or some; all ranks ask for the same."""
         if not self._parallel.stage.is_last:
             return hidden.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
-        logits = self._last_product(hidden)
+        assert self._head is not None, "the last stage has the head"
+        if isinstance(self._norm, Norm):
+            logits = self._head(hidden, norm=self._norm)
+        else:
+            logits = self._head(self.kernels.operations.norm(hidden, self._norm))
         if self._parallel.world_size > 1:
             logits = F.pad(logits, (0, -(-self.spec.vocab_size // self._parallel.world_size) - logits.shape[1]))
             logits = self._parallel.all_gather(logits)[:, : self.spec.vocab_size].contiguous()
@@ -207,12 +210,6 @@ class Decoder:
                 self.kernels.operations.activation(logits / self.spec.logits_softcap, "tanh") * self.spec.logits_softcap
             )
         return logits
-
-    def _last_product(self, hidden: torch.Tensor) -> torch.Tensor:
-        assert self._head is not None, "the last stage has the head"
-        if isinstance(self._norm, Norm):
-            return self._head(hidden, norm=self._norm)
-        return self._head(self.kernels.operations.norm(hidden, self._norm))
 
     @property
     def has_whole_vocabulary(self) -> bool:

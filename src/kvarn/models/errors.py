@@ -26,7 +26,6 @@ class MissingWeightError(CheckpointError):
         super().__init__(
             f"the checkpoint has no tensor {name!r}: the download may be incomplete, or config.json is of another model"
         )
-        self.name = name
 
 
 class WeightShapeError(CheckpointError):
@@ -34,9 +33,6 @@ class WeightShapeError(CheckpointError):
 
     def __init__(self, name: str, expected: tuple[int, ...], found: tuple[int, ...]) -> None:
         super().__init__(f"tensor {name!r} has shape {list(found)}, but config.json asks for {list(expected)}")
-        self.name = name
-        self.expected = expected
-        self.found = found
 
 
 T = TypeVar("T")

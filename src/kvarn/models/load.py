@@ -132,7 +132,6 @@ def load_model(
 def _open_cache(
     where: Path | Literal["auto"], checkpoint: Checkpoint, packer: WeightPacker, form: tuple[object, ...]
 ) -> PackedCache | None:
-    """The packed weights of this form."""
     if packer.layout is None:
         _log.warning("only the compiled kernels keep packed weights: packed_cache is not used")
         return None
@@ -175,7 +174,6 @@ def _load_causal_encoder(spec: DecoderSpec, path: Path, loader: WeightLoader, *,
 
 
 def _architecture(checkpoint: Checkpoint) -> str:
-    """The architecture that config.json names. Raises UnsupportedModelError where it is unknown."""
     config = checkpoint.validated(CheckpointKind)
     found = find_architecture(config.architectures, config.model_type)
     if found is None:
@@ -185,7 +183,6 @@ def _architecture(checkpoint: Checkpoint) -> str:
 
 
 def _warn_of_float16(requested: str, held: torch.dtype, checkpoint: Checkpoint) -> None:
-    """Say what becomes of float16, which is not computed in."""
     if requested in _FLOAT16:
         _log.warning(
             f"dtype {requested}: weights are held as float32, which keeps their values and takes twice the memory"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kvarn.kernels.activation import Activation
-from kvarn.kernels.router import RouterSpec
+from kvarn.kernels.experts import RouterSpec
 from kvarn.shapes.decoder import DecoderShape, LayerShape
 
 
@@ -22,7 +22,6 @@ class RopeSpec:
 
 
 UNROTATED = RopeSpec(inverse_frequencies=())
-"""No rotary embedding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,6 @@ class DecoderSpec(DecoderShape):
     """In the checkpoint's weights, angle i turns numbers 2 i and 2 i + 1 of a head; else numbers i and i + R."""
     qkv_bias: bool = False
     output_bias: bool = False
-    """Bias of the attention's output projection."""
     mlp_bias: bool = False
     router: RouterSpec = field(default_factory=RouterSpec)
     stacked_experts: bool = False
@@ -131,7 +129,6 @@ class EncoderSpec:
     activation: Activation = "gelu"
     pooling: Pooling = "mean"
     normalize: bool = True
-    """Scale each vector to length one."""
     classifier: ClassifierSpec | None = None
     """Head over a text's vector; None: the vector is the answer."""
     num_parameters: int = 0

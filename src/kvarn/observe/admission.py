@@ -19,8 +19,6 @@ def priority_tier(priority: int) -> str:
 
 
 class AdmissionMetrics:
-    """Metrics of admission's decisions and the accuracy of its predictions."""
-
     def __init__(
         self, registry: CollectorRegistry | None = None, slo_missed: Callable[[str], None] = lambda model: None
     ) -> None:

@@ -9,10 +9,8 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def cgroup_directories(controller: str, root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> list[Path]:
-    """Directories that may hold a limit of `controller`: the process's groups and all above them.
-
-    Layouts of version 2 and of version 1. In a container the root of the tree is its own group.
-    """
+    """Directories that may hold a limit of `controller`: the process's groups and all above them, in layouts of version
+    2 and of version 1. In a container the root of the tree is its own group."""
     directories = [root, root / controller]
     try:
         lines = own.read_text().splitlines()

@@ -28,11 +28,8 @@ class GenerationTimer:
         self._choices: dict[int, _Choice] = {}
 
     def mark(self, index: int, tokens: int) -> float | None:
-        """Note that a delta of `tokens` tokens came for choice `index`.
-
-        Returns:
-            The gap since the choice's previous delta (ITL), or None for its first.
-        """
+        """Note that a delta of `tokens` tokens came for choice `index`. Returns the gap since the choice's previous
+        delta (ITL); None for its first."""
         now = self._clock()
         choice = self._choices.get(index)
         if choice is None:
@@ -46,11 +43,9 @@ class GenerationTimer:
         return gap
 
     def tpots(self) -> list[float]:
-        """Mean gap after the first token, for each choice with more than one token."""
         return [(each.latest - each.first) / (each.tokens - 1) for each in self._choices.values() if each.tokens > 1]
 
     def meets(self, slo: SloConfig) -> bool:
-        """Whether the first token and every choice's mean gap were in time."""
         return (
             self.ttft is not None
             and self.ttft <= slo.ttft_target_s

@@ -31,7 +31,6 @@ class _Formatter(logging.Formatter):
         return {"time": moment.replace("+00:00", "Z"), "level": record.levelname.lower(), "logger": record.name}
 
     def fields_of(self, record: logging.LogRecord) -> Iterator[tuple[str, Any, str]]:
-        """The other fields: name, value, and the value as redacted text."""
         fields: dict[str, Any] = {self.message: record.getMessage()}
         fields.update((key, value) for key, value in record.__dict__.items() if key not in _OWN_FIELDS)
         if record.exc_info:
@@ -45,20 +44,15 @@ class _Formatter(logging.Formatter):
 
 
 class KeyValueFormatter(_Formatter):
-    """Renders a record as `time=... level=... logger=... msg=...` and its other fields."""
-
     def format(self, record: logging.LogRecord) -> str:
         texts = [*self.head_of(record).items(), *((key, text) for key, _, text in self.fields_of(record))]
         return " ".join(f"{key}={_quote(text)}" for key, text in texts)
 
 
 class JsonFormatter(_Formatter):
-    """Renders a record as a JSON object: time, level, logger, message, its other fields, and exception."""
-
     message, traceback = "message", "exception"
 
     def format(self, record: logging.LogRecord) -> str:
-        """Render one record. Numbers and booleans stay what they are; everything else is a text."""
         fields = {
             key: value if _is_plain(value) and text == _text(value) else text
             for key, value, text in self.fields_of(record)
@@ -79,18 +73,11 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 def configure_logging(level: str, stream: TextIO | None = None, form: str = "text") -> None:
-    """Send the whole process's logs to `stream` (standard error) from `level` on. May be called again.
+    """Send the whole process's logs to `stream` (standard error) from `level` on, as `text` or `json`. May be called
+    again.
 
     `debug` holds for Kvarn's own loggers. Those of libraries stay at `info`: their details quote what they were given,
-    such as the parameters of statements, which are what clients wrote.
-
-    Args:
-        level: `debug`, `info`, `warning` or `error`.
-        stream: Where the lines go.
-        form: `text` or `json`.
-
-    Raises:
-        ValueError: The level is unknown.
+    such as the parameters of statements, which are what clients wrote. Raises ValueError for an unknown level.
     """
     if level not in _LEVELS:
         raise ValueError(f"unknown log level {level!r}: use one of {', '.join(_LEVELS)}")
@@ -102,13 +89,6 @@ def configure_logging(level: str, stream: TextIO | None = None, form: str = "tex
 
 
 def configure_gateway_logging(level: str, form: str = "text", process: int | None = None) -> None:
-    """Send the logs of a gateway process to standard error.
-
-    Args:
-        level: As for `configure_logging`.
-        form: As for `configure_logging`.
-        process: Number of the process, shown in each line; None where it is the only one.
-    """
     configure_logging(level, form=form)
     for logger in ("uvicorn", "alembic"):
         logging.getLogger(logger).setLevel(logging.WARNING)
@@ -130,7 +110,6 @@ def logs_are_json() -> bool:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether JSON has the value, other than as a text."""
     return value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 

@@ -1,4 +1,9 @@
-"""The metrics of several processes as one page: as those of one process that had done all the work."""
+"""The metrics of several processes as one page: as those of one process that had done all the work.
+
+Each process counts in its own memory and is asked when somebody reads the page. prometheus_client's multiprocess mode
+counts in files instead: an observation takes 1.6 µs there and 0.6 here, for each token of each answer, and it has
+neither ratios, gauges that call a function, `_created` nor the numbers of the process.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,6 @@ class MetricSample(msgspec.Struct, array_like=True):
     labels: dict[str, str]
     value: float
     weight: float = 1.0
-    """Events behind a ratio."""
 
 
 class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +89,6 @@ def merge_families(processes: Sequence[Sequence[MetricFamily]]) -> list[MetricFa
 
 
 def totals_of(families: Sequence[MetricFamily]) -> list[MetricFamily]:
-    """The metrics that outlive a process: counters and histograms."""
     return [family for family in families if family.type in ("counter", "histogram")]
 
 

@@ -21,10 +21,8 @@ _REQUEST_BUCKETS = (0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 12
 
 
 class GenerationObserver:
-    """Observes one generation request.
-
-    Call `delta` for each delta, then `finished` or `failed`; neither when the client left.
-    """
+    """Observes one generation request: `delta` for each delta, then `finished` or `failed`; neither when the client
+    left."""
 
     __slots__ = ("_itl", "_model", "timer")
 
@@ -34,7 +32,6 @@ class GenerationObserver:
         self.timer = GenerationTimer(model.clock, started)
 
     def delta(self, index: int, tokens: int) -> None:
-        """A delta of `tokens` tokens reached the gateway for choice `index`."""
         had_first = self.timer.ttft is not None
         gap = self.timer.mark(index, tokens)
         if gap is not None:
@@ -80,13 +77,7 @@ class _ModelMetrics:
 
 
 class GatewayMetrics:
-    """All metrics of one gateway process.
-
-    Args:
-        models: Names of the models.
-        slo: The latency targets that goodput counts against, by model; the defaults for those it does not name.
-        clock: Monotonic seconds.
-    """
+    """All metrics of one gateway process. `slo`: the latency targets that goodput counts against, by model."""
 
     def __init__(
         self,
@@ -160,12 +151,10 @@ class GatewayMetrics:
         )
 
     def add_model(self, model: str, slo: SloConfig) -> None:
-        """Count for one more model. Idempotent: its first targets stay."""
         if model not in self._models:
             self._models[model] = _ModelMetrics(self, model, slo)
 
     def generation(self, model: str, started: float) -> GenerationObserver:
-        """Observe a generation request for a configured model that arrived at `started` of the clock."""
         return GenerationObserver(self._models[model], started)
 
     def slo_missed(self, model: str) -> None:

@@ -40,9 +40,7 @@ _KEY_BEGINNINGS = ("sk", "pk", "rk", "kv", "hf", "gh", "xox", "AKIA", "ASIA", "A
 
 def redact(text: str) -> str:
     """The text without e-mail addresses, phone and card numbers, IBANs, IP addresses, keys, tokens and passwords.
-
-    Addresses of this machine itself (loopback, unspecified) stay: they name nobody.
-    """
+    Addresses of this machine itself (loopback, unspecified) stay: they name nobody."""
     if "@" in text:
         text = _EMAIL.sub("[email]", _URL_PASSWORD.sub(r"\1[secret]@", text))
     lower = text.lower()

@@ -9,13 +9,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 
 class StoreMetrics:
-    """Metrics of the database.
-
-    Args:
-        registry: Registry that shows them; None: none.
-        is_away: Whether it does not answer.
-        is_read_only: Whether it answers, and takes no writes.
-    """
+    """Metrics of the database. `registry`: shows them; None: none does."""
 
     def __init__(
         self, registry: CollectorRegistry | None, is_away: Callable[[], bool], is_read_only: Callable[[], bool]

@@ -49,8 +49,6 @@ WAITS = tuple(phase for phase in Phase if phase < Phase.PROMPT)
 
 
 class EngineEventKind(IntEnum):
-    """Kinds of an engine's events."""
-
     QUEUED = 0
     MASK_READY = 1
     ADAPTER_READY = 2

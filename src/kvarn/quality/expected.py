@@ -19,9 +19,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     """All that the bits of an answer depend on. Replicas of one build answer equally, to the last bit."""
 
     weights: str
-    """Fingerprint of the checkpoint."""
     version: str
-    """Version of Kvarn."""
     dtype: str
     quantization: str
     kernels: str
@@ -42,7 +40,6 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...] = ()
     max_tokens: int = 0
     adapter: str = ""
-    """Digest of the adapter."""
 
 
 class ExpectedAnswers:
@@ -65,17 +62,10 @@ class ExpectedAnswers:
     def deviating(
         self, question: Question, answers: Mapping[str, GoldenAnswer], restarted: Collection[str] = ()
     ) -> set[str]:
-        """Which of the replicas of one build, who do not all agree with what is expected, deviate.
-
-        The answer that most give is right. Of two that equally many give, that which more replicas give who were just
-        restarted: they have loaded their weights anew. Else the expected one. What is right is expected from then on.
-        A replica that is alone deviates: `agrees` has said so.
-
-        Args:
-            question: What was asked.
-            answers: By replica.
-            restarted: Replicas that were restarted because they deviated.
-        """
+        """Which of the replicas of one build, who do not all agree with what is expected, deviate. The answer that most
+        give is right; of two that equally many give, that of more replicas that were just `restarted`, with weights
+        loaded anew; else the expected one. It is expected from then on. A replica that is alone deviates: `agrees` has
+        said so."""
         groups: list[tuple[GoldenAnswer, set[str]]] = []
         for replica, answer in answers.items():
             for representative, members in groups:

@@ -19,13 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class GoldenModel:
-    """A served model as the watch sees it (`MonitoredModel`); its golden prompts are rendered when it is ready.
-
-    Args:
-        served: The model.
-        text: Where prompts are made.
-        count: Prompts that are asked.
-    """
+    """A served model as the watch sees it (`MonitoredModel`); its golden prompts are rendered when it is ready."""
 
     def __init__(self, served: ServedModel, text: TextPool, count: int) -> None:
         self.served = served
@@ -72,13 +66,7 @@ class GoldenModel:
 
 
 class GoldenModels:
-    """The models that are served now, each version of one by itself, as the watch sees them.
-
-    Args:
-        models: What is served.
-        text: Where prompts are made.
-        count: Prompts that each is asked.
-    """
+    """The models that are served now, each version of one by itself, as the watch sees them."""
 
     def __init__(self, models: Iterable[ServedModel], text: TextPool, count: int) -> None:
         self._models = models

@@ -13,8 +13,6 @@ _LABELS = ("model", "replica")
 
 
 class QualityCollector(Collector):
-    """Metrics of the monitored replicas."""
-
     def __init__(self, watch: QualityMonitor) -> None:
         self._watch = watch
 

@@ -34,23 +34,17 @@ log = logging.getLogger(__name__)
 
 
 class DriftAction(StrEnum):
-    """The action on a replica that deviates."""
-
     RESTART = "restart"
     """It is drained and started again, with weights that are loaded anew."""
     KEEP_OUT = "keep_out"
-    """It is drained and stays away."""
     ALERT = "alert"
     """It goes on, as no other replica answers for the model, and is reported."""
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica that deviates."""
-
     model: str
     replica: str
     prompt: str
-    """Name of the golden prompt with the wrong answer."""
     adapter: str
     cached: bool
     """The answer was wrong only with cached blocks of the prompt."""
@@ -83,16 +77,12 @@ OnDrift = Callable[[Drift], Awaitable[None]]
 
 @dataclass
 class _ProbeState:
-    """State of one replica."""
-
     due: float = 0.0
     starts: int = 0
-    """`ReplicaClient.starts` when it was last probed."""
     next_adapter: int = 0
     restarted_at: float | None = None
     probe: asyncio.Task[None] | None = None
     asked: int = 0
-    """Golden prompts under way."""
 
 
 @dataclass
@@ -102,23 +92,13 @@ class ProbeCounts:
     results: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """By (model, replica, result): `equal`, `drifted` or `unanswered`."""
     seconds: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Time spent in probes."""
     passed_at: dict[tuple[str, str], float] = field(default_factory=dict)
     """Unix seconds of the last probe without a deviation."""
 
 
 class QualityMonitor:
-    """Probes each replica when it gets ready and then again and again.
-
-    Args:
-        models: Gives the present models.
-        config: How often, and how much.
-        on_drift: Takes a replica out of service, as `Drift.action` says. What it raises is logged.
-        clock: Tells when a probe is due.
-
-    Raises:
-        ReferenceFileError: The file of expected answers holds something else.
-    """
+    """Probes each replica when it gets ready and then again and again. `on_drift` takes a replica out of service, as
+    `Drift.action` says; what it raises is logged. Raises `ReferenceFileError`."""
 
     def __init__(
         self,

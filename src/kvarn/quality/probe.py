@@ -16,21 +16,17 @@ TENANT = "kvarn:quality"
 UNCACHED_TENANT = "kvarn:quality:uncached"
 """The tenant of prompts that are computed as a whole: its cached blocks are deleted before."""
 _PRIORITY = 10
-"""The priority of batches: requests of clients go first."""
 _TOP = 4
 """Most likely tokens whose log-probabilities are compared at each position of the answer."""
 
 
 class GoldenAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of a replica."""
-
     token_ids: tuple[int, ...]
     logprobs: tuple[bytes, ...]
     """Log-probabilities of each token, as `PositionLogprobs` packs them."""
     prompt_logprobs: tuple[bytes, ...] = ()
     """The same for each token of the prompt but the first; empty: cached blocks were used."""
     cached_tokens: int = 0
-    """Tokens of the prompt that came from the prefix cache."""
 
     @classmethod
     def of(cls, deltas: Iterable[TokenDelta]) -> GoldenAnswer:
@@ -60,34 +56,19 @@ class GoldenAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """The distance between two answers to one prompt."""
-
     agreement: float
     """Share of the answer's tokens before the first that differs."""
     mean_gap: float
     """Mean of the differences of the log-probabilities of the prompt's tokens and of the answer's equal ones."""
     largest_gap: float
-    """The largest of them."""
 
 
 async def ask(
     client: ReplicaClient, prompt: GoldenPrompt, request_id: str, max_tokens: int, *, adapter: str = "", cached: bool
 ) -> GoldenAnswer:
-    """Have a replica answer a golden prompt.
-
-    Args:
-        client: The replica.
-        prompt: What is asked.
-        request_id: Of no other request.
-        max_tokens: Tokens of the answer.
-        adapter: Name of the adapter to answer with.
-        cached: Use the blocks of the prompt that the prefix cache holds, which another probe computed earlier. Else
-            the whole prompt is computed, with the log-probabilities of its tokens: what is cached of
-            `UNCACHED_TENANT` was deleted before.
-
-    Raises:
-        RequestRefusedError, ReplicaLostError: See `ReplicaClient.generate`.
-    """
+    """Have a replica answer a golden prompt. `cached`: use the blocks of the prompt that another probe computed
+    earlier. Else the whole prompt is computed, with the log-probabilities of its tokens: what is cached of
+    `UNCACHED_TENANT` was deleted before. Raises as `ReplicaClient.generate`."""
     request = golden_request(prompt, request_id, max_tokens, adapter=adapter, cached=cached)
     return GoldenAnswer.of([delta async for delta in client.generate(request)])
 

@@ -22,7 +22,6 @@ def supervisor_address(directory: Path | str) -> str:
 
 
 def client_address(directory: Path | str, gateway: int) -> str:
-    """Read by the client in a gateway process, by its number."""
     return f"ipc://{Path(directory) / f'client-{gateway}'}"
 
 
@@ -36,7 +35,6 @@ def make_socket_directory() -> Path:
 
 
 def remove_socket_directory(directory: Path) -> None:
-    """Remove the sockets and their directory. Idempotent."""
     with contextlib.suppress(FileNotFoundError):
         for socket in directory.iterdir():
             socket.unlink(missing_ok=True)

@@ -52,7 +52,6 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def local(cls, directory: str) -> Endpoint:
-        """Unix sockets in a directory that only this user may enter."""
         return cls(engine=engine_address(directory), directory=directory)
 
     def supervisor(self) -> str:
@@ -70,11 +69,8 @@ def tcp_address(host: str, port: int | str) -> str:
 
 
 def free_address(host: str) -> str:
-    """ZMQ address with a port of this machine that was free just now. Whoever binds it may find that it no longer is.
-
-    Raises:
-        OSError: The host is not this machine.
-    """
+    """ZMQ address with a port of this machine that was free just now; it may be taken before it is bound. Raises
+    OSError where the host is not this machine."""
     family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     with socket.socket(family) as probe:
         probe.bind(address)

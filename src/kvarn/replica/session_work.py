@@ -26,10 +26,8 @@ class SessionWork:
 
 
 def session_work(session: int, proc: Path = Path("/proc"), session_of: Callable[[int], int] = os.getsid) -> SessionWork:
-    """Totals of the session that a process leads, by its id. All zero where there is none, or nothing is told.
-
-    Files are read of the session's processes alone: to ask often must not look like work of the one who asks.
-    """
+    """Totals of the session that a process leads, by its id. All zero where there is none, or nothing is told. Files
+    are read of the session's processes alone: to ask often must not look like work of the one who asks."""
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     cpu_s, read, waits = 0.0, 0, False
     for place in proc.iterdir() if proc.is_dir() else ():

@@ -59,9 +59,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     """Number of the deployment's version; 0: the configuration's."""
     replica: str = ""
-    """Its name; empty: the machine's and the model's."""
     directory: str
-    """The checkpoint's directory on this machine."""
     adapters: list[AdapterInfo] = []
     """Adapters of the deployment: they are loaded while it serves, and one that cannot be is left out."""
     draft_directory: str = ""
@@ -70,7 +68,6 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     log_format: str = "text"
     cpus: tuple[int, ...] = ()
-    """Logical CPUs to run on; empty: those of the parent."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs to run on, one for each rank; empty: those of the parent."""
     warm: bool = False
@@ -78,7 +75,6 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     factory: str = DEFAULT_FACTORY
     endpoint: Endpoint = Endpoint()
     supervisor: str = ""
-    """ZMQ address that its supervisor reads."""
     orphan_timeout_s: float = 0.0
     """Seconds without a word of its supervisor after which it ends. 0: it ends with the process that started it."""
     role: Literal["both", "decode", "prefill"] = "both"

@@ -52,9 +52,7 @@ class Outbox:
     """Sends messages to one address. For one thread; several may feed the same receiver.
 
     Args:
-        context: ZMQ's.
-        address: Of the receiver.
-        linger_ms: For how long what is queued when it is closed is still sent.
+        linger_ms: Time for which what is queued when it is closed is still sent.
         keys: Own public and secret key and the receiver's public one; None: no TCP.
         monitored: Have a `monitor` of the connection.
     """
@@ -106,10 +104,8 @@ class Inbox:
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def receive(self, wait_s: float) -> Iterator[ToEngine | UnreadableRequest]:
-        """All messages that have come; waits up to `wait_s` seconds for the first one.
-
-        A message that cannot be read is logged, and dropped where its sender waits for no answer.
-        """
+        """All messages that have come; waits up to `wait_s` seconds for the first one. A message that cannot be read is
+        logged, and dropped where its sender waits for no answer."""
         if wait_s > 0:
             self._socket.poll(round(wait_s * 1000))
         for payload in _arrived(self._socket):
@@ -134,12 +130,11 @@ class ClientTransport:
     through ZMQ's own futures, took about half of what a step of few streams cost the gateway.
 
     Args:
-        endpoint: The engine's.
         own: ZMQ address that this process binds and the engine writes to.
         handle: Given each message.
         failed: Given the error, once, where a message cannot be read, `handle` raises or the connection breaks; nothing
             is read after that.
-        watched: Over TCP, fail where a connection breaks. Whoever repeats its messages need not.
+        watched: Over TCP, fail where a connection breaks; not needed where messages are repeated.
 
     Raises:
         zmq.ZMQError: `own` cannot be bound, or the system has no sockets left.

@@ -33,7 +33,6 @@ class BackgroundRun(Job):
 
     owner: Owner
     row: StoredResponse
-    """The row as it was queued, or taken over."""
     body_bytes: int
     """Size of its request, with what that refers to."""
     principal: Principal | None = None
@@ -42,13 +41,7 @@ class BackgroundRun(Job):
 
 
 class BackgroundResponses(Worker[BackgroundRun]):
-    """The background responses of one gateway.
-
-    Args:
-        store: Where they are kept.
-        config: How many there may be, and for how long each is leased.
-        run: Makes one.
-    """
+    """The background responses of one gateway; `run` makes one."""
 
     def __init__(self, store: Store, config: ResponsesConfig, run: Callable[[BackgroundRun], Awaitable[None]]) -> None:
         super().__init__("background responses", max_running=config.max_background, poll_s=config.lease_s / 3)

@@ -11,9 +11,8 @@ from kvarn.responses.turns import Turn, read_turn
 from kvarn.responses.writer import item_id
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.responses.answer import CompactedResponse, response_usage
-from kvarn.wire.openai.responses.items import PREFIXES, user_message
+from kvarn.wire.openai.responses.items import PREFIXES, encoded_summary, user_message
 from kvarn.wire.openai.responses.request import CompactRequest
-from kvarn.wire.openai.responses.summary import encoded_summary
 
 _ASK = (
     "Write a summary of this conversation for whoever goes on with it and sees nothing else: what was asked for, what "

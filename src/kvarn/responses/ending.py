@@ -56,8 +56,6 @@ CONTINUABLE = ("completed", "incomplete")
 
 
 class State(Enum):
-    """States of a response's end."""
-
     WRITING = auto()
     ENDING = auto()
     ENDED = auto()
@@ -65,34 +63,26 @@ class State(Enum):
 
 
 class Stored(Enum):
-    """The result of storing a response."""
-
     STORED = auto()
-    """It is, or its client did not want it to be."""
     NOT_STORED = auto()
-    """The database is away, and nobody waits for it to come back."""
+    """The database is away, and its return is not waited for."""
     NOT_OURS = auto()
     """Another gateway ends it, or it is gone."""
 
 
 @dataclass(slots=True, eq=False)
 class ResponseEnding:
-    """The end of one response."""
-
     responses: BackgroundResponses
     owner: Owner
     writer: ResponseWriter
     items: list[StoredItem]
-    """Items of its turn."""
     lock: Lock | None
-    """Lock of its conversation."""
     run: BackgroundRun | None = None
     """The run in the background; None: its client waits."""
     record: RequestRecord | None = None
     """The request whose client waits; hears that the response is stored."""
     state: State = State.WRITING
     usage: Callable[[], ResponseUsage | UnsetType] = lambda: UNSET
-    """Tokens used so far."""
     _storing: asyncio.Future[None] | None = None
     _last_events: list[StreamEvent] = field(default_factory=list)
 

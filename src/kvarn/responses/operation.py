@@ -84,7 +84,7 @@ class ResponseRun:
         return self.encoder.encode(self.ending.take_last_events()) + self.encoder.error_event(error)
 
     async def events(self) -> AsyncGenerator[list[StreamEvent], None]:
-        """The events while it is written, up to its end. Whoever breaks this off ends the response."""
+        """The events while it is written, up to its end. Closing this generator ends the response."""
         writer = self.writer
         finish_reason: FinishReason = "stop"
         async with aclosing(self.chat.deltas) as deltas:

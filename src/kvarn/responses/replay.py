@@ -8,8 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.responses.custom_input import arguments_in_pieces
-from kvarn.responses.tools import chat_name
+from kvarn.responses.tools import arguments_in_pieces, chat_name
 from kvarn.responses.writer import Cuts, ResponseWriter
 from kvarn.text.reasoning.splitter import Reasoning
 from kvarn.wire.openai.chat.answer import FunctionCallDelta, ToolCallDelta

@@ -8,15 +8,13 @@ from typing import Any
 from msgspec import UNSET
 
 from kvarn.answers.tiers import requested_tier
-from kvarn.responses.custom_input import arguments_of
-from kvarn.responses.tools import OfferedTool, chat_name, chat_tool, check_chat_names, offered_tools
+from kvarn.responses.tools import OfferedTool, arguments_of, chat_name, chat_tool, check_chat_names, offered_tools
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.parse import validate
 from kvarn.wire.openai.responses.answer import Response
-from kvarn.wire.openai.responses.items import CALLS, OUTPUTS, StoredItem
+from kvarn.wire.openai.responses.items import CALLS, OUTPUTS, StoredItem, summary_of
 from kvarn.wire.openai.responses.request import ContextFields, ResponseRequest
-from kvarn.wire.openai.responses.summary import summary_of
 from kvarn.wire.openai.responses.tools import (
     OFFERED_TYPES,
     AllowedTools,

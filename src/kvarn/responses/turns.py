@@ -37,14 +37,10 @@ from kvarn.wire.openai.responses.request import ContextFields
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn."""
-
     earlier: list[StoredItem]
     """Items of the turns before, oldest first."""
     items: list[StoredItem]
-    """Items that this one adds."""
     lock: Lock | None = None
-    """Lock of the conversation it belongs to."""
 
     @property
     def context(self) -> list[StoredItem]:

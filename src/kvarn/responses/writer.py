@@ -13,8 +13,7 @@ from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.responses.custom_input import CustomInput
-from kvarn.responses.tools import offered_tools
+from kvarn.responses.tools import CustomInput, offered_tools
 from kvarn.text.reasoning.splitter import Reasoning
 from kvarn.wire.openai.chat.answer import FinishReason, TokenLogprobs, ToolCallDelta
 from kvarn.wire.openai.responses.answer import (
@@ -38,9 +37,7 @@ class _Item:
     id: str = ""
     call_id: str = ""
     name: str = ""
-    """Name of the called tool, as the client has it."""
     namespace: str | None = None
-    """Namespace of the called tool."""
     texts: list[str] = field(default_factory=list)
     """Pieces of the message or the reasoning, or of the call's arguments or input."""
     input: CustomInput | None = None
@@ -62,18 +59,13 @@ class _Item:
 
 
 class ResponseWriter:
-    """Writes one response.
-
-    Args:
-        response: As the request has it, nothing written yet.
-        first_item: Number of the first item of its output among its items; those of the input come before.
-    """
+    """Writes one response. `first_item`: number of the first item of its output among its items; those of the input
+    come before."""
 
     def __init__(self, response: Response, first_item: int) -> None:
         self.response = response
         self.cuts: Cuts = []
         self.begun = False
-        """Whether the model has begun."""
         self._first_item = first_item
         self._number = 0
         self._open: _Item | None = None

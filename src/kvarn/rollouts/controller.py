@@ -32,7 +32,6 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
 
 _UPDATE_S = 1.0
-"""Seconds between two reads of the database."""
 _MAX_UNSENT = 10_000
 """Samples of a rollout that wait for the database; older ones are dropped."""
 
@@ -44,17 +43,8 @@ class RolloutRefusedError(Exception):
 
 
 class Rollouts:
-    """All rollouts, as this process knows them.
-
-    Args:
-        routes: Get the shares.
-        configured: The routes of the configuration.
-        shadows: Make the copies that are compared.
-        models: The served models, with their versions.
-        store: Keeps rollouts.
-        text: Renders golden prompts.
-        may_lead: Whether this process may be the leader. Of several that may, the holder of the lease is.
-    """
+    """All rollouts, as this process knows them. `may_lead`: whether it may be the leader; of several that may, the
+    holder of the lease is."""
 
     def __init__(
         self,
@@ -69,7 +59,6 @@ class Rollouts:
         clock: Callable[[], float] = SYSTEM_CLOCK.time,
     ) -> None:
         self.rollouts: dict[str, Rollout] = {}
-        """The latest rollout of each model."""
         self.is_leader = False
         """Only while a rollout is under way."""
         self.on_saved: Callable[[], None] = lambda: None
@@ -82,7 +71,6 @@ class Rollouts:
         self._may_lead = may_lead
         self._clock = clock
         self._by_route: dict[str, Rollout] = {}
-        """By the name of each route that is shared between two versions."""
         self._unsent: defaultdict[tuple[str, float], deque[RolloutSample]] = defaultdict(
             lambda: deque(maxlen=_MAX_UNSENT)
         )

@@ -28,10 +28,8 @@ class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The version is to blame that it was not answered."""
     ttft_s: float | None = None
     tpot_s: float | None = None
-    """None for fewer than two tokens."""
     completion_tokens: int = 0
     refusal: bool = False
-    """The model declined to answer."""
 
 
 class _Tests(msgspec.Struct, kw_only=True):
@@ -61,7 +59,6 @@ class Gates(msgspec.Struct, kw_only=True):
     config: str
     """JSON of the `RolloutConfig`."""
     begun: list[_Tests] = []
-    """Tests of each step that has begun."""
     failure: str = ""
     """The reason why the version failed; empty: it has not. It stays, whatever comes later."""
     compared: int = 0

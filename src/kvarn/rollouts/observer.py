@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from kvarn.answers.model_routes import reason_of
 from kvarn.answers.observer import AnswerListener, Observer
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.turn import Turn
 from kvarn.clock import Clock
+from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.rollouts.gates import RequestOutcome
-from kvarn.rollouts.outcomes import is_fault, outcome_of
 from kvarn.rollouts.rollout import Rollout, RolloutPhase
 from kvarn.rollouts.samples import MatchedPairs, RolloutSample
 from kvarn.rollouts.shadow import ComparedAnswer, ShadowResult, Shadows
+from kvarn.wire.openai.errors import ApiError
 
 if TYPE_CHECKING:
     from kvarn.answers.question import Question
 
+_REFUSAL_CHARS = 200
+"""Length of the beginning of an answer in which a refusal is recognised."""
+_REFUSAL = re.compile(
+    r"\b(i('m| am)? (sorry|unable|not able|afraid)|i (can(no|')t|won't|will not|must decline|do not feel comfortable)"
+    r"|as an ai\b|i apologi[sz]e)",
+    re.IGNORECASE,
+)
+
 
 class RolloutObserver(Observer):
-    """Makes samples of requests.
-
-    Args:
-        shadows: Whose copies are compared.
-        rollout_of: The rollout that goes on for a route's name; None: there is none.
-        report: Is given each sample.
-    """
+    """Makes samples of requests, and gives each to `report`."""
 
     def __init__(
         self,
@@ -41,7 +46,6 @@ class RolloutObserver(Observer):
         self._report = report
         self._clock = shadows.clock
         self._pairs: dict[tuple[str, float], MatchedPairs] = {}
-        """By the rollout's model and beginning."""
         shadows.on_result, shadows.on_failure = self._shadowed, self._shadow_failed
 
     def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:
@@ -125,3 +129,31 @@ def side_of(rollout: Rollout, model: str) -> Literal["stable", "candidate"] | No
         if model == version or model.startswith(f"{version}:"):
             return "stable" if side == "stable" else "candidate"
     return None
+
+
+def outcome_of(answer: ComparedAnswer, prompt_tokens: int) -> RequestOutcome:
+    count, tpot_s = len(answer.token_ids), None
+    if count > 1 and answer.first_s is not None:
+        tpot_s = (answer.total_s - answer.first_s) / (count - 1)
+    return RequestOutcome(
+        prompt_tokens=prompt_tokens,
+        ttft_s=answer.first_s,
+        tpot_s=tpot_s,
+        completion_tokens=count,
+        refusal=is_refusal(answer.text, answer.finish_reason),
+    )
+
+
+def is_fault(error: Exception, *, copied: bool = False) -> bool:
+    """Whether an error lies with the version. `copied`: the stable version has answered the same request."""
+    reason = reason_of(error)
+    if reason is not None:
+        return reason in ("error", "timeout")
+    if isinstance(error, ApiError):
+        return error.status not in (429, 503) and (copied or error.status >= 500)
+    return copied and not isinstance(error, RequestRefusedError)
+
+
+def is_refusal(text: str, finish_reason: str | None = None) -> bool:
+    """Whether an answer declines to answer: its beginning says so in English, or moderation ended it."""
+    return finish_reason == "content_filter" or _REFUSAL.search(text[:_REFUSAL_CHARS].replace("’", "'")) is not None

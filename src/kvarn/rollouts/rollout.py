@@ -21,12 +21,8 @@ from kvarn.wire.rollouts import RolloutDecision
 
 
 class RolloutPhase(StrEnum):
-    """Phase of a rollout."""
-
     SHADOW = "shadow"
-    """The new version answers copies of requests."""
     CANARY = "canary"
-    """It answers a share of the requests."""
     PROMOTED = "promoted"
     ROLLED_BACK = "rolled_back"
 
@@ -39,7 +35,6 @@ class Rollout(msgspec.Struct, kw_only=True):
     """The whole state of one rollout, as plain data, and its transitions."""
 
     model: str
-    """Name of the deployment."""
     versions: tuple[int, int]
     """Numbers of the stable version, which serves, and of the candidate."""
     config: str

@@ -21,10 +21,8 @@ class RolloutSample(msgspec.Struct, frozen=True, kw_only=True):
     """`answered`: by the candidate, or it failed; `matched`: two similar requests; `shadowed`: the same request,
     answered by both."""
     step: int
-    """Step of the rollout at that time."""
     candidate: RequestOutcome
     stable: RequestOutcome | None = None
-    """None for `answered`."""
     equal: bool | None = None
     """`shadowed`: whether the tokens are equal; None: unknown."""
 

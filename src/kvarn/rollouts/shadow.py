@@ -25,15 +25,12 @@ if TYPE_CHECKING:
     from kvarn.answers.question import Question
 
 _MAX_CHARS = 65_536
-"""Characters of an answer that are compared."""
 _LONGEST_S = 600.0
 
 _log = logging.getLogger(__name__)
 
 
 class AnswerRun(Protocol):
-    """An answer that has begun."""
-
     @property
     def deltas(self) -> Deltas: ...
 
@@ -47,7 +44,6 @@ class ComparedAnswer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     first_s: float | None = None
-    """Seconds from its beginning to the first token."""
     total_s: float = 0.0
     finish_reason: str | None = None
 
@@ -64,11 +60,8 @@ class ComparedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ShadowResult:
-    """An answer and its copy."""
-
     route: str
     model: str
-    """Model that made the copy."""
     answer: ComparedAnswer
     copy: ComparedAnswer
     agreement: float
@@ -76,13 +69,8 @@ class ShadowResult:
 
 
 class Shadows(Observer):
-    """The copies of one gateway process: an observer that asks again once an answer has ended.
-
-    Args:
-        metrics: Where copies are counted.
-        on_result: Is given each copy that was finished.
-        on_failure: Is given each that failed: its route, the model that should have made it, and why.
-    """
+    """The copies of one gateway process: an observer that asks again once an answer has ended. `on_failure` is given
+    the route, the model that should have made the copy, and why."""
 
     def __init__(
         self,

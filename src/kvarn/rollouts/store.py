@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 
 
 class StoredRow(NamedTuple):
-    """A rollout in the database."""
-
     rollout: Rollout
     state: dict[str, Any]
     command: str | None
@@ -45,11 +43,7 @@ class StoredRow(NamedTuple):
 
 
 class RolloutStore:
-    """The rollouts of the database, as one process reads and writes them.
-
-    Args:
-        store: The database.
-    """
+    """The rollouts of the database, as one process reads and writes them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -58,9 +52,7 @@ class RolloutStore:
         self._renew_at = 0.0
         self._known: dict[str, Any] = {}
         self._candidates: dict[str, tuple[int, float] | None] = {}
-        """Versions and shares as last read or written, by model."""
         self._counted: dict[str, list[int]] = {}
-        """Samples that are counted and not deleted yet, by model."""
         self._undeleted: set[str] = set()
 
     async def read(self) -> list[StoredRow]:

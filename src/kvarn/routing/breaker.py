@@ -1,11 +1,48 @@
-"""A circuit breaker: what fails too often gets no requests for a while, then a few trials; the clock is passed in."""
+"""Circuit breakers and retry budgets; the clock is passed in."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvarn.routing.window import SlidingCounts
+_SLICES = 10  # a window moves in steps of a tenth of its length
+
+
+class SlidingCounts:
+    """Counts by kind (numbers from 0) over the last `window_s` seconds, exact to a tenth of it. Times must not go
+    back."""
+
+    def __init__(self, window_s: float, kinds: int) -> None:
+        self._slice_s = window_s / _SLICES
+        self._slices: deque[tuple[int, list[int]]] = deque()  # number of the slice, oldest first, and the counts in it
+        self._totals = [0] * kinds
+
+    def add(self, kind: int, now: float) -> None:
+        self._drop_old(now)
+        number = self._number(now)
+        if not self._slices or self._slices[-1][0] != number:
+            self._slices.append((number, [0] * len(self._totals)))
+        self._slices[-1][1][kind] += 1
+        self._totals[kind] += 1
+
+    def totals(self, now: float) -> list[int]:
+        self._drop_old(now)
+        return list(self._totals)
+
+    def clear(self) -> None:
+        self._slices.clear()
+        self._totals = [0] * len(self._totals)
+
+    def _number(self, now: float) -> int:
+        return int(now // self._slice_s)
+
+    def _drop_old(self, now: float) -> None:
+        oldest = self._number(now) - _SLICES + 1
+        while self._slices and self._slices[0][0] < oldest:
+            for kind, count in enumerate(self._slices.popleft()[1]):
+                self._totals[kind] -= count
+
 
 _SUCCEEDED, _FAILED = 0, 1
 
@@ -118,3 +155,32 @@ class CircuitBreaker:
         self._epoch += 1
         self._counts.clear()
         self._trials_running = self._trials_succeeded = 0
+
+
+_REQUEST, _RETRY = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRules:
+    share: float = 0.2  # share of the requests in the window
+    min_retries: int = 3  # allowed in each window, however few requests there are
+    window_s: float = 10.0
+
+
+class RetryBudget:
+    """The retries of one model (the idea is Finagle's). Times are monotonic seconds and must not go back."""
+
+    def __init__(self, rules: RetryRules) -> None:
+        self._rules = rules
+        self._counts = SlidingCounts(rules.window_s, 2)
+
+    def request(self, now: float) -> None:
+        self._counts.add(_REQUEST, now)
+
+    def retry(self, now: float) -> bool:
+        """Whether one more retry is allowed; it is counted then."""
+        requests, retries = self._counts.totals(now)
+        if retries + 1 > max(self._rules.min_retries, self._rules.share * requests):
+            return False
+        self._counts.add(_RETRY, now)
+        return True

@@ -17,7 +17,7 @@ PredictTtft = Callable[[str], float | None]  # seconds to the first token that a
 
 
 def version_name(model: str, version: int) -> str:
-    """The name of one version of a model, such as `chat@2`: whoever asks for it is answered by that version only."""
+    """The name of one version of a model, such as `chat@2`: requests for it are answered by that version only."""
     return f"{model}@{version}"
 
 

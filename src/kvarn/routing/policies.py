@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from xxhash import xxh3_64_intdigest
+
 from kvarn.routing.candidate import Candidate, RouteRequest
-from kvarn.routing.rendezvous import order_by_rank
 from kvarn.wire.block_events import NAME_BYTES
 
 EVICTED = 0.25  # a cached token that must go is likely to be computed again: it counts as this part of one to compute
@@ -127,3 +128,18 @@ POLICIES: dict[str, Policy] = {
 """By their names in the configuration (`routing.policy`)."""
 
 READS_NAMES = frozenset({"prefix", "prefix_only"})  # policies for which prompts are hashed and blocks are told
+
+
+def rank(key: bytes, names: Iterable[str]) -> list[str]:
+    """The names in the key's own order of preference."""
+    return sorted(names, key=lambda name: (-xxh3_64_intdigest(name.encode() + b"\0" + key), name))
+
+
+def order_by_rank(key: bytes, loads: Mapping[str, int], balance: float = 1.25) -> list[str]:
+    """The names to try, in this order: by rank, those that have their part of the load already last. `balance`: what
+    each may have after this one, relative to the mean; > 1."""
+    if not loads:
+        return []
+    bound = math.ceil(balance * (sum(loads.values()) + 1) / len(loads))
+    ranked = rank(key, loads)
+    return [name for name in ranked if loads[name] < bound] + [name for name in ranked if loads[name] >= bound]

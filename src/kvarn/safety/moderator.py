@@ -1,14 +1,13 @@
-"""Moderators of texts: the built-in classifier, or whatever else can give a verdict, with the operator's rules."""
+"""Moderators of texts: the built-in classifier, or whatever else can give a verdict."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from kvarn.safety.rules import RuleList
-from kvarn.safety.verdict import RULE, Verdict
+from kvarn.safety.verdict import Verdict
 
 if TYPE_CHECKING:  # it brings numpy, which the gateway needs for nothing else
     from kvarn.safety.classifier import Classifier
@@ -22,7 +21,7 @@ class ModerationAwayError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """On whose share of threads and engines a verdict is made, and how urgent it is."""
+    """The tenant that pays for a verdict in threads and engine time, and its urgency."""
 
     tenant: str
     weight: float = 1.0
@@ -72,25 +71,3 @@ def _load() -> Classifier:
     from kvarn.safety.classifier import load_classifier
 
     return load_classifier()
-
-
-class WithRules:
-    """Another moderator's verdicts, and those of rules beside them."""
-
-    def __init__(self, base: Moderator, rules: RuleList, threads: TextThreads) -> None:
-        self._base = base
-        self._rules = rules
-        self._threads = threads
-
-    @property
-    def name(self) -> str:
-        return self._base.name
-
-    @property
-    def look_every(self) -> int:
-        return self._base.look_every
-
-    async def judge(self, text: str, claim: Claim) -> Verdict:
-        matched = await self._threads.run(claim.tenant, len(text), lambda: self._rules.matches(text))
-        verdict = await self._base.judge(text, claim)
-        return replace(verdict, scores={**verdict.scores, RULE: float(matched)})

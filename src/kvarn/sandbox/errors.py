@@ -23,7 +23,7 @@ class MemoryPassedError(LimitPassedError):
 
 
 class ProcessEndedError(SandboxError):
-    """The process ended by itself, or somebody else killed it."""
+    """The process ended, or was killed from outside."""
 
     def __init__(self, status: int) -> None:
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

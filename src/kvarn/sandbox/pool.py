@@ -35,7 +35,7 @@ class SandboxPool:
                 try:
                     return await process.call(request)
                 except ProcessEndedError as error:
-                    _log.warning("a worker process %s; it is started again", error)
+                    _log.warning("sandbox process %s; restarting it", error)
                 except MemoryPassedError as error:
                     if not error.after_other_work:
                         raise
@@ -48,9 +48,7 @@ class SandboxPool:
                 self._idle.append(process)
 
     async def start(self) -> bytes:
-        """Start the first process. Returns the reply to `setup`. Raises as `call` does."""
         return await self._idle[-1].start()
 
     async def close(self) -> None:
-        """End the processes; nothing is done from here on. Idempotent."""
         await asyncio.gather(*[process.close() for process in self._processes])

@@ -30,7 +30,6 @@ class SandboxLimits:
     """Limits of one piece of work."""
 
     timeout_s: float = 2.0
-    """Seconds of a processor."""
     memory_bytes: int = 512 * 1024 * 1024
     """Address space of the process, some 25 to 80 MiB of which are its own."""
 
@@ -98,7 +97,6 @@ class SandboxProcess:
                 raise
 
     async def close(self) -> None:
-        """Kill the process; nothing is done from here on. Idempotent."""
         self._closed = True
         if self._restart is not None:
             self._restart.cancel()

@@ -57,14 +57,12 @@ class DecoderShape:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one sequence's recurrent states in all layers."""
         return sum(layer.attention.state_bytes for layer in self.layers)
 
     def kv_bytes_per_token(self, dtype: KvDtype) -> int:
         return sum(layer.attention.cache_bytes_per_token(dtype) for layer in self.layers)
 
     def cache_copies(self, ranks: int) -> int:
-        """Ranks that hold the same part of the paged cache, of so many that share each layer."""
         return max(kind.cache_copies(ranks) for kind in self.attention_kinds)
 
     @property

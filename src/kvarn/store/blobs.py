@@ -21,10 +21,8 @@ from kvarn.store.errors import DiskFullError, NotFoundError, StoreAwayError, Sto
 ResultT = TypeVar("ResultT")
 
 CHUNK_BYTES = 256 * 1024
-"""Read at once."""
 IN_DATABASE = "database"
 _FOLDER = ".files"
-"""Ending of the folder beside SQLite's database."""
 
 
 def blobs_of(setting: str | None, database: URL) -> Blobs | None:
@@ -40,11 +38,7 @@ def blobs_of(setting: str | None, database: URL) -> Blobs | None:
 
 
 class Blobs:
-    """A place for contents. Its calls block, so they run in threads.
-
-    Args:
-        url: A folder, or a URL of fsspec's.
-    """
+    """A place for contents, a folder or a URL of fsspec's. Its calls block, so they run in threads."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -135,8 +129,6 @@ class Blobs:
 
 
 class BlobWriter:
-    """A blob that is being written."""
-
     def __init__(self, file: Any, folder: Path | None) -> None:
         self.file = file
         self._folder = folder

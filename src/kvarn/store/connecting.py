@@ -1,4 +1,4 @@
-"""Connecting to a database: the driver's options, and errors of connecting."""
+"""Connecting to a database: the driver's options, and the errors of drivers that mean an outage."""
 
 from __future__ import annotations
 
@@ -16,11 +16,18 @@ import msgspec
 from sqlalchemy import URL, Dialect, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import MissingGreenlet
+from sqlalchemy.exc import DBAPIError, InterfaceError, MissingGreenlet, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from kvarn.store.errors import StoreAwayError, StoreError, StoreRefusedError
-from kvarn.store.outages import DEMOTED_STATE, cause_of, is_away_state, sqlstate_of
+from kvarn.store.errors import (
+    DiskFullError,
+    StoreAwayError,
+    StoreBusyError,
+    StoreError,
+    StoreReadOnlyError,
+    StoreRefusedError,
+)
 
 READING = "kvarn_reading"
 """Execution option of a connection that will only read."""
@@ -35,16 +42,8 @@ _FILES = frozenset({"sslcert", "sslkey", "sslrootcert", "sslcrl"})
 
 
 def make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
-    """The engine that serves requests. Whoever finds no connection gets a `StoreAwayError`.
-
-    Args:
-        url: With an asynchronous driver.
-        pool_size: Connections at most.
-        timeout_s: Seconds that connecting may take, and waiting for a connection.
-
-    Raises:
-        StoreError: The URL names a file that is not there.
-    """
+    """The engine that serves requests; without a free connection within `timeout_s` it raises a `StoreAwayError`.
+    Raises `StoreError` where the URL names a file that is not there."""
     common: dict[str, Any] = {
         "hide_parameters": True,  # errors are logged, and parameters are what clients wrote
         "pool_size": pool_size,
@@ -169,3 +168,58 @@ def _begin_sqlite(connection: Any) -> None:
     # write begin as writers.
     reading = connection.get_execution_options().get(READING, False)
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+DEMOTED_STATE = "25006"
+"""SQLSTATE of a write in a read-only transaction: the server is a standby now, or was told to be read-only."""
+_LOCKED_STATE = "55P03"
+"""SQLSTATE of a wait for a lock for longer than the transaction's `lock_timeout`."""
+_AWAY_STATES = ("08", "53", "57P")
+"""Beginnings of SQLSTATE while PostgreSQL starts, stops or has no room."""
+_UNPREPARED_STATES = ("42P01", "42703")
+_READ_ONLY_STATES = {DEMOTED_STATE: StoreReadOnlyError, "53100": DiskFullError}
+_READ_ONLY_CODES = {sqlite3.SQLITE_READONLY: StoreReadOnlyError, sqlite3.SQLITE_FULL: DiskFullError}
+_PRIMARY_CODE = 0xFF
+
+
+def outage_of(error: Exception) -> StoreAwayError | None:
+    """The outage that an error of the database means; None: the fault is not the database's."""
+    cause = getattr(error, "orig", None) or error
+    if isinstance(error, DBAPIError) and (refusal := _refusal_of_writes(cause)) is not None:
+        return refusal(f"the database takes no writes: {cause_of(error)}")
+    if sqlstate_of(cause) == _LOCKED_STATE:
+        return StoreBusyError("others write the same rows of the database at this moment")
+    lost = isinstance(error, OperationalError | InterfaceError | PoolTimeoutError | ConnectionError)
+    if lost or (isinstance(error, DBAPIError) and (error.connection_invalidated or is_away_state(cause))):
+        return StoreAwayError(f"the database is away: {cause_of(error)}")
+    return None
+
+
+def unprepared(error: Exception) -> StoreAwayError | None:
+    """The outage that a missing table or column means while the schema may be an older one; None: another error.
+    SQLite's are outages in any case."""
+    if sqlstate_of(getattr(error, "orig", None) or error) not in _UNPREPARED_STATES:
+        return None
+    return StoreAwayError(f"the database is not prepared yet: {cause_of(error)}")
+
+
+def is_away_state(error: BaseException) -> bool:
+    return sqlstate_of(error).startswith(_AWAY_STATES)
+
+
+def sqlstate_of(error: BaseException) -> str:
+    """PostgreSQL's code of an error; empty where there is none."""
+    return str(getattr(error, "sqlstate", None) or "")
+
+
+def cause_of(error: BaseException) -> str:
+    """The driver's message, in one line."""
+    cause = getattr(error, "orig", None) or error
+    return (str(cause).splitlines() or [type(cause).__name__])[0]
+
+
+def _refusal_of_writes(cause: BaseException) -> type[StoreReadOnlyError] | None:
+    code = getattr(cause, "sqlite_errorcode", None)
+    if code is not None:
+        return _READ_ONLY_CODES.get(code & _PRIMARY_CODE)
+    return _READ_ONLY_STATES.get(sqlstate_of(cause))

@@ -14,16 +14,15 @@ from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.store.blobs import Blobs, blobs_of
-from kvarn.store.connecting import READING, make_engine, shown, with_hosts_apart
+from kvarn.store.connecting import READING, cause_of, make_engine, outage_of, shown, unprepared, with_hosts_apart
 from kvarn.store.directories import data_dir
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.health import StoreHealth
-from kvarn.store.outages import cause_of, outage_of, unprepared
 from kvarn.store.quota import StorageQuota
 
 DATABASE_FILE = "kvarn.db"
 REPORT_CONNECTIONS = 2
-"""For sums of the ledger, which may take long: nobody else waits for these, and they for nobody."""
+"""For sums of the ledger, which may take long: other queries do not wait for these connections."""
 _ACCOUNT_CONNECTIONS = 1
 """Beside those, which reports never have all: for what an organisation has stored, see `stored_bytes.py`."""
 _WRITERS_AT_ONCE = 2
@@ -33,17 +32,8 @@ _SQLITE_CONNECTIONS = 15
 
 
 class Store:
-    """One database. Repositories are built on its sessions.
-
-    Args:
-        url: An SQLAlchemy URL with an asynchronous driver; see `store_url`.
-        pool_size: Connections at most (PostgreSQL).
-        timeout_s: Seconds a query may take.
-        report_timeout_s: Seconds a report may take.
-        max_stored_bytes: Bytes that an organisation may store; None: no bound.
-        blobs: Where contents of files are written; None: rows of the database.
-        now: Wall clock, seconds since 1970.
-    """
+    """One database, on whose sessions repositories work. `url` has an asynchronous driver (`store_url`); `blobs` is
+    where contents of files are written, None: rows of the database; `now` the wall clock, seconds since 1970."""
 
     def __init__(
         self,
@@ -68,7 +58,6 @@ class Store:
         """Whether its schema is known to be the one it should be (`migrate.py`): until then a table that is missing is
         an outage, and no fault."""
         self.timeout_s = timeout_s
-        """Seconds a query may take."""
         self._report_timeout_s = report_timeout_s
         self.engine = make_engine(url, _SQLITE_CONNECTIONS if self.is_sqlite else pool_size, timeout_s)
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
@@ -98,12 +87,8 @@ class Store:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[AsyncSession, None]:
-        """A session whose changes are committed when the block ends, and undone when it raises.
-
-        Raises:
-            StoreReadOnlyError: The database takes no writes.
-            StoreAwayError: The database does not answer in time.
-        """
+        """A session whose changes are committed when the block ends, and undone when it raises. Raises
+        `StoreAwayError`, and `StoreReadOnlyError` where the database takes no writes."""
         with self.health.watching():
             async with self._guarded(self.timeout_s), self._sessions() as session, session.begin():
                 yield session
@@ -124,12 +109,8 @@ class Store:
 
     @asynccontextmanager
     async def migrating(self) -> AsyncGenerator[AsyncConnection, None]:
-        """A bare connection in one transaction, without a limit of time: a large table takes long to change.
-
-        Raises:
-            StoreAwayError: The database does not answer.
-            StoreError: It is none, or refuses the schema.
-        """
+        """A bare connection in one transaction, without a limit of time: a large table takes long to change. Raises
+        `StoreError`."""
         with self.health.watching(), self.explained(), _away_when_lost(self.timeout_s):
             async with self.engine.begin() as connection:
                 yield connection
@@ -190,7 +171,7 @@ def store_url(config: KvarnConfig) -> URL:
 
 
 def _no_url() -> StoreError:
-    """Without the URL: it may hold a password, and nobody knows where."""
+    """Error without the URL: it may hold a password at an unknown place."""
     return StoreError(
         "store.url is no database URL: write sqlite:////path/kvarn.db or postgresql://…, and @, / and ? of a password "
         "as %40, %2F and %3F"

@@ -8,7 +8,7 @@ class StoreError(Exception):
 
 
 class StoreAwayError(StoreError):
-    """The database does not answer. What was asked has not been done, or nobody knows."""
+    """The database does not answer. Whether the request was carried out is unknown."""
 
 
 class StoreReadOnlyError(StoreAwayError):
@@ -31,7 +31,7 @@ class StoreRefusedError(StoreAwayError):
 
 
 class NotFoundError(StoreError):
-    """There is no such object, or it belongs to somebody else: the two are told apart by nobody."""
+    """There is no such object, or it belongs to another owner: the error does not tell which."""
 
 
 class ConflictError(StoreError):
@@ -39,13 +39,8 @@ class ConflictError(StoreError):
 
 
 class StorageFullError(StoreError):
-    """An organisation would store more than it may.
-
-    Args:
-        stored: Bytes that it has stored.
-        max_bytes: Bytes that it may store.
-        size: Bytes that were to be added, as far as that is known.
-    """
+    """An organisation that has `stored` so many bytes would store more than `max_bytes`: `size` more, as far as that is
+    known."""
 
     def __init__(self, stored: int, max_bytes: int, size: int | None = None) -> None:
         self.stored = stored

@@ -19,22 +19,15 @@ _log = logging.getLogger("kvarn.store")
 
 
 class StoreState(StrEnum):
-    """State of the database."""
-
     UP = "up"
     READ_ONLY = "read_only"
     """It answers, and takes no writes."""
     AWAY = "away"
-    """It does not answer."""
 
 
 class StoreHealth:
     """State of the database without asking it. Only a write that succeeded shows that writes succeed again
-    (`note_written`): a transaction may have ended without writing anything.
-
-    Args:
-        clock: Monotonic seconds.
-    """
+    (`note_written`): a transaction may have ended without writing anything."""
 
     def __init__(self, clock: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         self._clock = clock

@@ -25,11 +25,9 @@ class NewKey:
     """A key just made: the only moment at which its value is known."""
 
     value: str
-    """The whole key, as its bearer sends it."""
     lookup: str
     digest: str
     redacted: str
-    """The key as it may be shown."""
 
 
 def new_key() -> NewKey:

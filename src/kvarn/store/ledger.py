@@ -12,7 +12,6 @@ DAY_S = 86_400
 HOUR_S = 3_600
 
 BATCH_TIER = "batch"
-"""Service tier of the lines of a batch."""
 
 
 class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -58,12 +57,9 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class UsageSum:
-    """Sums of events."""
-
     start: int
     """Beginning of the bucket of time, seconds since 1970; 0 where there are no buckets."""
     group: Mapping[str, str | None]
-    """Values of the fields that were grouped by."""
     requests: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -83,13 +79,10 @@ class UsageFilter:
     key_ids: tuple[str, ...] | None = None
     models: tuple[str, ...] | None = None
     endpoints: tuple[str, ...] | None = None
-    """Only these paths."""
     not_endpoints: tuple[str, ...] = field(default=())
-    """All but these paths."""
     batch: bool | None = None
     """Only lines of batches, or only what is none."""
     batch_ids: tuple[str, ...] | None = None
-    """Only lines of these batches."""
 
 
 def period_name(period: str, at: float) -> str:

@@ -12,7 +12,6 @@ class Role(StrEnum):
     """Rights of a key besides using models."""
 
     ADMIN = "admin"
-    """Administers its organisation."""
     MEMBER = "member"
     """A person's key: uses models and sees the usage of its project."""
     SERVICE = "service"
@@ -32,15 +31,12 @@ class Scopes:
     """Restrictions of a key; None restricts nothing, an empty tuple allows nothing."""
 
     models: tuple[str, ...] | None = None
-    """Names of models."""
     endpoints: tuple[str, ...] | None = None
     """Beginnings of paths, such as `/v1/chat`."""
     adapters: tuple[str, ...] | None = None
-    """Names of LoRA adapters."""
 
 
 UNRESTRICTED = Scopes()
-"""Scopes of a key that may use everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,6 @@ class LimitRule:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrency: int | None = None
-    """Requests running at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,6 @@ class Principal:
     role: Role = Role.SERVICE
     user_id: str | None = None
     key_id: str | None = None
-    """None for requests without a key."""
     scopes: Scopes = UNRESTRICTED
     weight: float = 1.0
     """The organisation's share of a saturated engine."""
@@ -74,7 +68,6 @@ class Principal:
     cache_salt: str = ""
     """Secret of the organisation: cached prompts are found only under it."""
     limits: tuple[LimitRule, ...] = ()
-    """All that hold for this key, its project and its organisation."""
     log_prompts: bool = False
     """Whether the project opted in to its prompts being sampled and kept, encrypted."""
 
@@ -88,4 +81,3 @@ class Principal:
 
 
 ANYBODY = Principal(Owner(DEFAULT_ORGANIZATION, DEFAULT_PROJECT), Role.ADMIN, priority=-1000)
-"""Whoever reaches an open server."""

@@ -20,7 +20,6 @@ class Balance:
     """Bytes that an organisation stores, as far as this process knows."""
 
     stored: int = 0
-    """Bytes, as the database said last."""
     summed_at: int = -1
     """Which periodic sum that holds (`repositories/stored_bytes.py`)."""
     since: int = 0
@@ -30,12 +29,8 @@ class Balance:
 
 
 class StorageQuota:
-    """Refuses writes of organisations that store as much as they may.
-
-    Args:
-        max_bytes: Bytes that one organisation may store; None: no bound.
-        clock: Monotonic seconds.
-    """
+    """Refuses writes of organisations that store as much as they may. `max_bytes`: what one may store; None: no
+    bound."""
 
     def __init__(self, max_bytes: int | None, clock: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         self.max_bytes = max_bytes

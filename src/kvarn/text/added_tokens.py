@@ -11,7 +11,6 @@ from kvarn.text.errors import TokenizerError
 from kvarn.text.json_file import check_size, token_text
 
 _MAX_FILE_BYTES = 512 * 1024 * 1024
-"""Longest tokenizer.json: the largest published ones have about 40 MB."""
 _KEY = '"added_tokens":'
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _IF_KNOWN = "if_known"

@@ -20,7 +20,6 @@ MAX_CHARACTERS = 32 * 1024 * 1024
 """Longest prompt where the model's context sets no other bound."""
 
 _MAX_SOURCE_BYTES = 1024 * 1024
-"""Longest template; those that are published have some ten thousand."""
 
 _END_OF_FINAL_MESSAGE = "\u2060\u2060kvarn: the answer goes on here\u2060\u2060"
 """Put after the message to continue, so that the rendering can be cut there whatever the template writes after it."""
@@ -34,7 +33,6 @@ class RenderRequest:
 
     payload: bytes
     continues: bool
-    """Whether the last message is left open."""
 
 
 class ChatTemplate:
@@ -112,11 +110,7 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        request = {
-            "template": self._pick(with_tools=bool(tools)),
-            "variables": names,
-            "max_characters": max_characters,
-        }
+        request = {"template": self._pick(with_tools=bool(tools)), "variables": names, "max_characters": max_characters}
         try:
             payload = json.dumps(request)
         except RecursionError:
@@ -142,7 +136,6 @@ class ChatTemplate:
 
 
 async def _done(work: Coroutine[None, None, bytes], what: str) -> bytes:
-    """The reply that work comes to; `what` is what the template then does."""
     try:
         return await work
     except LimitPassedError as error:

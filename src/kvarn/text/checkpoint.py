@@ -15,13 +15,11 @@ from kvarn.text.json_file import read_json
 from kvarn.text.local_path import local_path
 
 Progress = Callable[[str, float], None]
-"""Told a stage and the fraction of it that is done."""
 
 PACKAGED = ("kvarn-demo", "kvarn-demo-draft", "kvarn-demo-eagle3")
 """Models that come with Kvarn: one to serve, and two that guess its tokens."""
 
 PACKAGED_ADAPTERS = ("pirate", "json")
-"""LoRA adapters of kvarn-demo that come with Kvarn."""
 
 _TEXT_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 _FILES = ["*.safetensors", *_TEXT_FILES]
@@ -69,7 +67,6 @@ def _find(path: str, progress: Progress | None, files: list[str]) -> Path:
 
 
 def _local(path: str) -> Path | None:
-    """The directory that a path names; None where it is a hub id."""
     directory = local_path(path)
     if directory.is_dir():
         return directory

@@ -161,7 +161,6 @@ _TOKEN_IDS = TypeAdapter(dict[str, Annotated[int, Field(ge=0, le=_MAX_ID)]], con
 
 
 def read_added_tokens(directory: Path) -> dict[str, int]:
-    """The content of added_tokens.json: ids by token; empty where there is none. Raises as `read_tokenizer_config`."""
     path = directory / "added_tokens.json"
     content = read_json(path)
     try:

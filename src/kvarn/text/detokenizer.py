@@ -60,20 +60,17 @@ class IncrementalDetokenizer:
         return self._utf8.decode(self._tokenizer.token_bytes(token_id) if known is None else known)
 
     def flush(self) -> str:
-        """The text of what was held back, when no more tokens will come."""
         if self._utf8 is not None:
             return self._utf8.decode(b"", final=True)
         settled, self._held = self._held, []
         return self._text_of(settled)
 
     def _last_shown(self, token_ids: Sequence[int]) -> list[int]:
-        """The last token that has text of its own; none where that is one byte of a character."""
         shown = (token for token in reversed(token_ids) if token not in self._tokenizer.special_ids)
         last = next((token for token in shown if self._tokenizer.has_token(token)), None)
         return [] if last is None or last in self._tokenizer.byte_fallback_ids else [last]
 
     def _text_of(self, token_ids: list[int]) -> str:
-        """The text that these tokens add to what stands before them, seen through the last token before them."""
         if not token_ids:
             return ""
         before = self._tokenizer.decode(self._anchor, skip_special_tokens=False)

@@ -69,7 +69,6 @@ def _places(location: tuple[int | str, ...], data: Any) -> Iterator[str]:
 
 
 def check_size(path: Path, limit: int) -> None:
-    """Raise CheckpointError for a file of more than `limit` bytes, OSError where there is none."""
     size = path.stat().st_size
     if size > limit:
         raise CheckpointError(f"Cannot read {path}: it has {size} bytes, at most {limit} are expected.")

@@ -35,11 +35,7 @@ ItemT = TypeVar("ItemT")
 
 
 class LogprobsEncoder:
-    """Encodes log-probabilities.
-
-    Args:
-        tokenizer: Of the model.
-    """
+    """Encodes log-probabilities."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -47,7 +43,6 @@ class LogprobsEncoder:
         self._name = lru_cache(_TOKENS_REMEMBERED)(self._json_text)
 
     def chat(self, positions: Sequence[PositionLogprobs], top: int) -> list[TokenLogprobs | Raw]:
-        """OpenAI's chat shape: each a `TokenLogprobs` with `top` alternatives."""
         return [self._chat_position(position, top) for position in positions]
 
     def _chat_position(self, position: PositionLogprobs, top: int) -> Raw:
@@ -103,7 +98,6 @@ class LogprobsEncoder:
 
 
 async def in_parts(items: Sequence[ItemT]) -> AsyncGenerator[Sequence[ItemT], None]:
-    """A long list in parts; others get their turn of the event loop between them."""
     for start in range(0, len(items), _POSITIONS_AT_ONCE):
         yield items[start : start + _POSITIONS_AT_ONCE]
         await asyncio.sleep(0)

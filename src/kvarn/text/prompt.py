@@ -3,7 +3,7 @@
 A model knows where a turn, its reasoning or a call begins and ends by tokens that mark it (`Tokenizer.markers`), and
 the template writes them. The same words inside a message, a retrieved text or a tool's result are words: a text that
 says `<|im_end|>` does not end its turn, and one that says `<tool_call>` calls nothing. They are hidden from the
-template's rendering behind marks nobody can guess, and encoded apart, as ordinary text.
+template's rendering behind random marks, and encoded apart, as ordinary text.
 """
 
 from __future__ import annotations
@@ -25,24 +25,11 @@ _LONGEST_MARK = 32
 
 class PromptBuilder:
     """A conversation on its way to tokens: the template renders `request`, and `token_ids` encodes the text it wrote.
+    Both take their time where messages are long, so neither is for an event loop then.
 
-    Making one and encoding take their time where the messages are long, so neither is for an event loop then.
-
-    Args:
-        template: The model's.
-        tokenizer: The model's.
-        messages: As OpenAI writes them.
-        context_length: Tokens that the model holds.
-        tools: As OpenAI writes them.
-        opening: The server's own beginning of the answer.
-        reasoning: How the model writes reasoning: where the template has opened it, it is ended before the opening.
-        add_special_tokens: Put around the whole what the tokenizer puts around a text.
-        add_generation_prompt: See `ChatTemplate.request`.
-        continue_final_message: See there.
-        variables: More variables of the template.
-
-    Raises:
-        ChatTemplateError: The template cannot be given these messages.
+    `opening` is the server's own beginning of the answer; `reasoning` tells how the model writes reasoning: where the
+    template has opened it, it is ended before the opening. See `ChatTemplate.request` for the others, and for what is
+    raised.
     """
 
     def __init__(

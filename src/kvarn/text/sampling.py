@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from kvarn.wire.openai.completions import CompletionRequest
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default of `max_tokens` in `/v1/completions`."""
 
 MAX_BAD_WORDS = 256
 """`bad_words` in one request at most: each is compared at every step."""
@@ -170,7 +169,6 @@ def _max_tokens(name: str, value: int | None, default: int, prompt_tokens: int, 
 
 
 def at_most(name: str, value: IntT, highest: int, why: str = "") -> IntT:
-    """A number of a request; refused (`ApiError`) where it is above a bound."""
     if value is not None and value > highest:
         raise invalid_request(f"{name!r} may be at most {highest}{why and f' ({why})'}, not {value}.", name)
     return value

@@ -22,7 +22,6 @@ class StopStrings:
             raise ValueError("a stop string is empty")
         self.stops = sorted(set(stops), key=len, reverse=True)
         self.begin = re.compile("|".join({re.escape(stop[0]) for stop in self.stops}) or "(?!)")
-        """Matches where a stop string may begin."""
 
 
 class StopMatcher:
@@ -40,10 +39,8 @@ class StopMatcher:
         self._include_stop = include_stop
         self._held = ""
         self.done = False
-        """Whether a stop string was found: nothing more will be shown."""
 
     def push(self, text: str) -> StopResult:
-        """Add text; returns the text that certainly comes before any stop string."""
         if self.done or not text:
             return StopResult("", None)
         if not self._held and self._begin.search(text) is None:

@@ -38,7 +38,7 @@ def answer(payload: bytes) -> bytes:
     elif _problems:
         kind, text = b"-", _problems[0]
     else:
-        # What somebody sent may be counted, too, where it is longer than the model's context.
+        # The request may be counted, too, where it is longer than the model's context.
         limit = max(request["max_characters"], _GROWTH * len(payload))
         kind, text = _render(_templates[request["template"]], request["variables"], limit)
     return kind + text.encode("utf-8", "surrogatepass")
@@ -102,7 +102,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationExtension, loopcontrols])
         self.filters["tojson"] = _to_json
         self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
+        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
 
 
 class _RefusalError(TemplateError):
@@ -111,10 +111,6 @@ class _RefusalError(TemplateError):
 
 def _raise_exception(message: object) -> NoReturn:
     raise _RefusalError(str(message))
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 def _to_json(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvarn.text.added_tokens import read_tokenizer_text
-from kvarn.text.any_of import any_of
 from kvarn.text.errors import TokenizerError
 from kvarn.text.json_file import token_text
 from kvarn.text.token_bytes import byte_fallback_tokens, is_pure_byte_level, token_bytes_reader
@@ -83,7 +82,7 @@ class Tokenizer:
         """Token ids of several texts. Raises as `encode` does."""
         for text in texts:
             _check_text(text)
-        # encode_batch_fast leaves out the offsets, which nobody reads.
+        # encode_batch_fast leaves out the offsets, which are not read.
         encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
@@ -199,3 +198,26 @@ def _check_text(text: str) -> None:
             f"The text holds a lone surrogate (\\u{ord(text[error.start]):04x} at character {error.start}), "
             "which is not valid Unicode: send whole characters."
         ) from None
+
+
+def any_of(texts: Iterable[str]) -> str:
+    """A pattern that finds the longest of some texts. Those that begin alike share their beginning: a search among
+    thousands (`<unused0>` to `<unused6241>`) looks at each character of the text once."""
+    tree: dict[str, Any] = {}
+    for text in texts:
+        node = tree
+        for character in text:
+            node = node.setdefault(character, {})
+        node[""] = {}
+    return _pattern(tree)
+
+
+def _pattern(node: dict[str, Any]) -> str:
+    straight = ""
+    while len(node) == 1 and "" not in node:
+        ((character, node),) = node.items()
+        straight += re.escape(character)
+    branches = [re.escape(character) + _pattern(child) for character, child in node.items() if character]
+    if not branches:
+        return straight
+    return f"{straight}(?:{'|'.join(branches)}){'?' if '' in node else ''}"

@@ -55,7 +55,6 @@ class AdapterPool:
         self._loads.append((load, future))
 
     def drain_loaded(self) -> list[str]:
-        """Adapters that were copied since the last call: they can be computed with from now on."""
         loaded: list[str] = []
         running: list[tuple[AdapterLoad, Future[None]]] = []
         for load, future in self._loads:
@@ -71,7 +70,6 @@ class AdapterPool:
         return loaded
 
     def finish_loads(self) -> None:
-        """Wait until all that have begun are copied: they can be computed with."""
         for _, future in self._loads:
             future.result()
         self.drain_loaded()

@@ -46,7 +46,6 @@ class _Running:
     transfer_s: float = 0.0
     slots: Ints = field(default_factory=_no_slots)
     admissions: Ints = field(default_factory=_no_slots)
-    """Number of sequences that each of them had had."""
     fetched: Fetched | None = None
     result: StepResult | None = None
 
@@ -71,7 +70,6 @@ class AsyncExecutor(InProcessExecutor):
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:
-        """Give the plan to the device. Raises as `execute`, and ReplayAllocationError."""
         if self.runs_ahead(plan):
             self.submit_ahead(plan)
             return
@@ -82,7 +80,6 @@ class AsyncExecutor(InProcessExecutor):
         self._running.append(_Running(plan, started, first_uses, result=result))
 
     def collect(self) -> StepResult:
-        """Wait for the oldest step. Raises InvalidLogitsError where its logits are not finite."""
         if not self._running:
             raise ProtocolError("no plan was submitted: there is no result to collect")
         return self._end(self._running.popleft())
@@ -120,12 +117,10 @@ class AsyncExecutor(InProcessExecutor):
         return self.runner.transfer_blocks(plan)
 
     def wait_for_steps(self, plan: StepPlan) -> None:
-        """Wait for all steps before a plan whose tokens the host draws."""
         self._count_admissions(plan)
         self._end_all()
 
     def drop_results(self) -> None:
-        """Forget the steps that were not collected; they have ended."""
         self._running.clear()
 
     @property
@@ -172,7 +167,6 @@ class AsyncExecutor(InProcessExecutor):
             self._end(running)
 
     def _end(self, running: _Running) -> StepResult:
-        """The result of a step; its tokens are in the slots afterwards."""
         if running.result is None:
             tokens, maxima = running.fetched.wait() if running.fetched is not None else (running.slots, running.slots)
             for slot, value in zip(running.slots.tolist(), maxima.tolist(), strict=True):

@@ -28,7 +28,6 @@ float32, so that logits stay finite for every request."""
 
 
 def needs_constraints(sampling: SamplingParams) -> bool:
-    """Whether any feature is used that changes logits before temperature."""
     return (
         _uses_penalties(sampling)
         or bool(sampling.logit_bias)

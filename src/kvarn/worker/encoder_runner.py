@@ -45,7 +45,6 @@ class EncoderRunner:
         return vectors
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Indices of the inputs of each pass: similar lengths together, so that a pass's attention is even."""
         batch: list[int] = []
         tokens = 0
         for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):

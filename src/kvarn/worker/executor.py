@@ -19,11 +19,7 @@ class InProcessExecutor(SynchronousExecutor):
     """Executes plans one at a time (`kvarn.engine.plan.Executor`). Not thread-safe. Raises as the runner it makes."""
 
     def __init__(
-        self,
-        model: Decoder,
-        *,
-        runner_type: Callable[..., ModelRunner] = ModelRunner,
-        **options: Unpack[RunnerOptions],
+        self, model: Decoder, *, runner_type: Callable[..., ModelRunner] = ModelRunner, **options: Unpack[RunnerOptions]
     ) -> None:
         self.runner = runner_type(model, **options)
         self.sampler = Sampler(self.runner.slots, model.kernels.operations)
@@ -33,13 +29,8 @@ class InProcessExecutor(SynchronousExecutor):
         """The engine's `AdapterStore`."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step to its end; results in the order of its rows.
-
-        Raises:
-            PlanError: The plan contradicts the slots' state.
-            InvalidSamplingError: An admitted request asks for what this model cannot do.
-            InvalidLogitsError: The model's logits are not finite.
-        """
+        """Run one step to its end; results in the order of its rows. Raises PlanError where the plan contradicts the
+        slots' state, InvalidSamplingError where a request asks for what this model cannot do, InvalidLogitsError."""
         started, first_uses = self.runner.clock.now(), self.runner.first_uses
         transfer_s = self.runner.transfer_blocks(plan)
         rows = self._run(plan)
@@ -62,7 +53,6 @@ class InProcessExecutor(SynchronousExecutor):
         return _results(plan, step.batch, drawn, prompt_logprobs)
 
     def compile_ahead(self, token_budget: int, threads: int) -> None:
-        """Begin to compile the kernels of steps of up to `token_budget` tokens, in threads, the first ones first."""
         self.runner.compile_ahead(token_budget, threads)
 
     def shutdown(self) -> None:

@@ -41,22 +41,22 @@ class BlockTransfers:
         tensors = (*cache.keys, *cache.values)
         self._parts = [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in tensors]
         """Each layer's part of the cache: [blocks, bytes]."""
-        self._here = [part.numpy() for part in self._parts] if is_host(cache.keys[0].device) else None
+        self._host_parts = [part.numpy() for part in self._parts] if is_host(cache.keys[0].device) else None
         """The same memory, where the connector can reach it."""
         self._connector = connector
 
     def store(self, transfers: Sequence[BlockTransfer]) -> None:
         if not transfers:
             return
-        parts = self._here or [part.numpy(force=True) for part in self._rows(transfers)]
-        places = _places(transfers) if self._here else range(len(transfers))
+        parts = self._host_parts or [part.numpy(force=True) for part in self._rows(transfers)]
+        places = _places(transfers) if self._host_parts else range(len(transfers))
         self._connector.store(transfers, [[part[place].data for part in parts] for place in places])
 
     def load(self, transfers: Sequence[BlockTransfer]) -> None:
         if not transfers:
             return
-        if self._here is not None:
-            parts = self._here
+        if self._host_parts is not None:
+            parts = self._host_parts
             self._connector.load(transfers, [[part[place].data for part in parts] for place in _places(transfers)])
             return
         staged = [torch.empty(len(transfers), part.shape[1], dtype=torch.uint8) for part in self._parts]

@@ -39,17 +39,18 @@ def _entries(logits: torch.Tensor, chosen: torch.Tensor, num_top: Sequence[int])
     top_logprobs = (logits.gather(1, top_ids) - log_mass[:, None]).tolist()
     columns = (chosen.tolist(), chosen_logprobs, _ranks(logits, chosen, chosen_logits), top_ids.tolist(), top_logprobs)
     return [
-        PositionLogprobs.of(TokenLogprob(token, logprob, rank), _ranked(ids[:count], values[:count]))
+        PositionLogprobs.of(
+            TokenLogprob(token, logprob, rank),
+            [
+                TokenLogprob(*entry, place)
+                for place, entry in enumerate(zip(ids[:count], values[:count], strict=True), 1)
+            ],
+        )
         for token, logprob, rank, ids, values, count in zip(*columns, num_top, strict=True)
     ]
 
 
-def _ranked(token_ids: list[int], logprobs: list[float]) -> list[TokenLogprob]:
-    return [TokenLogprob(*entry, rank) for rank, entry in enumerate(zip(token_ids, logprobs, strict=True), start=1)]
-
-
 def _log_mass(logits: torch.Tensor) -> torch.Tensor:
-    """[R] float64: logarithm of the sum of each row's exponentials."""
     row_max = logits.amax(-1)
     sums = [(row - top).exp_().sum(dtype=torch.float64) for row, top in zip(logits, row_max, strict=True)]
     # One by one: a vectorised logarithm may round by a row's place among the others.

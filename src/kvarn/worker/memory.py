@@ -22,7 +22,6 @@ _STATE_SHARE = 2
 _SNAPSHOT_SHARE = 4
 """Part of what those states and one full context leave for snapshots of states."""
 _SNAPSHOTS_PER_SEQUENCE = 4
-"""Most snapshots for each sequence that may run."""
 _ACTIVATION_BYTES = 16
 """Bytes of an activation: float32, with the copies that live at once."""
 _LOGIT_BYTES = 8
@@ -30,7 +29,6 @@ _LOGIT_BYTES = 8
 _FIXED_BYTES = GIB // 2
 """Scratch memory of kernels (for segments of attention, twice: captured steps have memory of their own)."""
 _LAUNCHES = 10
-"""Kernels of a layer, at most about."""
 _LAUNCH_BYTES = 32 * 1024
 """Driver memory for a kernel of a captured step; an estimate."""
 
@@ -52,13 +50,11 @@ class GpuBudget:
     memory: DeviceMemory
     """Memory of the GPU with the least room."""
     share: float
-    """Share of a GPU's whole memory that a rank takes."""
     ranks: int
     step_bytes: int
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes left for the KV cache, on all ranks together."""
         return max(0, self.memory.usable(self.share) - self.step_bytes) * self.ranks
 
     def __str__(self) -> str:
@@ -103,26 +99,14 @@ def plan_cache(
 ) -> CachePlan:
     """The sizes of the KV cache, and of the recurrent states beside it: one budget for both.
 
-    Args:
-        spec: Shape of the decoder.
-        dtype: Type of keys and values.
-        kv_cache_gib: Memory to use in GiB, all of it. Default: a tenth of the machine's, or what one full context
-            and recurrent states need, up to a third of the machine's, or, where one full context needs more, what
-            weights leave but for a tenth; on GPUs what `gpu` leaves; but no more than `max_num_seqs` full contexts
-            need.
-        max_num_seqs: Sequences that may run at once.
-        max_context_length: Tokens of the longest sequence.
-        may_lower_seqs: `max_num_seqs` is a default: plan fewer if the recurrent states of all do not fit.
-        may_lower_context: `max_context_length` is a default: plan a shorter one, of whole blocks, if it does not fit
-            into the default share of the machine's memory.
-        weight_bytes: Bytes of the machine's memory that the loaded weights take.
-        memory_bytes: The machine's memory, where it is known already; default: `usable_memory()`.
-        gpu: Budget on GPUs; None: keys and values are in the machine's memory.
-        copies: Ranks that hold the same key/value head, all in this memory.
+    The budget is `kv_cache_gib`, by default a tenth of the machine's memory, or what one full context and recurrent
+    states need, up to a third of the machine's, or, where one full context needs more, what weights leave but for a
+    tenth; on GPUs what `gpu` leaves; but no more than `max_num_seqs` full contexts need.
 
-    Raises:
-        CacheTooSmallError: Not even one sequence of the longest length fits, or not the states of `max_num_seqs`.
-        CacheTooLargeError: `kv_cache_gib` is more than the memory that the weights leave.
+    `may_lower_seqs`, `may_lower_context`: these numbers are defaults, and are lowered (contexts to whole blocks) where
+    the recurrent states of all, or one context, do not fit. `copies`: ranks that hold the same key/value head, all in
+    this memory. Raises CacheTooSmallError where not even one sequence of the longest length fits, or not the states of
+    `max_num_seqs`; CacheTooLargeError where `kv_cache_gib` is more than the memory that the weights leave.
     """
     block_bytes = spec.kv_bytes_per_token(dtype) * BLOCK_SIZE * copies
     blocks_of_context = -(-max_context_length // BLOCK_SIZE)
@@ -140,13 +124,19 @@ def plan_cache(
     if state and may_lower_seqs:
         max_num_seqs = max(1, min(max_num_seqs, (budget - context) // (_STATE_SHARE * state)))
     states = max_num_seqs * state
-    num_snapshots = _num_snapshots(state, budget - states - context, max_num_seqs)
+    num_snapshots = 0
+    if state:
+        spare = max(0, budget - states - context)
+        num_snapshots = min(spare // _SNAPSHOT_SHARE // state, _SNAPSHOTS_PER_SEQUENCE * max_num_seqs)
     num_blocks = max(0, budget - states - num_snapshots * state) // block_bytes
     if may_lower_context and kv_cache_gib is None and gpu is None and 0 < num_blocks < blocks_of_context:
         blocks_of_context, max_context_length = num_blocks, num_blocks * BLOCK_SIZE
     if num_blocks < blocks_of_context:
+        taken = (
+            f", of which the recurrent states of {max_num_seqs} sequences take {states / GIB:.3g}," if states else ""
+        )
         raise CacheTooSmallError(
-            f"A KV cache of {budget / GIB:.3g} GiB{_what_states_take(states, max_num_seqs)} holds "
+            f"A KV cache of {budget / GIB:.3g} GiB{taken} holds "
             f"{num_blocks * BLOCK_SIZE} tokens, but one context has up to {max_context_length}, {context / GIB:.3g} "
             f"GiB{'' if gpu is None or kv_cache_gib is not None else f': {gpu}'}. "
             + _advice(
@@ -159,16 +149,6 @@ def plan_cache(
     if kv_cache_gib is None:
         num_blocks = min(num_blocks, max_num_seqs * blocks_of_context)
     return CachePlan(num_blocks, max_num_seqs, num_snapshots, max_context_length)
-
-
-def _num_snapshots(state: int, spare_bytes: int, max_num_seqs: int) -> int:
-    if not state:
-        return 0
-    return min(max(0, spare_bytes) // _SNAPSHOT_SHARE // state, _SNAPSHOTS_PER_SEQUENCE * max_num_seqs)
-
-
-def _what_states_take(states: int, max_num_seqs: int) -> str:
-    return f", of which the recurrent states of {max_num_seqs} sequences take {states / GIB:.3g}," if states else ""
 
 
 def _more_memory(needed: int, left: int, gpu: GpuBudget | None) -> str:

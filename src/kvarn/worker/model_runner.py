@@ -93,7 +93,6 @@ class ModelRunner:
 
     @property
     def first_uses(self) -> int:
-        """Count of what is done once for many steps: see `StepResult.warming`."""
         return self.model.kernels.device.first_uses
 
     def compile_ahead(self, token_budget: int, threads: int) -> None:
@@ -107,7 +106,6 @@ class ModelRunner:
 
     @torch.inference_mode()
     def transfer_blocks(self, plan: StepPlan) -> float:
-        """Store and load a plan's blocks, before it is run; returns the seconds that took."""
         if not plan.kv_stores and not plan.kv_loads:
             return 0.0
         if self._transfers is None:
@@ -118,7 +116,6 @@ class ModelRunner:
         return self.clock.now() - started
 
     def apply(self, plan: StepPlan) -> None:
-        """Do what a plan changes before its rows are computed; its blocks were stored and loaded already."""
         for slot in plan.releases:
             self.slots.release(slot)
         for adapter in plan.adapter_drops:
@@ -187,7 +184,6 @@ class ModelRunner:
     def launch(
         self, kind: str, batch: StepBatch, others: Sequence[npt.NDArray[Any]], compute: Compute
     ) -> tuple[torch.Tensor, ...]:
-        """Send a step's arrays, and others, to the device and have it computed. `kind` names what is computed."""
         tensors = [torch.from_numpy(array).to(self.device) for array in (*batch.arrays, *others)]
         count = len(tensors) - len(others)
         return compute(*batch.on_device(tensors[:count]), tensors[count:])

@@ -4,7 +4,7 @@ With an `EngineCore` it is a modelled engine, on the machine's clock or on a vir
 
     sleeps      clock=SYSTEM_CLOCK      an engine process whose speed is known
     jumps       clock=VirtualClock()    one engine alone, an hour of traffic in seconds
-    only tells  clock=None              whoever drives several engines waits for `StepResult.elapsed_s`
+    only tells  clock=None              a driver of several engines waits for `StepResult.elapsed_s`
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ class ModelledExecutor:
         self._submitted: deque[tuple[StepPlan, float, float]] = deque()
         self._free_at = 0.0
         self._last_tokens: dict[int, int] = {}
-        """By slot: a plan made before the token was known refers to it."""
         self._sequences: dict[int, NewSequence] = {}
 
     def submit(self, plan: StepPlan) -> None:

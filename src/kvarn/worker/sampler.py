@@ -98,11 +98,7 @@ class Sampler:
                     drawn.logprobs[span.place].append(sampled.logprobs[row])
 
     def sample(
-        self,
-        logits: torch.Tensor,
-        row_slots: Ints,
-        masks: Mapping[int, Mask] | None = None,
-        ahead: Ints | None = None,
+        self, logits: torch.Tensor, row_slots: Ints, masks: Mapping[int, Mask] | None = None, ahead: Ints | None = None
     ) -> Sampled:
         """Draw the next token of each row; the slots are not changed.
 
@@ -110,15 +106,9 @@ class Sampler:
         min_tokens, logit bias -> repetition, frequency and presence penalties -> temperature -> min-p -> top-k -> top-p
         -> draw. A row's token depends on its logits, its parameters, its history and (seed, position) alone.
 
-        Args:
-            logits: [R, vocab] float32, contiguous; changed in place.
-            row_slots: [R] the slot of each row; distinct where a slot has a history that changes its logits.
-            masks: By row, where only some tokens may be drawn.
-            ahead: [R] tokens between the last one that the slot knows and the one drawn; by default none.
-
-        Raises:
-            InvalidLogitsError: A row holds NaN or infinity, or nothing finite.
-            PlanError: A mask allows no token.
+        `logits` [R, vocab] float32, contiguous, are changed in place; `row_slots` [R] are distinct where a slot has a
+        history that changes its logits; `ahead` [R]: tokens between the last one that the slot knows and the one drawn.
+        Raises InvalidLogitsError where a row holds NaN or nothing finite, PlanError where a mask allows no token.
         """
         slots, operations = self._slots, self._operations
         reports = slots.num_logprobs[row_slots]
@@ -176,7 +166,6 @@ class Sampler:
         return tokens, row_max
 
     def _columns(self, row_slots: Ints, ahead: Ints | int) -> dict[str, npt.NDArray[Any]]:
-        """Fields of `SamplingTensors` for these slots."""
         slots = self._slots
         columns = {name: column[row_slots] for name, column in slots.sampling.items()}
         return columns | {"uniforms": uniforms(slots.seed[row_slots], slots.num_output[row_slots] + ahead)}

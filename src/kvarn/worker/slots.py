@@ -29,7 +29,6 @@ class SamplingColumn(NamedTuple):
 
     dtype: type[np.generic]
     neutral: float
-    """Value of a row that takes the most likely token."""
     value: Callable[[SamplingParams, int], float]
 
 
@@ -76,7 +75,6 @@ class SlotTable:
         """Number of most likely tokens to report with each drawn one; `NO_LOGPROBS` for no report."""
         self.constraints: dict[int, TokenConstraints] = {}
         self.prompts: dict[int, tuple[list[int], int]] = {}
-        """Prompt and number of most likely tokens to report, of slots that report on their prompt."""
 
     def release(self, slot: int) -> None:
         self._check(slot, occupied=True)
@@ -85,7 +83,6 @@ class SlotTable:
         self.prompts.pop(slot, None)
 
     def admit(self, new: NewSequence) -> None:
-        """Take a sequence into a free slot; its block table is empty."""
         slot, sampling = new.slot, new.sampling
         self._check(slot, occupied=False)
         if new.adapter and new.adapter not in self.adapter_indices:
@@ -118,7 +115,6 @@ class SlotTable:
             raise PlanError(f"a row ends at position {ends.max()}, past the context of {self._max_context_length}")
 
     def record(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
-        """Add the one token drawn for each of these slots."""
         self.num_output[slots] += 1
         self.last_token[slots] = tokens
         if self.constraints:
@@ -156,14 +152,12 @@ class SlotStates:
         self._num_slots = num_slots
 
     def admit(self, new: NewSequence) -> None:
-        """Set the state of the slot that a sequence enters. Raises PlanError for an unknown snapshot."""
         if new.snapshot == NO_SNAPSHOT:
             self._cache.clear(new.slot)
         else:
             self._cache.copy(self._place(new.snapshot), new.slot)
 
     def saves(self, rows: Sequence[Row]) -> npt.NDArray[np.int64]:
-        """`StateBatch.saves` of these rows. Raises PlanError as `admit`."""
         saves, end = np.full(sum(len(row.token_ids) for row in rows), -1, dtype=np.int64), 0
         for row in rows:
             for save in row.state_saves:

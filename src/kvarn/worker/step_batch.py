@@ -30,7 +30,6 @@ class PromptSpan(NamedTuple):
     """Positions of one row whose following prompt token is known, and is reported on."""
 
     row: int
-    """Index of the row in the plan."""
     slot: int
     first: int
     """First row of the span, counted behind the drawn ones."""
@@ -43,7 +42,6 @@ class ProposalSpan(NamedTuple):
     """Positions of one row whose next token is drawn only if the proposals up to there were right."""
 
     place: int
-    """Place of the row among the sampled ones."""
     first: int
     """Row, among the logits, of the position of the first proposal."""
     token_ids: list[int]
@@ -93,7 +91,6 @@ class StepBatch:
     adapters: Ints = field(default_factory=_NONE.copy)
     """[T] index of each token's adapter, `BASE_MODEL` for none; empty where no row has one."""
     adapter_memory: AdapterMemory | None = None
-    """None: no row has an adapter."""
     state_places: Ints = field(default_factory=_NONE.copy)
     """[S], see `StateBatch`, as the next; both empty where the model has no recurrent states."""
     state_saves: Ints = field(default_factory=_NONE.copy)
@@ -153,13 +150,11 @@ class StepBatch:
         return len(np.unique(last)) < len(last)
 
     def take_last_tokens(self, slots: SlotTable) -> None:
-        """Put the tokens that slots drew last in the places of `LAST_SAMPLED`."""
         unknown = np.flatnonzero(self.token_ids == LAST_SAMPLED)
         if len(unknown):
             self.token_ids[unknown] = slots.last_token[self.row_slots[self.row_of_token[unknown]]]
 
     def choose_logits(self, rows: Sequence[Row], slots: SlotTable) -> None:
-        """Choose the tokens whose logits are computed, and note the use of each."""
         before_proposals = self.row_ends[self.sampled_rows] - 1
         chosen: list[Ints] = [before_proposals]
         if len(self.token_ids) > len(rows):
@@ -252,7 +247,6 @@ class StepBatch:
 
     @property
     def arrays(self) -> tuple[npt.NDArray[Any], ...]:
-        """Arrays that the device reads, in the order in which `on_device` takes them."""
         return (
             self.token_ids,
             self.positions,

@@ -50,9 +50,9 @@ def captured_width(blocks: int) -> int:
     return max(MIN_WIDTH, 1 << max(0, blocks - 1).bit_length())
 
 
-def _powers(base: int, most: int) -> list[int]:
+def _powers(base: int, maximum: int) -> list[int]:
     """1 and more, up to `most`."""
-    return sorted({min(base**power, most) for power in range(most.bit_length() + 1)})
+    return sorted({min(base**power, maximum) for power in range(maximum.bit_length() + 1)})
 
 
 def launch_steps(model: Decoder, cache: KVCache, sizes: StepSizes) -> None:

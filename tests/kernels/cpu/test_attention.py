@@ -79,7 +79,7 @@ def test_windows_and_softcaps_equal_the_definition(
 
 @pytest.mark.parametrize(("isa", "dtype"), EVERY_BACKEND)
 def test_sinks_take_a_share_of_the_weights(isa: str, dtype: KvDtype) -> None:
-    """Of tokens that one piece of work answers, and of those whose segments several read."""
+    """Lengths that one piece of work answers, and lengths whose segments several read."""
     check_mixed_step(Layer(HeadShape(4, 2, 32), dtype, isa, with_sinks=True), CHUNKS)
 
 
@@ -230,7 +230,7 @@ def test_a_step_without_tokens_gives_nothing() -> None:
     assert out.shape == (0, 16)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_inputs_of_other_shapes_or_types_are_refused() -> None:
     layer = Layer(HeadShape(2, 1, 8))
     sequence = layer.new(20)
     batch, qkv = layer.batch((sequence, 5))

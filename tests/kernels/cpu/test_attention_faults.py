@@ -1,10 +1,11 @@
-"""What attention does with numbers of a broken model, and with steps that do not fit together."""
+"""Attention over numbers of a broken model, and steps that do not fit together."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,15 +26,9 @@ BLOCKS = 8
 
 def batch_of(*lengths: int) -> PagedBatch:
     """Prompts of at most two blocks, computed at once; sequence s has blocks 2 s and 2 s + 1."""
-    tables = torch.arange(2 * len(lengths), dtype=torch.int32).view(-1, 2)
-    positions = [torch.arange(length) for length in lengths]
-    return PagedBatch(
-        positions=torch.cat(positions),
-        query_starts=torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
-        context_lens=torch.tensor(lengths, dtype=torch.int32),
-        block_tables=tables,
-        slot_mapping=torch.cat([32 * index + position for index, position in enumerate(positions)]),
-    )
+    tables = np.arange(2 * len(lengths), dtype=np.int32).reshape(-1, 2)
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    return PagedBatch.of(positions, np.cumsum([0, *lengths]), tables, torch.device("cpu"))
 
 
 def attend(

@@ -9,6 +9,7 @@ import torch
 _native = pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
 
 from packing import pack_linear  # noqa: E402
+from random_rows import fused  # noqa: E402
 
 
 def tile_products(x: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -30,20 +31,6 @@ def pair_products(x: np.ndarray, w: np.ndarray) -> np.ndarray:
         sums = fused(x[:, k + 1 : k + 2], w[:, k + 1], sums)
         sums = fused(x[:, k : k + 1], w[:, k], sums)
     return sums
-
-
-def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a * b + c rounded once to float32. The product of two bfloat16 numbers is exact in float64; the sum is rounded to
-    odd there (Boldo and Melquiond, 2008), so that rounding it again gives what one rounding would have."""
-    product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
-    total = product + addend
-    back = total - product
-    error = (product - (total - back)) + (addend - back)
-    bits = total.view(np.int64).copy()
-    inexact_even = (error != 0) & (bits & 1 == 0)
-    towards_zero = (error > 0) != (total > 0)
-    bits += np.where(inexact_even, np.where(towards_zero, -1, 1), 0)
-    return bits.view(np.float64).astype(np.float32)
 
 
 DEFINITIONS = {

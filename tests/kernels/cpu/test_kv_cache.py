@@ -1,4 +1,4 @@
-"""What attention leaves in the cache: keys and values in the type of the cache, in the step's own slots alone."""
+"""Attention leaves in the cache keys and values in the type of the cache, in the step's own slots alone."""
 
 from __future__ import annotations
 

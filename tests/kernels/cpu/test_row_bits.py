@@ -1,4 +1,4 @@
-"""A row of a product has the same bits whatever rows are computed beside it, in every format of weights."""
+"""Every format of weights: a row of a product has the same bits whatever is computed beside it, and rows come back."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from kvarn.kernels.activation import Activation
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.weights import Weight
 
 _native = pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
 
-from packing import int4_weight, int8_weight, pack_linear, random_weight, sub_scaled_weight  # noqa: E402
+from packing import int4_weight, int8_weight, pack_linear, sub_scaled_weight  # noqa: E402
+from random_rows import random_weight  # noqa: E402
 
 FORMATS: dict[str, Callable[[int, int], Weight]] = {
     "float32": lambda out, size: Weight(random_weight(out, size, torch.float32)),
@@ -55,3 +57,29 @@ def test_among_more_bytes_of_rows_and_weights_than_stay_in_a_cache_together(isa:
     packed, x = pack_linear(_native.Backend(isa), FORMATS[name](300, 1100)), torch.randn(2048, 1100)
     alone = torch.cat([packed(x[row : row + 1]) for row in range(0, 2048, 97)])
     assert torch.equal(packed(x)[::97], alone)
+
+
+@every_format
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_row_that_is_not_finite_shows_and_spoils_no_other(isa: str, name: str, bad: float) -> None:
+    packed = pack_linear(_native.Backend(isa), FORMATS[name](20, 70))
+    for rows in (7, 40, 300):
+        x = torch.randn(rows, 70)
+        sound = packed(x)
+        x[3, 41] = bad
+        found = packed(x)
+        assert not found[3].isfinite().any()
+        others = [row for row in range(rows) if row != 3]
+        assert torch.equal(found[others], sound[others])
+
+
+@every_format
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_rows_come_back_as_the_numbers_they_stand_for(name: str, activation: Activation | None) -> None:
+    for out, size in [(2, 1), (38, 51), (128, 64), (170, 1025)]:
+        weight = FORMATS[name](out, size)
+        packed = pack_linear(_native.Backend("generic"), weight, None, activation)
+        assert torch.equal(packed.rows(torch.arange(out)), weight.dequantized())
+        ids = torch.randint(out, (77,))
+        assert torch.equal(packed.rows(ids), weight.dequantized()[ids])
+    assert packed.rows(torch.tensor([], dtype=torch.int64)).shape == (0, size)

@@ -1,4 +1,4 @@
-"""What the kernels for AMX do, counted in the emulator: each line comes from afar as seldom as it may."""
+"""Tile instructions and loaded lines of the kernels for AMX, counted in the emulator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_few_rows_load_each_weight_once(kind: Quantization | None, inputs: int, 
 
 @pytest.mark.parametrize(("kind", "inputs"), [(None, 32), ("int8", 64), ("int4", 64)])
 @pytest.mark.parametrize("size", [1024, thorough(3072)])
-def test_many_rows_load_a_tile_a_product_and_few_lines_from_afar(
+def test_many_rows_load_a_tile_a_product_and_few_lines_beyond_the_second_cache(
     kind: Quantization | None, inputs: int, size: int
 ) -> None:
     rows, out = 1024, 512
@@ -59,7 +59,7 @@ def test_int8_finds_rows_in_the_first_cache_again() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "most"), [(512, 0.9), (1024, 1.5)])
-def test_a_prompt_reads_keys_and_values_seldom_from_afar(tokens: int, most: float) -> None:
+def test_a_prompt_rarely_loads_keys_and_values_from_beyond_the_second_cache(tokens: int, most: float) -> None:
     layer = Layer(QWEN, "bfloat16", ISA)
     sequence = layer.new(tokens)
     with _native.TileCounter() as tiles:

@@ -1,4 +1,4 @@
-"""What the roofline's ceilings are measured with: the work that is timed is done, all of it."""
+"""The measurements of the roofline's ceilings do all the work that they time."""
 
 from __future__ import annotations
 

@@ -47,9 +47,7 @@ def test_the_steps_that_were_used_longest_ago_are_forgotten_and_captured_again_w
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["nothing free", "it runs out"])
-def test_without_memory_steps_run_as_they_are_until_there_is_some(
-    fails: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_steps_are_captured_once_memory_is_free(fails: bool, caplog: pytest.LogCaptureFixture) -> None:
     recorder = RepeatingRecorder()
     recorder.room, recorder.fails = fails, fails
     graphs = StepGraphs(CPU, recorder)
@@ -65,7 +63,7 @@ def test_without_memory_steps_run_as_they_are_until_there_is_some(
     assert "step" in graphs
 
 
-def test_where_a_step_cannot_be_captured_none_is_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_capturing_ends_after_a_step_that_cannot_be_captured(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(RepeatingRecorder):
         def __call__(self, step: Step) -> Captured:
             raise RuntimeError("operation not permitted when stream is capturing")
@@ -77,7 +75,7 @@ def test_where_a_step_cannot_be_captured_none_is_from_then_on(caplog: pytest.Log
     assert len(of_kvarn(caplog)) == 1 and "not permitted" in caplog.text
 
 
-def test_elsewhere_than_on_a_gpu_nothing_is_captured() -> None:
+def test_nothing_is_captured_without_a_gpu() -> None:
     graphs = StepGraphs(CPU)
     for _ in range(5):
         graphs.run("step", lambda: (torch.tensor(1),))

@@ -33,7 +33,7 @@ def test_numbers_are_back_in_the_same_tensors_and_views(sizes: list[tuple[int, t
         assert view.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
 
 
-def test_what_lies_in_mapped_memory_stays_there() -> None:
+def test_tensors_in_mapped_memory_stay_there() -> None:
     tensor = zeros_on_demand((5,), torch.float32).fill_(3)
     offloaded = Offloaded([tensor])
     assert offloaded.nbytes == 0 and tensor.tolist() == [3] * 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 
@@ -61,14 +62,8 @@ class Case:
         spans = [spans[row] for row in rows]
         starts = torch.tensor([count for count, _ in self.lengths]).cumsum(0)
         positions = torch.cat([torch.arange(begin, end) for _, begin, end in spans])
-        of_row = torch.cat([torch.full((end - begin,), row) for row, begin, end in spans])
-        batch = PagedBatch(
-            positions=positions,
-            query_starts=torch.tensor([0, *(end - begin for _, begin, end in spans)]).cumsum(0).int(),
-            context_lens=torch.tensor([end for _, _, end in spans], dtype=torch.int32),
-            block_tables=self.tables[rows],
-            slot_mapping=self.tables[of_row, positions // SIZE].long() * SIZE + positions % SIZE,
-        )
+        counts = np.array([0, *(end - begin for _, begin, end in spans)])
+        batch = PagedBatch.of(positions.numpy(), counts.cumsum(), self.tables[rows].numpy(), positions.device)
         qkv = torch.cat([self.qkv[int(starts[row]) - (end - begin) : int(starts[row])] for row, begin, end in spans])
         half = self.heads.dim // 2 if self.half is None else self.half
         angles = positions[:, None] * 100.0 ** (-torch.arange(half) / max(half, 1))
@@ -136,13 +131,8 @@ def test_a_cache_of_bfloat16_is_read_as_it_is_written(kernels: Kernels, referenc
 @pytest.mark.sample
 def test_a_cache_of_fp8_holds_what_is_written_rounded(kernels: Kernels, reference: Kernels) -> None:
     heads, context = HeadShape(4, 2, 16), 40
-    batch = PagedBatch(
-        positions=torch.arange(context),
-        query_starts=torch.tensor([0, context], dtype=torch.int32),
-        context_lens=torch.tensor([context], dtype=torch.int32),
-        block_tables=torch.tensor([[2, 0, 1]], dtype=torch.int32),
-        slot_mapping=torch.tensor([2, 0, 1])[torch.arange(context) // SIZE] * SIZE + torch.arange(context) % SIZE,
-    )
+    tables = np.array([[2, 0, 1]], dtype=np.int32)
+    batch = PagedBatch.of(np.arange(context), np.array([0, context]), tables, torch.device("cpu"))
     qkv = torch.randn(context, 8 * 16, generator=torch.Generator().manual_seed(5))
     qkv[:, 4 * 16 :] = qkv[:, 4 * 16 :].to(torch.float8_e4m3fn).float()  # exact in fp8
     rotation = Rotation(torch.empty(context, 0), torch.empty(context, 0))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvarn.kernels.backend import Kernels
-from kvarn.kernels.router import RouterSpec
+from kvarn.kernels.experts import RouterSpec
 
 pytestmark = pytest.mark.sample
 

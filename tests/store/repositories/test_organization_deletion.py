@@ -14,7 +14,7 @@ from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.models import AuditEntry, Base, BilledEvent, ErasedOrganization, OutboxEntry, UsageEvent
 from kvarn.store.owner import Principal
 from kvarn.store.repositories import organization_deletion
-from kvarn.store.repositories.organization_deletion import USAGE, delete_organization
+from kvarn.store.repositories.organization_deletion import USAGE, delete_erased_usage, delete_organization
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.usage import billing
 from kvarn.store.repositories.usage import events as usage_events
@@ -128,3 +128,18 @@ async def test_a_deletion_that_was_interrupted_is_finished_by_the_next(
     await end(store, red, erase_usage=True)
     assert not LEDGER & set(await rows(store))
     assert "organizations" not in await rows(store)
+
+
+async def test_late_usage_of_an_erased_organization_is_swept_and_that_of_others_stays(store: Store) -> None:
+    await usage_events.note_erased(store, "org-a")
+    await usage_events.note_erased(store, "org-a")  # an erasure that was interrupted is done again
+    late = [make_event(1), make_event(2, organization_id="org-b"), make_event(3)]
+    await usage_events.record(store, late, [b"1", b"2", b"3"])
+    await billing.bill(store, late)
+    assert await delete_erased_usage(store) > 0
+    left = {name: count for name, count in (await rows(store)).items() if name in LEDGER}
+    assert left.pop("usage_periods") == 3 and set(left.values()) == {1}
+    async with store.reading() as session:
+        assert (await session.scalars(select(UsageEvent.organization_id))).all() == ["org-b"]
+        assert (await session.scalars(select(OutboxEntry.payload))).all() == [b"2"]
+    assert await delete_erased_usage(store) == 0

@@ -204,17 +204,6 @@ async def test_files_go_at_their_own_expiry_and_unfinished_ones_after_a_day(stor
     assert (await counts(store))["file_chunks"] == 2
 
 
-async def test_many_objects_go_in_small_steps(store: Store, clock: Any) -> None:
-    who = await create_organization(store, "red")
-    mine = {"organization_id": who.organization_id, "project_id": who.project_id, "created_at": NOW}
-    async with store.transaction() as session:
-        session.add_all(
-            [StoredCompletion(id=f"c{i}", model="m", extra={}, messages=[], body={}, **mine) for i in range(103)]
-        )
-    clock(31)
-    assert (await sweep(store, RetentionConfig()))["stored_completions"] == 103
-
-
 async def test_all_that_an_organisation_stored_goes_and_the_ledger_stays(store: Store, clock: Any) -> None:
     red, blue = [await create_organization(store, name) for name in ("red", "blue")]
     for who in (red, blue):

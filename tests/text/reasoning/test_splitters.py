@@ -112,9 +112,7 @@ def test_what_a_prompt_has_begun_goes_on_in_harmony() -> None:
 @pytest.mark.parametrize("kind", FORMATS.values(), ids=FORMATS)
 @settings(max_examples=examples(120))
 @given(pieces=st.lists(PIECES, max_size=9), cuts=CUTS, phase=st.sampled_from(list(ReasoningPhase)))
-def test_no_split_changes_what_comes_out(
-    kind: ReasoningFormat, pieces: list[str], cuts: list[int], phase: ReasoningPhase
-) -> None:
+def test_no_split_changes_what_comes_out(kind, pieces, cuts, phase):
     text = "".join(pieces)
     whole = split(kind, [text], phase)
     assert split(kind, cut_at(text, cuts), phase) == whole
@@ -157,9 +155,7 @@ def test_no_character_of_a_channel_is_lost(messages: list[tuple[bool, str]], cut
         ("a <", ReasoningPhase.AFTER, [("content", "a <")]),
     ],
 )
-def test_the_beginning_of_a_tag_at_the_end_of_a_cut_off_answer_is_not_shown(
-    text: str, phase: ReasoningPhase, expected: list[tuple[str, str]]
-) -> None:
+def test_the_beginning_of_a_tag_at_the_end_of_a_cut_off_answer_is_not_shown(text, phase, expected):
     for parts in ([text], list(text)):
         splitter = TagSplitter(phase, ("<think>",), ("</think>",))
         found = [each for part in parts for each in splitter.push(part)] + splitter.flush(cut_off=True)

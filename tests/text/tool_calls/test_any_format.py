@@ -74,9 +74,7 @@ PIECES = st.sampled_from(
 @pytest.mark.parametrize("kind", CALL_TEXTS, ids=lambda kind: kind.opening(None))
 @settings(max_examples=examples(80))
 @given(calls=CALLS, cuts=CUTS)
-def test_calls_written_as_the_format_says_are_found_at_every_split(
-    kind: ToolFormat, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
-) -> None:
+def test_calls_written_as_the_format_says_are_found_at_every_split(kind, calls, cuts):
     form = CALL_TEXTS[kind]
     written = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
     text = "\n".join(form.format(name=name, arguments=arguments) for name, arguments in written)
@@ -100,9 +98,7 @@ def test_python_calls_are_found_at_every_split(calls: list[tuple[str, dict[str, 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.opening(None))
 @settings(max_examples=examples(120))
 @given(pieces=st.lists(PIECES, max_size=9), cuts=CUTS, max_calls=st.sampled_from([None, None, 1]), forced=st.booleans())
-def test_no_split_changes_what_is_found_and_nothing_raises(
-    kind: ToolFormat, pieces: list[str], cuts: list[int], max_calls: int | None, forced: bool
-) -> None:
+def test_no_split_changes_what_is_found_and_nothing_raises(kind, pieces, cuts, max_calls, forced):
     text = "".join(pieces)
     options: dict[str, Any] = {"max_calls": max_calls, "opening": kind.opening("f") if forced else ""}
     whole = run(kind, [text], NAMES, **options)
@@ -122,9 +118,7 @@ CUT_TEXTS = {
 
 
 @pytest.mark.parametrize("kind", CUT_TEXTS, ids=lambda kind: kind.opening(None))
-def test_of_a_call_that_is_cut_off_nothing_is_text_and_it_is_open_until_its_arguments_are_whole(
-    kind: ToolFormat,
-) -> None:
+def test_of_a_call_that_is_cut_off_nothing_is_text_and_it_is_open_until_its_arguments_are_whole(kind):
     text = "Well, 1 < 2.\n" + CUT_TEXTS[kind]
     whole = [("text", "Well, 1 < 2."), ("call", "get_weather", '{"city": "Lund"}')]
     states = []
@@ -155,9 +149,7 @@ FORCED = [
 
 
 @pytest.mark.parametrize(("kind", "named", "unnamed"), FORCED, ids=lambda value: getattr(value, "name", None))
-def test_a_call_begun_in_the_prompt_goes_on_in_the_answer_and_is_the_only_one(
-    kind: ToolFormat, named: str, unnamed: str
-) -> None:
+def test_a_call_begun_in_the_prompt_goes_on_in_the_answer_and_is_the_only_one(kind, named, unnamed):
     for name, answer in (("f", named), (None, unnamed)):
         again = kind.opening(name) + answer
         more = f"{answer} and {again}"
@@ -203,9 +195,7 @@ def test_the_end_of_a_cut_off_text_that_begins_no_call_stays(kind: ToolFormat = 
         ("", (), HERMES),
     ],
 )
-def test_the_format_is_read_from_the_template_and_the_tokens(
-    template: str, tokens: tuple[str, ...], expected: ToolFormat
-) -> None:
+def test_the_format_is_read_from_the_template_and_the_tokens(template, tokens, expected):
     assert find_format("auto", template, tokens.__contains__) is expected
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.text.tool_calls.formats import DEEPSEEK, DEEPSEEK_BARE, GLM, GPT_OSS, GRANITE, PHI, ToolFormat
+from kvarn.text.tool_calls.formats import DEEPSEEK, DEEPSEEK_BARE, GLM, GPT_OSS, GRANITE, PHI
 from profiles import examples
 from tool_events import at_every_split, cut_at, joined
 
@@ -60,9 +60,7 @@ NAMES = ("f", "g")
         (GLM, "<tool_call>f and more", None),
     ],
 )
-def test_what_is_a_call_is_found_and_the_rest_is_text(
-    kind: ToolFormat, text: str, expected: list[tuple[str, ...]] | None
-) -> None:
+def test_what_is_a_call_is_found_and_the_rest_is_text(kind, text, expected):
     assert at_every_split(kind, text, NAMES) == ([("text", text)] if expected is None else expected)
 
 

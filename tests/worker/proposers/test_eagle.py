@@ -41,20 +41,15 @@ def question(request_id: str, prompt: list[int], **sampling: Any) -> Submit:
 
 
 @pytest.mark.parametrize("options", [{"num_blocks": 24, "max_num_seqs": 6}, {"plans_ahead": True}], ids=str)
-def test_an_adaptive_head_changes_no_token(
-    stack: Any, speculating: Callable[..., Any], tiny_model: Callable[[str], Decoder], options: dict[str, Any]
-) -> None:
+def test_an_adaptive_head_changes_no_token(stack, speculating, tiny_model, options):
     """Fixed lengths, and other features beside the head, are in tests/replica/test_features_together.py."""
     samplings: list[dict[str, Any]] = [{}, {"temperature": 0.5, "n": 3}, {"logprobs": 1, "repetition_penalty": 1.2}]
     messages = [
         question(f"r{index}", [80 + (i * i + index) % 40 for i in range(30 + index)], seed=index, **sampling)
         for index, sampling in enumerate(samplings * 2)
     ]
-    plain = stack(tiny_model("kvarn-demo")).generate(messages)
-    found = speculating(SpeculationConfig(method="eagle3", model=str(HEAD)), **options).generate(messages)
-    assert {key: answer.token_ids for key, answer in found.items()} == {
-        key: answer.token_ids for key, answer in plain.items()
-    }
+    plain = stack(tiny_model("kvarn-demo")).tokens(messages)
+    assert speculating(SpeculationConfig(method="eagle3", model=str(HEAD)), **options).tokens(messages) == plain
 
 
 def accepted(served: Any, *requests: Submit) -> tuple[int, int]:
@@ -68,9 +63,7 @@ def accepted(served: Any, *requests: Submit) -> tuple[int, int]:
     )
 
 
-def test_guesses_do_not_depend_on_chunks_or_prefix_hits(
-    speculating: Callable[..., Any], demo_prompt: list[int]
-) -> None:
+def test_guesses_do_not_depend_on_chunks_or_prefix_hits(speculating, demo_prompt):
     asked = question("a", demo_prompt)
     served = speculating()
     whole = accepted(served, asked)
@@ -84,13 +77,8 @@ def test_a_trained_head_is_mostly_right(speculating: Callable[..., Any], demo_pr
     assert right > 0.6 * proposed
 
 
-def test_a_reused_slot_gets_no_guess_of_the_sequence_before(
-    speculating: Callable[..., Any], stack: Any, tiny_model: Callable[[str], Decoder], demo_prompt: list[int]
-) -> None:
+def test_a_reused_slot_gets_no_guess_of_the_sequence_before(speculating, stack, tiny_model, demo_prompt):
     """One slot: each request follows another, of the same length, in the same slot."""
     requests = [question(f"r{index}", demo_prompt[index:] + demo_prompt[:index], max_tokens=20) for index in range(4)]
-    plain = stack(tiny_model("kvarn-demo"), max_num_seqs=1).generate(requests)
-    found = speculating(max_num_seqs=1).generate(requests)
-    assert {key: answer.token_ids for key, answer in found.items()} == {
-        key: answer.token_ids for key, answer in plain.items()
-    }
+    plain = stack(tiny_model("kvarn-demo"), max_num_seqs=1).tokens(requests)
+    assert speculating(max_num_seqs=1).tokens(requests) == plain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -102,13 +102,7 @@ def frames(pipe: IO[bytes]) -> Iterator[bytes]:
 @pytest.mark.parametrize(
     "options", [thorough({}), {"num_blocks": 14}, {"token_budget": 23}], ids=["", "preempted", "in chunks"]
 )
-def test_tokens_are_those_of_ranks_that_wait_for_each_step(
-    stack: Any,
-    tiny_model: Callable[[str], Decoder],
-    tiny_checkpoint: Callable[[str], Path],
-    kinds: list[dict[str, Any]],
-    options: dict[str, int],
-) -> None:
+def test_tokens_are_those_of_ranks_that_wait_for_each_step(stack, tiny_model, tiny_checkpoint, kinds, options):
     model, path, messages = tiny_model("llama"), tiny_checkpoint("llama"), requests(kinds)
     told = []
     for kind in (TwoRanks, TwoRanksAhead):
@@ -121,9 +115,7 @@ def test_tokens_are_those_of_ranks_that_wait_for_each_step(
     assert bool(run.engine.stats().preemptions_total) == ("num_blocks" in options)
 
 
-def test_ranks_that_run_ahead_receive_verified_proposals(
-    stack: Any, tiny_model: Callable[[str], Decoder], tiny_checkpoint: Callable[[str], Path]
-) -> None:
+def test_ranks_that_run_ahead_receive_verified_proposals(stack, tiny_model, tiny_checkpoint):
     model, path, messages = tiny_model("llama"), tiny_checkpoint("llama"), requests(DRAWN_BY_ALL[:1])
     told = []
     for options in ({}, {"proposer": NgramProposer(SpeculationConfig()), "speculation": SpeculationConfig()}):

@@ -11,7 +11,6 @@ from msgspec import UNSET, Raw, UnsetType
 
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.held_bytes import HeldBytes
-from kvarn.answers.tiers import tier_of
 from kvarn.answers.turn import Deltas, Turn
 from kvarn.catalog.models import ReadyModel
 from kvarn.text.logprobs import encoded_bytes
@@ -51,21 +50,11 @@ class ChatRun:
     deltas: Deltas
     choices: int
     turn: Turn
+    service_tier: str | UnsetType  # the tier it is served in, where the client named one
+    opening: str  # text that each choice begins with
+    legacy: bool  # the client speaks of functions, not of tools
     held: HeldBytes  # counts what of the answer is gathered before it is sent
     store: StoreAnswer | None = None
-
-    @property
-    def service_tier(self) -> str | UnsetType:
-        return UNSET if self.request.service_tier is None else tier_of(self.turn.priority)
-
-    @property
-    def opening(self) -> str:
-        final = self.request.plain_messages[-1]["content"] if self.request.echo else ""
-        return final if isinstance(final, str) else "\n".join(part["text"] for part in final or [])
-
-    @property
-    def legacy(self) -> bool:
-        return self.request.tool_use is not None and self.request.tool_use.legacy
 
     def stream(self) -> EncodedStream[ChoiceDelta]:
         """The answer as server-sent events. Each choice begins with its role and ends with its finish reason; where

@@ -1,30 +1,92 @@
-"""Answering a chat, and making its prompt for an engine of this server."""
+"""Chats: the question as the lifecycle asks it, and its prompt for an engine of this server."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
 
 from kvarn.answers.chat.answer import ChatRun
 from kvarn.answers.chat.prompt import opening_of, phase_after_prompt, render_chat
-from kvarn.answers.chat.question import ChatPrompt, ChatQuestion
+from kvarn.answers.chat.stored import keep_completion
 from kvarn.answers.chat.tool_calls import ToolCallReader
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.context import ServingContext
 from kvarn.answers.generation import check_token_ids, generate, make_choices, make_submit
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.lifecycle import answer
-from kvarn.answers.moderation.texts import chat_texts
+from kvarn.answers.model_routes import BYTES_PER_TOKEN
+from kvarn.answers.moderation.checks import chat_texts
+from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
-from kvarn.answers.structured.answer_check import only_valid_answers
-from kvarn.answers.structured.grammars import grammar_of_chat
-from kvarn.answers.turn import Deltas, Moderated, Turn
+from kvarn.answers.structured.answer_check import grammar_of_chat, only_valid_answers
+from kvarn.answers.tiers import tier_of
+from kvarn.answers.turn import Deltas, GeneratedPrompt, Moderated, Turn
 from kvarn.catalog.models import ReadyModel
+from kvarn.clock import SYSTEM_CLOCK
+from kvarn.routing.model_choice import RequestFeatures
 from kvarn.text.reasoning.splitter import ReasoningSplitter
 from kvarn.text.sampling import chat_sampling, check_sampling
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.tokenize import RenderedChat
 from kvarn.wire.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from kvarn.answers.context import ServingContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt(GeneratedPrompt):
+    shown: list[int]  # its tokens; empty where another server tokenizes it
+
+
+@dataclass(frozen=True, slots=True)
+class ChatQuestion(Question[ChatCompletionRequest, ChatRun]):
+    """A chat; `context`: tokens that stand before its prompt."""
+
+    context: Sequence[int] = ()
+    NOT_COPIED = {"store": None, "service_tier": None, "priority": 0}  # noqa: RUF012
+
+    def features(self, record: RequestRecord) -> RequestFeatures:
+        request = self.request
+        written = sum(len(text.encode()) for text in chat_texts(request.plain_messages, request.active_tools))
+        return RequestFeatures(
+            prompt_tokens=math.ceil(written / BYTES_PER_TOKEN),
+            max_output_tokens=request.max_completion_tokens or request.max_tokens,
+            tools=request.tool_use is not None,
+            reasoning_effort=request.reasoning_effort,
+        )
+
+    async def prompt(self, serving: ServingContext, record: RequestRecord, model: ReadyModel) -> ChatPrompt:
+        return await serving.steps.generator_of(model).prompt_chat(serving, record, self, model)
+
+    def run(self, serving: ServingContext, turn: Turn, prompt: GeneratedPrompt, deltas: Deltas) -> ChatRun:
+        record, request, model = turn.record, self.request, prompt.model
+        assert isinstance(prompt, ChatPrompt) and isinstance(model, ReadyModel)
+        gathered, final = HeldBytes(serving.held, record), request.plain_messages[-1]["content"] if request.echo else ""
+        keep = None
+        if request.store:
+            keep = lambda answer: keep_completion(serving, record, request, answer, gathered.size // 2)  # noqa: E731
+        return ChatRun(
+            id=f"chatcmpl-{record.id}",
+            created=int(SYSTEM_CLOCK.time()),
+            request=request,
+            model=model,
+            fingerprint=model.fingerprint,
+            prompt=prompt.shown,
+            deltas=deltas,
+            choices=turn.sequences,
+            turn=turn,
+            service_tier=UNSET if request.service_tier is None else tier_of(turn.priority),
+            opening=final if isinstance(final, str) else "\n".join(part["text"] for part in final or []),
+            legacy=request.tool_use is not None and request.tool_use.legacy,
+            held=gathered,
+            store=keep,
+        )
 
 
 async def start_chat(

@@ -18,8 +18,7 @@ from kvarn.answers.lifecycle import answer
 from kvarn.answers.model_routes import BYTES_PER_TOKEN
 from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
-from kvarn.answers.structured.answer_check import only_valid_answers
-from kvarn.answers.structured.grammars import grammar_of_completion
+from kvarn.answers.structured.answer_check import grammar_of_completion, only_valid_answers
 from kvarn.answers.turn import Deltas, GeneratedPrompt, Turn
 from kvarn.catalog.models import ReadyModel
 from kvarn.clock import SYSTEM_CLOCK
@@ -117,9 +116,9 @@ class CompletionQuestion(Question[CompletionRequest, CompletionRun]):
         )
 
     async def prompt(self, serving: ServingContext, record: RequestRecord, model: ReadyModel) -> CompletionPrompt:
-        given, most = as_list(self.request.prompt), serving.limits.max_prompts
-        if len(given) > most:
-            message = f"'prompt' has {len(given)} prompts; this server takes at most {most}."
+        given, max_prompts = as_list(self.request.prompt), serving.limits.max_prompts
+        if len(given) > max_prompts:
+            message = f"'prompt' has {len(given)} prompts; this server takes at most {max_prompts}."
             raise invalid_request(message, "prompt")
         return await serving.steps.generator_of(model).prompt_completion(serving, record, self.request, model)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 
 from msgspec import UNSET
 
@@ -79,19 +79,14 @@ async def start_rerank(
 ) -> Coroutine[None, None, RerankAnswer]:
     """Begin to rank documents for a query; raises as `start_embedding`. `show_documents`: texts are sent back where the
     request does not say."""
-    model = await serving.catalog.wait_for(record, request.model, "score")
-    texts, max_tokens = request.texts, request.max_tokens_per_doc
-    _check_count(serving, len(texts), "documents")
-    queries, documents = [("query", request.query)], [(f"documents[{i}]", text) for i, text in enumerate(texts)]
-    batch, tokens = await serving.run(
-        record, lambda: _tokenize_sides(serving, model, queries, documents, max_tokens, request.instruction)
-    )
-    turn, model = await _take_in(serving, record, model, batch, tokens)
+    texts = request.texts
+    documents = [(f"documents[{i}]", text) for i, text in enumerate(texts)]
+    query = [("query", request.query)]
+    turn, model, compare = await _start_scores(serving, record, request, query, documents, request.max_tokens_per_doc)
     show = show_documents if request.return_documents is None else request.return_documents
 
     async def run() -> RerankAnswer:
-        answers = await serving.steps.generator_of(model).embed(turn, model, batch, None)
-        scores = await serving.run(record, lambda: _scores(model, answers, 1))
+        scores = await compare()
         ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: request.top_n]
         return RerankAnswer(
             id=f"rerank-{record.id}",
@@ -110,58 +105,63 @@ async def start_rerank(
 async def start_score(
     serving: ServingContext, record: RequestRecord, request: ScoreRequest
 ) -> Coroutine[None, None, ScoreAnswer]:
-    model = await serving.catalog.wait_for(record, request.model, "score")
-    left, right = request.text_1, request.text_2
-    _check_count(serving, len(left), "text_1")
-    _check_count(serving, len(right), "text_2")
-    firsts = [(f"text_1[{i}]", text) for i, text in enumerate(left)]
-    seconds = [(f"text_2[{i}]", text) for i, text in enumerate(right)]
-    batch, tokens = await serving.run(
-        record, lambda: _tokenize_sides(serving, model, firsts, seconds, instruction=request.instruction)
-    )
-    turn, model = await _take_in(serving, record, model, batch, tokens)
+    firsts = [(f"text_1[{i}]", text) for i, text in enumerate(request.text_1)]
+    seconds = [(f"text_2[{i}]", text) for i, text in enumerate(request.text_2)]
+    turn, model, compare = await _start_scores(serving, record, request, firsts, seconds)
 
     async def run() -> ScoreAnswer:
-        answers = await serving.steps.generator_of(model).embed(turn, model, batch, None)
-        scores = await serving.run(record, lambda: _scores(model, answers, len(left)))
         return ScoreAnswer(
             id=f"score-{record.id}",
             created=int(SYSTEM_CLOCK.time()),
             model=model.name,
-            data=[Score(index=i, score=score) for i, score in enumerate(scores)],
+            data=[Score(index=i, score=score) for i, score in enumerate(await compare())],
             usage=_usage(turn),
         )
 
     return run()
 
 
+async def _start_scores(
+    serving: ServingContext,
+    record: RequestRecord,
+    request: RerankRequest | ScoreRequest,
+    left: list[NamedText],
+    right: list[NamedText],
+    max_tokens: int | None = None,
+) -> tuple[Turn, ReadyModel, Callable[[], Awaitable[list[float]]]]:
+    """Take in a comparison of texts, by pairs or each text by itself; what comes back gives the scores."""
+    model = await serving.catalog.wait_for(record, request.model, "score")
+    for side in (left, right):
+        _check_count(serving, len(side), side[0][0].partition("[")[0])
+    if request.instruction is not None and not model.card.pair_template:
+        message = f"The model {model.name!r} takes no 'instruction'."
+        raise invalid_request(message, "instruction", "unsupported_parameter")
+    in_pairs = is_cross_encoder(model)
+
+    def tokenize() -> tuple[EmbeddingInputs, int]:
+        if in_pairs:
+            return tokenize_pairs(model, left, right, max_tokens, request.instruction)
+        return _inputs(serving, model, [*left, *right], max_tokens)
+
+    batch, tokens = await serving.run(record, tokenize)
+    turn, model = await _take_in(serving, record, model, batch, tokens)
+
+    async def compare() -> list[float]:
+        answers = await serving.steps.generator_of(model).embed(turn, model, batch, None)
+
+        def scores() -> list[float]:
+            found = [numbers(answer) for answer in answers]
+            return pair_scores(found) if in_pairs else vector_scores(found[: len(left)], found[len(left) :])
+
+        return await serving.run(record, scores)
+
+    return turn, model, compare
+
+
 def _check_count(serving: ServingContext, count: int, param: str) -> None:
     limit = serving.limits.max_embedding_inputs
     if count > limit:
         raise invalid_request(f"{param!r} has {count} texts; this server takes at most {limit}.", param)
-
-
-def _tokenize_sides(
-    serving: ServingContext,
-    model: ReadyModel,
-    left: list[NamedText],
-    right: list[NamedText],
-    max_tokens: int | None = None,
-    instruction: str | None = None,
-) -> tuple[EmbeddingInputs, int]:
-    """Inputs of a comparison and their number of tokens: pairs, or each text by itself."""
-    if instruction is not None and not model.card.pair_template:
-        message = f"The model {model.name!r} takes no 'instruction'."
-        raise invalid_request(message, "instruction", "unsupported_parameter")
-    if is_cross_encoder(model):
-        return tokenize_pairs(model, left, right, max_tokens, instruction)
-    return _inputs(serving, model, [*left, *right], max_tokens)
-
-
-def _scores(model: ReadyModel, answers: list[bytes], left: int) -> list[float]:
-    """Scores of the model's vectors; the first `left` are those of the left texts."""
-    found = [numbers(answer) for answer in answers]
-    return pair_scores(found) if is_cross_encoder(model) else vector_scores(found[:left], found[left:])
 
 
 def _inputs(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
 from kvarn.answers.moderation.guard import GuardModel
 from kvarn.answers.moderation.output_moderation import OutputModeration
 from kvarn.answers.turn import GeneratedPrompt, Turn
@@ -9,10 +13,11 @@ from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.text_pool import TextPool
 from kvarn.config.platform import SafetyConfig
 from kvarn.safety.errors import SafetyError
-from kvarn.safety.moderator import BuiltInModerator, Claim, ModerationAwayError, Moderator, WithRules
+from kvarn.safety.moderator import BuiltInModerator, Claim, ModerationAwayError, Moderator
 from kvarn.safety.prompt_log import PromptLog
 from kvarn.safety.rules import RuleList
-from kvarn.safety.verdict import Verdict
+from kvarn.safety.verdict import RULE, Verdict
+from kvarn.text.messages import normalize_messages
 from kvarn.wire.openai.errors import ApiError, invalid_request, unavailable
 
 ALIASES = frozenset(
@@ -36,21 +41,24 @@ class Moderation:
         self.prompts = prompts
         if config.model is not None and config.model not in {model.name for model in models}:
             raise SafetyError(f"safety.model names {config.model!r}, which is not served: add it under `models`")
-        base: Moderator = BuiltInModerator(config.threshold, text)
+        self.moderator: Moderator = BuiltInModerator(config.threshold, text)
         if config.model is not None:
-            base = GuardModel(config.model, config, models, text)
-        rules = RuleList(config.rules)
-        self.moderator = WithRules(base, rules, text) if rules else base
+            self.moderator = GuardModel(config.model, config, models, text)
+        self._text, self._rules = text, RuleList(config.rules)
 
     async def judge(self, text: str, turn: Turn, *, tier: int | None = None) -> Verdict:
-        """The verdict on a text, in the request's tier where no other is given. Raises `ApiError`: 503, the moderating
-        model is away."""
+        """The verdict on a text, in the request's tier where no other is given; a match of the operator's rules is one
+        more category. Raises `ApiError`: 503, the moderating model is away."""
         principal = turn.record.principal
         claim = Claim(principal.organization_id, principal.weight, turn.priority if tier is None else tier)
         try:
-            return await self.moderator.judge(text, claim)
+            verdict = await self.moderator.judge(text, claim)
         except ModerationAwayError as error:
             raise unavailable(f"The text could not be moderated: {error}.", "moderation_unavailable") from error
+        if not self._rules:
+            return verdict
+        matched = await self._text.run(claim.tenant, len(text), lambda: self._rules.matches(text))
+        return replace(verdict, scores={**verdict.scores, RULE: float(matched)})
 
     async def check_prompt(self, turn: Turn, prompt: GeneratedPrompt) -> None:
         """Offer a prompt to the log, and refuse one that is flagged, where prompts are moderated. Raises `ApiError`:
@@ -91,3 +99,31 @@ class Moderation:
 def _refusal(verdict: Verdict, param: str) -> ApiError:
     why = ", ".join(verdict.flagged)
     return invalid_request(f"The prompt was flagged by this server's moderation ({why}).", param, "content_filter")
+
+
+def chat_texts(messages: Sequence[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]] | None) -> Iterable[str]:
+    """All that a chat tells the model: messages, tool calls and their results, and what the tools say of themselves."""
+    for message in normalize_messages(messages):  # as the template shows them: no word hidden by JSON's escapes
+        content = message.get("content")
+        if isinstance(content, str):
+            yield content
+        else:
+            yield from (part["text"] for part in content or ())
+        yield message.get("reasoning_content") or ""
+        for call in message.get("tool_calls") or ():
+            yield call["function"]["name"]
+            yield from _strings(call["function"]["arguments"])
+    for tool in tools or ():
+        yield from _strings(tool["function"])
+
+
+def _strings(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield str(name)
+            yield from _strings(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _strings(each)

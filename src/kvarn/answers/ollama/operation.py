@@ -24,8 +24,7 @@ from kvarn.answers.turn import Deltas
 from kvarn.text.logprobs import encoded_bytes
 from kvarn.wire.ollama.answers import Answer
 from kvarn.wire.ollama.dialect import line
-from kvarn.wire.ollama.options import AnswerRequest
-from kvarn.wire.ollama.requests import ChatRequest, GenerateRequest, Message
+from kvarn.wire.ollama.requests import AnswerRequest, ChatRequest, GenerateRequest, Message
 from kvarn.wire.openai.chat.answer import TokenLogprobs, TopLogprob
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionLogprobs
@@ -100,10 +99,10 @@ async def start_ollama_generate(
             return await _start_chat(serving, record, request, prompt_chat(request, name), request.context or ())
 
         external = serving.catalog.find(record, name).config.external
-        most = MAX_INT if external is None else external.max_output_tokens  # here it is lowered to what fits
+        max_output = MAX_INT if external is None else external.max_output_tokens  # here it is lowered to what fits
 
         async def start(max_tokens: int | None) -> CompletionRun:
-            completion = raw_completion(request, name, most if max_tokens is None else max_tokens)
+            completion = raw_completion(request, name, max_output if max_tokens is None else max_tokens)
             return await start_completion(serving, record, completion)
 
         run = await _fitted(record, request.sampling.max_tokens, start)

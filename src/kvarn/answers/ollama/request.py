@@ -7,8 +7,15 @@ from typing import Any
 
 import msgspec
 
-from kvarn.wire.ollama.options import AnswerRequest, Options
-from kvarn.wire.ollama.requests import CalledFunction, ChatRequest, GenerateRequest, Message, Tool
+from kvarn.wire.ollama.requests import (
+    AnswerRequest,
+    CalledFunction,
+    ChatRequest,
+    GenerateRequest,
+    Message,
+    Options,
+    Tool,
+)
 from kvarn.wire.openai.chat.request import ChatCompletionRequest, FunctionDefinition
 from kvarn.wire.openai.chat.request import Tool as ChatTool
 from kvarn.wire.openai.completions import CompletionRequest

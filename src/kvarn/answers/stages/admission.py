@@ -61,7 +61,7 @@ class AdmissionStage:
         Raises:
             ApiError: 429 or 503, as `enter` does.
         """
-        if record.endpoint not in _INTERACTIVE:
+        if record.endpoint not in _INTERACTIVE or not any(self._config.sheds_load(each.config) for each in self._table):
             return
         late: list[tuple[str, ReplicaAdmission, Demand, Refusal]] = []
         for model in self._table:

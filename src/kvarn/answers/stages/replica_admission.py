@@ -99,7 +99,7 @@ class ReplicaAdmission:
         except BaseException:
             if self._waiting.pop(demand, None) is not None:
                 self.controller.withdraw(demand)
-                self._show_length()
+                self._poll()
             elif decision.result() is None:
                 self.controller.ended(demand, self._clock.now(), prompt=0, cached=0, output=0, finished=False)
             raise
@@ -138,7 +138,4 @@ class ReplicaAdmission:
                 decision.set_result(refusal)
             if refusal is None:
                 self._metrics.waited(self._model, demand.priority, now - demand.arrival_s)
-        self._show_length()
-
-    def _show_length(self) -> None:
         self._metrics.waiting(self._model, self.name, self.controller.queue.by_priority())

@@ -21,7 +21,7 @@ _KEPT_BYTES = 16 * 1024 * 1024  # size of the grammars kept for requests that as
 
 class GrammarPool:
     def __init__(self, limits: SandboxLimits) -> None:
-        self._pool = SandboxPool("kvarn.grammar.worker", limits, _PROCESSES)
+        self._pool = SandboxPool("kvarn.grammar.build", limits, _PROCESSES)
         self._kept: OrderedDict[bytes, tuple[AnswerGrammar | Refusal, int]] = OrderedDict()
         self._kept_bytes = 0
 

@@ -26,11 +26,11 @@ from kvarn.config.load import ConfigError, load_config
 from kvarn.config.schema import KvarnConfig
 from kvarn.metering.kafka import NewerSchemaError
 from kvarn.safety.errors import SafetyError
+from kvarn.store.connecting import cause_of
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.migrate import check
-from kvarn.store.outages import cause_of
 from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
 from kvarn.store.repositories.tenants.organizations import ensure_default_organization
 from kvarn.wire.openai.errors import ApiError

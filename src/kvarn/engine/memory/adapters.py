@@ -1,4 +1,4 @@
-"""Which adapters are in the KV blocks, and who needs them.
+"""Adapters in KV blocks, and the requests that need them.
 
 Adapters take blocks of the pool that cached tokens take theirs from: one budget, and one order of eviction. An adapter
 is named by the digest of what it computes, so another version of the same name is another adapter::
@@ -6,7 +6,7 @@ is named by the digest of what it computes, so another version of the same name 
     absent --begin_load--> loading --store says so--> resident, held by running sequences
       ^                                                  |   ^
       |                                    last release  v   |  acquire
-      +---------- evicted, least recently used ------ resident, idle (as cached blocks that nobody uses)
+      +---------- evicted, least recently used ------ resident, idle (as cached blocks without a holder)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AdapterStore(Protocol):
         """Adapters whose load (`StepPlan.adapter_loads`) has ended since the last call."""
 
     def forget(self, adapter: str) -> None:
-        """Nobody needs it any more, and no later plan names it."""
+        """Free an adapter that no later plan names."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,6 @@ class AdapterResidency:
         self._resident: dict[str, _Resident] = {}
         self._of_block: dict[int, str] = {}
         self._requests: Counter[str] = Counter()
-        """Unfinished requests of each adapter."""
         self._retired: set[str] = set()
         self._loads: list[AdapterLoad] = []
         self._drops: list[str] = []
@@ -62,7 +61,6 @@ class AdapterResidency:
 
     @property
     def num_held(self) -> int:
-        """Blocks of adapters that are being loaded or used: they cannot be evicted."""
         return sum(len(each.blocks) for each in self._resident.values() if each.is_held)
 
     @property
@@ -154,7 +152,6 @@ class AdapterResidency:
         return count
 
     def poll(self) -> bool:
-        """Take note of loads that have ended; whether there were any."""
         loaded = [] if self._store is None else self._store.drain_loaded()
         for adapter in loaded:
             found = self._resident[adapter]
@@ -182,7 +179,6 @@ class AdapterResidency:
             self._pool.release_all(found.blocks)
 
     def evict(self, block: int) -> None:
-        """Free the blocks of the idle adapter that this one belongs to; see `BlockOwner`."""
         self._drop(self._of_block[block])
         self.num_evictions += 1
 

@@ -1,4 +1,4 @@
-"""Which blocks an engine holds, in its prefix cache and in tiers behind it, for whoever wants to know."""
+"""Names of the blocks that an engine holds, in its prefix cache and in tiers behind it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ class BlockInventory:
             return self._take()
 
     def snapshot(self) -> tuple[bytes, bytes, bytes]:
-        """The same, and all blocks that are held after these changes."""
         with self._lock:
             return *self._take(), packed(self._places)
 

@@ -2,7 +2,7 @@
 
 Every block is in exactly one of three places::
 
-    free ──allocate──▶ held (references > 0) ──release──▶ free                  nobody caches it
+    free ──allocate──▶ held (references > 0) ──release──▶ free                  not cached
       ▲                     ▲        │
       │                  acquire   release                                      the prefix cache or an adapter does
       │                     │        ▼
@@ -48,7 +48,6 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be had without preempting anyone."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -62,7 +61,7 @@ class BlockPool:
         return self._owners[block] is not None
 
     def is_writable(self, block: int) -> bool:
-        """Whether its one holder may write into it: nobody else, and no cache, would see the change."""
+        """Whether its holder may write into it: it is neither shared nor cached."""
         return self._references[block] == 1 and self._owners[block] is None
 
     def allocate(self) -> int:
@@ -108,7 +107,6 @@ class BlockPool:
         return True
 
     def uncache(self, block: int) -> None:
-        """Free an idle block, whose owner has forgotten it."""
         del self._idle[block]
         self._owners[block] = None
         self._free.append(block)

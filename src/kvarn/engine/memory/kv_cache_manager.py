@@ -39,7 +39,7 @@ class PrefixMatch:
 
 
 class KVCacheManager:
-    """The paged KV cache of one replica, as bookkeeping: the block pool and the prefix cache together."""
+    """The paged KV cache of one replica, as bookkeeping."""
 
     def __init__(
         self,
@@ -52,7 +52,6 @@ class KVCacheManager:
     ) -> None:
         self.pool = BlockPool(num_blocks)
         self.snapshots = None if num_snapshots is None else Snapshots(num_snapshots if prefix_cache else 0)
-        """Snapshots of recurrent states; None where the model has none."""
         self.cache = PrefixCache(self.pool, namespace, None if self.snapshots is None else self.snapshots.forget)
         self.tiers = tiers
         self.adapters = AdapterResidency(self.pool, adapters)
@@ -103,7 +102,6 @@ class KVCacheManager:
         return self.tiers.loadable(sequence, first, blocks_for(min(known, limit)))
 
     def prefetch(self, sequence: Sequence, now: float) -> None:
-        """Have a waiting sequence's blocks brought near, unless that was decided already."""
         if self.tiers is None or sequence.fetch.tried or now < sequence.fetch.again_s:
             return
         limit = self._reusable(sequence)
@@ -130,7 +128,6 @@ class KVCacheManager:
             self.tiers.end_fetch(sequence)
 
     def _needed(self, sequence: Sequence, blocks: list[int], computed: int) -> int:
-        """Available blocks that it takes to hold all known tokens and its adapter, where `blocks` are shared."""
         revived = sum(1 for block in blocks if not self.pool.references(block))
         adapter = self.adapters.blocks_needed(sequence.request.scope.adapter)
         return blocks_for(sequence.num_tokens) - computed // BLOCK_SIZE + revived + adapter
@@ -178,14 +175,13 @@ class KVCacheManager:
                 self._replace(sequence, index, own)
 
     def can_extend(self, sequence: Sequence, end: int) -> bool:
-        """Whether the blocks for positions up to `end - 1` can be had without preempting anyone."""
         return blocks_for(end) - len(sequence.blocks) <= self.pool.num_available
 
     def publish(self, sequence: Sequence) -> None:
         """Enter newly computed full blocks, of prompt and answer alike, into the prefix cache.
 
         Where the cache already has a block with these tokens, the sequence adopts it and frees its own, so that two
-        sequences never hold the same tokens twice, and whoever holds a cached block holds the path to it.
+        sequences never hold the same tokens twice, and a holder of a cached block holds the path to it.
         """
         nodes, num_full = sequence.nodes, sequence.num_computed_tokens // BLOCK_SIZE
         if len(nodes) == num_full or not self._reuse:
@@ -207,7 +203,6 @@ class KVCacheManager:
         return {} if self.snapshots is None else self.snapshots.plan_saves(rows)
 
     def release(self, sequence: Sequence) -> None:
-        """Take all blocks from a running sequence, last to first; the prefix cache keeps what it names."""
         self.adapters.release(sequence.request.scope.adapter)
         self.pool.release_all(reversed(sequence.blocks))
         if self.snapshots is not None:

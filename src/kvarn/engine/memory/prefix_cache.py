@@ -5,9 +5,9 @@ A node is one full, computed block; its path from the root spells every token be
 tokens themselves; the chained hash is only the block's *name* in other processes, so a collision could never leak a
 block.
 
-Whoever holds a block of the tree holds the whole path to it. Sequences release their blocks last to first, so among
-idle blocks a child always comes before its parent: the block released longest ago is always a leaf, and eviction in
-LRU order is O(1) without searching for leaves.
+A sequence that holds a block of the tree holds the whole path to it. Sequences release their blocks last to first, so
+among idle blocks a child always comes before its parent: the block released longest ago is always a leaf, and eviction
+in LRU order is O(1) without searching for leaves.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class PrefixNode:
         self.hash = name
         self.children: dict[tuple[int, ...], PrefixNode] = {}
         self.snapshot: int | None = None
-        """Snapshot of the recurrent states after its tokens (`kvarn.engine.memory.snapshots`), if there is one."""
 
 
 class PrefixCache:
@@ -142,7 +141,6 @@ class PrefixCache:
             raise IntegrityError(f"the tree reaches {found} of {len(self._by_block)} cached blocks")
 
     def _walk(self, roots: Iterable[PrefixNode]) -> Iterator[PrefixNode]:
-        """All nodes below these, each before those below it."""
         stack = list(roots)
         while stack:
             for child in stack.pop().children.values():

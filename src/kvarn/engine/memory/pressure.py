@@ -13,19 +13,19 @@ from kvarn.shapes import BLOCK_SIZE
 class GrowthReserve:
     """The share of the outstanding output tokens that blocks are kept for.
 
-    Nobody knows how long an answer gets. Keeping blocks for `max_tokens` of each wastes most of the memory; keeping
+    Lengths of answers are unknown. Keeping blocks for `max_tokens` of each wastes most of the memory; keeping
     none fills it with sequences that soon preempt each other and compute everything twice. So the share of the possible
     growth that is kept free is learned: it falls slowly while memory suffices, and rises when a sequence had to be
     preempted (SGLang's `new_token_ratio`).
     """
 
     START = 0.1
-    LEAST = 0.02
+    MIN = 0.02
     FALL = 0.998
     """Factor of each step without a preemption: half in about 350 steps."""
     RISE = 0.02
     """Added for each step that preempted for want of memory."""
-    LONGEST = 2048
+    MAX_OUTPUT = 2048
     """Output tokens counted for one answer at most. Who gives no limit gets the whole context as one, and hardly ever
     uses it (SGLang clips its estimate in the same way)."""
 
@@ -36,12 +36,12 @@ class GrowthReserve:
         if preempted:
             self.share = min(1.0, self.share + self.RISE)
         else:
-            self.share = max(self.LEAST, self.share * self.FALL)
+            self.share = max(self.MIN, self.share * self.FALL)
 
     def blocks(self, sequence: Sequence) -> float:
         """Blocks to keep for the rest of this sequence's answer."""
         outstanding = sequence.num_prompt + sequence.request.sampling.max_tokens - sequence.num_tokens
-        return self.share * min(outstanding, self.LONGEST) / BLOCK_SIZE
+        return self.share * min(outstanding, self.MAX_OUTPUT) / BLOCK_SIZE
 
 
 class MemoryReserve:
@@ -65,7 +65,6 @@ class MemoryReserve:
         return match.blocks_needed + growth
 
     def missing_blocks(self, sequence: Sequence) -> float:
-        """Blocks by which a waiting sequence does not fit; zero or less where it does."""
         return self.wanted_blocks(sequence, self._memory.match_prefix(sequence)) - self.spare_blocks()
 
     def fits_without(self, sequence: Sequence, others: Collection[Sequence]) -> bool:

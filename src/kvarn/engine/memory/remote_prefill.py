@@ -7,7 +7,7 @@ prompt, and its blocks are loaded here as if they came from a tier. An idle engi
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,7 +22,6 @@ from kvarn.engine.waiting_queue import WaitingQueue
 from kvarn.shapes import BLOCK_SIZE
 
 _SPARE_S = 0.5
-"""Added to what a prompt is expected to take elsewhere, before it is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,6 @@ class PeerLoad:
     """Work that another engine has, and its speed."""
 
     waiting_tokens: int
-    """Tokens of prompts that it was asked for and has not sent."""
     token_s: float
     """Seconds for each token, the transfer included; 0 before it was measured."""
 
@@ -53,9 +51,8 @@ class RemotePrefill:
     config: EngineConfig
     step_time: StepTimeModel
     """This engine's; the peer's too, until that was measured."""
-    running: Collection[Sequence]
-    queue: WaitingQueue
-    """The scheduler's own: those included for which the peer was asked."""
+    work: Callable[[], tuple[Collection[Sequence], WaitingQueue]]
+    """Sequences that run and those that wait, also those for which the peer was asked."""
     chosen: DisaggregationConfig
     asked: int = 0
 
@@ -69,8 +66,9 @@ class RemotePrefill:
         load = self.peer.load()
         if load is None:
             return False
-        waiting = sum(self.queue.tokens_by_priority().values()) - sequence.num_tokens - load.waiting_tokens
-        local_s, is_busy = self._local_s(start, count, max(0, waiting))
+        running, queue = self.work()
+        waiting = sum(queue.tokens_by_priority().values()) - sequence.num_tokens - load.waiting_tokens
+        local_s, is_busy = self._local_s(running, start, count, max(0, waiting))
         times = self.step_time.times
         token_s = load.token_s or (times.fixed_s + times.prompt_s(count, pairs(start, count))) / count
         remote_s = (load.waiting_tokens + sequence.num_prompt - start) * token_s
@@ -82,11 +80,11 @@ class RemotePrefill:
         self.asked += fetch.pending is not None
         return fetch.pending is not None
 
-    def _local_s(self, start: int, count: int, waiting: int) -> tuple[float, bool]:
+    def _local_s(self, running: Collection[Sequence], start: int, count: int, waiting: int) -> tuple[float, bool]:
         """Seconds until this engine had computed `count` tokens behind `waiting` others; whether it has anything
         else to do."""
         contexts = []
-        for sequence in self.running:
+        for sequence in running:
             uncomputed = sequence.num_tokens - sequence.num_computed_tokens
             if uncomputed == 1:
                 contexts.append(sequence.num_tokens)

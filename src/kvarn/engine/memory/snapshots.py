@@ -39,7 +39,6 @@ class SnapshotRecord:
     start: int
     """The one that it starts from, or `NO_SNAPSHOT`: the plan with its first row copies it before it writes any."""
     wanted: list[int]
-    """Positions inside the prompt at which one is taken."""
     answer_from: int
     """Behind this position one is taken at the end of each step's last full block."""
     pending: list[tuple[int, int]] = field(default_factory=list)
@@ -49,7 +48,7 @@ class SnapshotRecord:
 
 
 class Snapshots:
-    """The books of the snapshots 0 to `count - 1`."""
+    """Records of the snapshots 0 to `count - 1`."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -93,7 +92,7 @@ class Snapshots:
                 waiting.append((position, snapshot))
                 continue
             node = sequence.nodes[position // BLOCK_SIZE - 1]
-            if node.snapshot is not None:  # somebody else's, who computed the same tokens
+            if node.snapshot is not None:  # of another sequence with the same tokens
                 self._free.append(snapshot)
                 continue
             node.snapshot = snapshot
@@ -130,7 +129,7 @@ class Snapshots:
         if sorted([*self._free, *self._kept, *pending]) != list(range(self._count)):
             raise IntegrityError("a snapshot of states is nowhere, or in two places")
         if any(node.snapshot != snapshot for snapshot, node in self._kept.items()):
-            raise IntegrityError("a node of the prefix cache names another snapshot than the books")
+            raise IntegrityError("a node of the prefix cache names another snapshot than the records")
 
 
 def _record(sequence: Sequence) -> SnapshotRecord:

@@ -19,7 +19,6 @@ from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.block_names import PrefixScope, block_hashes, root_hash
 
 _SMOOTHING = 0.1
-"""Share of the latest step in the measured time of a transfer."""
 _LONG_S = 1.0
 """Longest wait for a fetch before the time of computing is known."""
 _ASK_AGAIN_S = 0.02
@@ -29,14 +28,19 @@ _ASK_AGAIN_S = 0.02
 class KVTiers:
     """The engine's side of a `KVConnector`: decisions and counts."""
 
-    def __init__(self, connector: KVConnector, namespace: str, step_time: StepTimeModel) -> None:
+    def __init__(
+        self,
+        connector: KVConnector,
+        namespace: str,
+        step_time: StepTimeModel,
+        remote_prefill: RemotePrefill | None = None,
+    ) -> None:
         self.connector = connector
         self.queries = 0
         """Tokens of prompts that were looked for here, since the prefix cache did not hold them."""
         self.hits = 0
-        """Tokens loaded, of `queries`."""
         self.given_up = 0
-        self.remote_prefill: RemotePrefill | None = None
+        self.remote_prefill = remote_prefill
         self._namespace = namespace
         self._step_time = step_time
         self._transfer_s = 0.0
@@ -58,7 +62,6 @@ class KVTiers:
         return names if self._gain_s(first, len(names), 0) >= 0 else []
 
     def begin_fetch(self, sequence: Sequence, first: int, end: int, now: float) -> None:
-        """Bring the blocks of these entries near where that pays; where there is no room for them, later."""
         names = list(takewhile(self.connector.holds, sequence.fetch.block_names[first:end]))
         far = sum(1 for name in names if not self.connector.is_loadable(name))
         near = next((i for i, name in enumerate(names) if not self.connector.is_loadable(name)), len(names))

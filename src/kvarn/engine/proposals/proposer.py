@@ -29,9 +29,9 @@ class Proposer(Protocol):
     """Guesses take next to no time: they are asked for, and then it is chosen how many of them are verified. Else it is
     chosen first, with the price of guessing."""
 
-    call_s: float
+    call_s: float = 0.0
     """Seconds that a call takes beside `seconds`."""
-    overhead_s: float
+    overhead_s: float = 0.0
     """Seconds that each step takes longer while guesses are asked for at all."""
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
@@ -42,6 +42,8 @@ class Proposer(Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence ended; a preempted one has not. Sequences that were never asked about are told of too."""
+        return
 
     def forget_tenant(self, tenant: str) -> None:
         """The tenant is deleted: nothing of its ended sequences is kept."""
+        return

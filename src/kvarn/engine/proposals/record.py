@@ -39,14 +39,12 @@ class GuessRecord:
     def __init__(self, length: int) -> None:
         self.acceptance = Acceptance(length, self.DECAY, self.FADE)
         self.due = 0
-        """Step before which no guess is asked for."""
         self.saved_s = 0.0
         """Seconds saved by each guess: a decaying average."""
         self.grade = 0
         self.unverified: list[int] = []
         """The last guess, where it was not worth its time: the tokens that follow tell whether it was right."""
         self.unverified_at = 0
-        """Tokens that were known when it was made."""
 
     def compare(self, tokens: list[int]) -> tuple[int, int] | None:
         """Proposed and accepted tokens of the unverified guess, as far as the sequence has gone on; then it is

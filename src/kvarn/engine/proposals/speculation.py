@@ -96,7 +96,6 @@ class Speculation:
         self._proposer.forget_tenant(tenant)
 
     def _candidates(self, step: StepBuilder) -> list[Candidate]:
-        """The rows whose guess is due and whose tokens are all known."""
         found: list[Candidate] = []
         now, length = self._now, min(self._length, step.tokens_left)
         self._throttle.begin(now)
@@ -118,7 +117,6 @@ class Speculation:
         return found
 
     def _choose(self, candidates: Items[Candidate], step: StepBuilder, *, ahead: bool) -> tuple[list[Guess], list[int]]:
-        """Guesses of all candidates, and how many tokens of each are verified."""
         if self._proposer.is_free:
             guesses = self._proposer.propose([(each.sequence, each.limit) for each in candidates])
             sizes = [(len(guess.tokens), guess.grade) for guess in guesses]

@@ -24,12 +24,10 @@ class ProposalThrottle:
     SHARE = 0.003
     """Share of the time of steps spent at most on guesses that have not paid."""
     WEIGHT = 0.15
-    """Weight of a sequence's latest guess in the average of the seconds saved."""
     COMMON_WEIGHT = 0.02
     FIRST_SAVED_S = 1e-3
     """Seconds that a guess is expected to save before some were made."""
     LONGEST_PAUSE = 64
-    """Steps after which all are asked for again at the latest."""
 
     def __init__(self, always: bool) -> None:
         self.next_step = 0
@@ -38,17 +36,14 @@ class ProposalThrottle:
         self._cost_s = 0.0
         self._pause = 1
         self._shared_step = 0
-        """Step in which those are due that have not paid."""
 
     def set_cost(self, guess_s: float, rows: int, step_s: float) -> None:
-        """A guess takes so long now, and a step of so many rows."""
         self._cost_s = guess_s + self.CHOICE_S
         affordable = self.SHARE * step_s
         pause = math.ceil(rows * self._cost_s / affordable) if affordable else 1
         self._pause = min(pause, self.LONGEST_PAUSE)
 
     def begin(self, now: int) -> None:
-        """Step `now` looks through all sequences: each that is due later is given to `due` again."""
         self.next_step = now + self.LONGEST_PAUSE
 
     def due(self, step: int) -> None:

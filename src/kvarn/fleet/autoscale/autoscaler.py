@@ -26,15 +26,11 @@ _SLOW_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """The load of a model at one look."""
-
     now: float
     arrived_s: float
     """Work arrived since the last look, in seconds of one engine."""
     waiting_s: float = 0.0
-    """Work arrived and not begun."""
     replicas: int = 0
-    """Ready or starting."""
     ttft_s: float | None = None
     """Prediction for a request that arrives now; None: unknown."""
     ttft_target_s: float = 1.0
@@ -43,20 +39,14 @@ class LoadSample:
 
 @dataclass(frozen=True, slots=True)
 class ScalingDecision:
-    """The number of replicas, and the reason."""
-
     now: float
     replicas: int
     reason: str
 
 
 class Autoscaler:
-    """The autoscaler of one model.
-
-    Args:
-        config: Bounds, which may be replaced between decisions.
-        replicas: Present number.
-    """
+    """The autoscaler of one model. Its bounds in `config` may be replaced between decisions; `replicas` is the present
+    number."""
 
     def __init__(self, config: AutoscaleConfig, replicas: int) -> None:
         self.config = config
@@ -64,7 +54,6 @@ class Autoscaler:
         self._fast = self._slow = 0.0
         self._last: float | None = None
         self._used_at: float | None = None
-        """Time of the last look with an arrival or a running request."""
         self._raised_at = -math.inf
         self._needed: deque[tuple[float, int]] = deque()
         """Replicas needed at each look of the last `scale_in_delay_s`, and at the one before."""

@@ -48,14 +48,8 @@ class ScaledModel(Protocol):
 
 
 class Autoscaling(ReplicaCounts):
-    """The autoscalers of the models that have `autoscale`. Runs in the main process.
-
-    Args:
-        config: The whole configuration.
-        models: The served models.
-        metrics: The counts of all gateway processes.
-        clock: Monotonic seconds.
-    """
+    """The autoscalers of the models that have `autoscale`. Runs in the main process; `metrics` gives the counts of all
+    gateway processes."""
 
     def __init__(
         self,
@@ -70,7 +64,6 @@ class Autoscaling(ReplicaCounts):
         self._models = models
         self._metrics = metrics
         self.on_changed: Callable[[], None] = lambda: None
-        """Called when the count of a model changes."""
         self.golden_prompts: Callable[[str], int] = lambda replica: 0
         """Golden prompts that a replica answers now: they are no use of its model."""
         self._clock = clock
@@ -78,12 +71,9 @@ class Autoscaling(ReplicaCounts):
         self._counts: dict[str, int] = {}
         """By model, once the controller has asked for it."""
         self._seen: dict[str, tuple[float, float, float]] = {}
-        """Requests, prompt tokens and output tokens at the last look, by model."""
         self._popularity = Popularity()
         self._pool: list[str] = []
-        """Models with a process in the warm pool, the most popular first."""
         self._work_s: dict[str, float] = {}
-        """Average work of a request, by model."""
         self._looks = Periodic("looks of the autoscaler", self.look, LOOK_S)
         self.start, self.stop, self.wake = self._looks.start, self._looks.stop, self._looks.wake
 

@@ -11,8 +11,6 @@ from kvarn.replica.spec import ReplicaSpec
 
 
 class LaunchedEngine(Protocol):
-    """One engine process."""
-
     endpoint: Endpoint
     pid: int
     supervisor: str
@@ -36,7 +34,6 @@ class Launcher:
     """Base of the launchers, which start engine processes for replicas. The runs of a replica are numbered."""
 
     on_this_machine: bool
-    """The processes run here, and end with this one."""
     places: Places
     """Machines and GPUs of the replicas; without machines, room is not counted here."""
 

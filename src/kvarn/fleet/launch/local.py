@@ -1,14 +1,15 @@
-"""The launcher that starts engine processes as children of this one."""
+"""The launcher that starts engine processes as children of this one, and the process kept for the next start."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 
 import msgspec
 
 from kvarn.fleet.launch.engine_process import EngineProcess
 from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
-from kvarn.fleet.launch.preloaded_process import PreloadedProcess
 from kvarn.fleet.launch.process_exit import describe_exit, exit_of
 from kvarn.fleet.placement.places import Places
 from kvarn.replica.endpoint import Endpoint
@@ -56,12 +57,8 @@ def _imports(spec: ReplicaSpec) -> str:
 
 
 class LocalLauncher(Launcher):
-    """Child processes. They end with this one, so none is ever adopted.
-
-    Args:
-        places: Parts of this machine that replicas have; by default room is not counted.
-        preloaded: Keeps a process that has done its imports; None: each process does its own.
-    """
+    """Child processes, which end with this one: none is ever adopted. Without `places` room is not counted; without
+    `preloaded` each process does its own imports."""
 
     on_this_machine = True
 
@@ -72,3 +69,52 @@ class LocalLauncher(Launcher):
     async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
         process = self._preloaded.take(_imports(spec)) if self._preloaded is not None else None
         return launch_local(self.places.occupy(spec), process)
+
+
+class PreloadedProcess:
+    """Most of a small model's start is imports. After a start, another may follow soon: a process is made that imports
+    meanwhile, and the next start takes it. It is ended if none comes."""
+
+    DELAY_S = 1.0
+    """Delay after a start, which has the machine to itself first."""
+    KEPT_S = 60.0
+
+    def __init__(self, spawn: Callable[[str], EngineProcess] = EngineProcess.spawn) -> None:
+        self._spawn = spawn
+        self._imports = ""
+        self._process: EngineProcess | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def take(self, imports: str) -> EngineProcess | None:
+        """The process, where there is one that imports this module; another follows. Called at each start."""
+        process, self._process = self._process, None
+        if process is not None and (imports != self._imports or not process.runs):
+            process.close()
+            process = None
+        self._imports = imports
+        if not self._closed:
+            self._after(self.DELAY_S, self._make)
+        return process
+
+    def close(self) -> None:
+        """End the process, and make no other. Idempotent."""
+        self._closed = True
+        self._end()
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def _make(self) -> None:
+        with contextlib.suppress(OSError):  # the next start reports it
+            self._process = self._spawn(self._imports)
+            self._after(self.KEPT_S, self._end)
+
+    def _after(self, seconds: float, act: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, act)

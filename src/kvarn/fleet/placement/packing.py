@@ -24,15 +24,11 @@ _BITS = {"float32": 32, "float16": 32, "half": 32, "bfloat16": 16, "int8": 8.25,
 GPU_PROCESS_BYTES = 3 * GIB
 """Main memory of a process that computes on a GPU: the driver and its libraries, pinned memory."""
 _LEAST_SHARE = 1e-6
-"""Smaller differences of GPU shares are rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Resources that one replica needs."""
-
     memory_bytes: int
-    """Main memory."""
     cpus: float = 0.0
     gpus: int = 0
     """One for each rank; 0: it computes on CPUs."""
@@ -44,8 +40,6 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine's memory, cores and GPUs."""
-
     name: str
     memory_bytes: int
     cpus: float = float("inf")
@@ -54,12 +48,9 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The machine and GPUs of a replica."""
-
     machine: str
     needs: Needs
     gpus: tuple[str, ...] = ()
-    """UUIDs of the GPUs that it has a share of."""
     asleep: bool = False
     """Its weights are in main memory, and others may use its shares until it wakes."""
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.placement.gpus import ranks_on_gpus
 from kvarn.fleet.placement.packing import (
     Machine,
@@ -36,12 +35,8 @@ def places_of_this_machine() -> Places:
 
 
 class Places:
-    """The places of replicas. Each keeps its own from its first launch until it is gone for good.
-
-    Args:
-        machines: Where there is room for them; empty: nobody counts.
-        needs_of: What a replica needs.
-    """
+    """The places of replicas. Each keeps its own from its first launch until it is gone for good. Without machines,
+    nobody counts."""
 
     def __init__(
         self, machines: Sequence[Machine] = (), needs_of: Callable[[ReplicaSpec], Needs] = lambda spec: Needs(0)
@@ -102,3 +97,7 @@ class Places:
                 return f"this machine has room for {number} of them: {describe_room(needs, self._machines, placed)}"
             placed.append(found)
         return ""
+
+
+class LaunchError(Exception):
+    """No process can be started, such as for want of a place; the message says why."""

@@ -24,15 +24,10 @@ from kvarn.replica.spec import DEFAULT_FACTORY, ReplicaSpec
 from kvarn.text.checkpoint import resolve_checkpoint
 
 _KEPT_S = 30.0
-"""Time for which the actor can be asked why its engine ended."""
 
 
 class EngineActor:
-    """Starts an engine process at once.
-
-    Args:
-        spec: JSON of the `ReplicaSpec`, with keys.
-    """
+    """Starts an engine process at once. `spec`: JSON of the `ReplicaSpec`, with keys."""
 
     def __init__(self, spec: bytes) -> None:
         self._ended = threading.Event()

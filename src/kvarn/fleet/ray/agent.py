@@ -26,7 +26,6 @@ from kvarn.fleet.ray.messages import Ended, Host, Launch, Launched, ListPlaces, 
 from kvarn.replica.server.parent import exit_with_parent
 
 _WAIT_S = 20.0
-"""Length of one wait for an engine's end; then it is asked again."""
 _ASK_S = 10.0
 _START_S = 60.0
 """Limit for the start of an engine's actor after a place was found, which takes long on a busy machine."""

@@ -14,11 +14,10 @@ import msgspec
 
 from kvarn.config.fleet import RayConfig
 from kvarn.fleet.channel import Channel, ChannelClosedError
-from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
 from kvarn.fleet.launch.process_exit import describe_exit, exit_of
 from kvarn.fleet.placement.packing import Needs
-from kvarn.fleet.placement.places import Places
+from kvarn.fleet.placement.places import LaunchError, Places
 from kvarn.fleet.ray.messages import Ended, Host, Launch, Launched, ListPlaces, Place, StopEngine
 from kvarn.fleet.supervision.restart import keep_running
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
@@ -37,7 +36,6 @@ class RayEngine:
         self.supervisor = free_address(gateway_host)
         self.pid = place.pid
         self.node = place.node
-        """Ray's id of the machine."""
         self.kill = kill
         self._exited: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
 
@@ -49,12 +47,8 @@ class RayEngine:
 
 
 class RayLauncher(Launcher):
-    """Finds places through a process of its own, the agent (`ray_agent`). While that or Ray is away, what runs goes on.
-
-    Args:
-        config: The cluster.
-        needs_of: What a replica needs of a machine.
-    """
+    """Finds places through a process of its own, the agent (`ray.agent`). While that or Ray is away, what runs goes
+    on."""
 
     on_this_machine = False
 
@@ -69,7 +63,6 @@ class RayLauncher(Launcher):
         self._abandoned: set[str] = set()
         """Engines whose launch was cut short: they are killed once Ray is connected."""
         self.connected = asyncio.Event()
-        """Set while the agent is connected to Ray."""
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None

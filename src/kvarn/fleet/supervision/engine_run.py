@@ -1,4 +1,4 @@
-"""One run of an engine process, from its start to its end."""
+"""One run of an engine process, from its start to its end: silence, hanging steps, and starts that do not get on."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any, Literal
 from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.launch.launcher import LaunchedEngine
-from kvarn.fleet.supervision.start_progress import StartProgress
-from kvarn.replica.session_work import session_work
+from kvarn.replica.session_work import SessionWork, session_work
 from kvarn.replica.transport import ClientTransport
 from kvarn.wire.messages import FromEngine, Leave, Progress, Ready, Stop, ToEngine
 from kvarn.wire.supervision import Activate, Asleep, Drain, Failed, Heartbeat, Sleep, Supervise, Warm
@@ -29,25 +28,15 @@ EngineCommand = Activate | Sleep | Drain | Stop
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """End of a run."""
-
     reason: str | None
     """None: a clean exit."""
     gone: bool
-    """The process is gone for certain."""
 
 
 class EngineRun:
     """Reads the messages of a launched process. Kills it if no heartbeat comes, a step or the start takes too long, or
-    a message cannot be read.
-
-    Args:
-        engine: The process.
-        config: Time limits.
-        on_message: Called with each report of the start, the first heartbeat after a computed step, and the heartbeats
-            of an adopted engine that drains.
-        adopted: An earlier controller started the process, so it should be ready.
-    """
+    a message cannot be read. `on_message` is called with each report of the start, the first heartbeat after a computed
+    step, and the heartbeats of an engine that drains and was `adopted` from an earlier controller."""
 
     def __init__(
         self,
@@ -59,7 +48,6 @@ class EngineRun:
         adopted: bool = False,
     ) -> None:
         self._state: Literal["", "warm", "asleep", "ready"] = ""
-        """Last reported state of the engine."""
         self.engine = engine
         self._config = config
         self._clock = clock
@@ -71,9 +59,7 @@ class EngineRun:
         self._failed: str | None = None
         # Both are sent again at each heartbeat over TCP: a broken connection loses messages.
         self._command: EngineCommand | None = None
-        """The last command."""
         self._gone: list[int] = []
-        """Gateway processes that are gone."""
         self._unreadable: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         # A broken connection is made again, and both ends repeat themselves.
         self._transport = ClientTransport(
@@ -199,3 +185,46 @@ class EngineRun:
             messages.append(self._command)
         for message in messages:
             self._transport.send(message)
+
+
+class StartProgress:
+    """Progress of one start. Time passes in `passed`, which counts turns of a loop that reads messages. Heartbeats
+    alone are no progress: they come from a thread of their own. A report of a further stage, and work done
+    (`SessionWork.amount`), are. After `still_s` a process of this machine that neither speaks nor computes is stopped
+    for good; after `idle_s` without progress the start hangs."""
+
+    def __init__(self, still_s: float, idle_s: float) -> None:
+        self._still_limit_s = still_s
+        self._idle_limit_s = idle_s
+        self._still_s = self._idle_s = 0.0
+        self._work = 0.0
+        self._seen: SessionWork | None = None
+
+    def heard(self, work: float) -> None:
+        """A heartbeat came, with the work that the engine has done."""
+        self._still_s = 0.0
+        self._note(work)
+
+    def reported(self) -> None:
+        self._still_s = self._idle_s = 0.0
+
+    def seen(self, done: SessionWork) -> None:
+        if done.waits_for_disk or done != self._seen:
+            self._still_s = 0.0
+        self._seen = done
+        self._note(done.amount)
+
+    def passed(self, seconds: float, *, is_seen: bool) -> str | None:
+        """Time has passed. `is_seen`: the process runs here, where `seen` tells of it. Returns why the start is given
+        up; None: it goes on."""
+        self._idle_s += seconds
+        self._still_s += seconds
+        if is_seen and self._still_s > self._still_limit_s:
+            return f"the engine stood still for {self._still_limit_s:g} s while it started"
+        if self._idle_s > self._idle_limit_s:
+            return f"the engine made no progress for {self._idle_limit_s:g} s while it started"
+        return None
+
+    def _note(self, work: float) -> None:
+        if work >= self._work + 1 or work < self._work - 1:
+            self._work, self._idle_s = work, 0.0

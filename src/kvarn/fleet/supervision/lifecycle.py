@@ -27,8 +27,6 @@ WAITING = (ReplicaState.WARM, ReplicaState.ASLEEP)
 
 
 class CommandKind(StrEnum):
-    """An instruction for one run."""
-
     LAUNCH = "launch"
     ACTIVATE = "activate"
     """Load the model, or wake it, and take requests."""
@@ -40,8 +38,6 @@ class CommandKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """An instruction, and its run."""
-
     kind: CommandKind
     run: int
 
@@ -51,11 +47,9 @@ class LifecycleTimeouts:
     """Seconds."""
 
     launch_s: float = 600.0
-    """Limit for a launch."""
     sleep_s: float = 120.0
     """Limit for weights to leave the GPU."""
     stop_s: float = 2.0
-    """Between the instruction to stop and the kill."""
     kill_again_s: float = 2.0
     backoff_s: float = 0.5
     """The first pause before a restart; see `RestartPauses`."""
@@ -65,20 +59,13 @@ class LifecycleTimeouts:
 
 class ReplicaLifecycle:
     """One replica. Each method takes the time, in seconds of any clock that does not go back, and returns commands.
-
-    Args:
-        times: Its time limits.
-        in_pool: It shall wait until `activate`.
-        last_run: A number that no run of this replica has passed: an earlier controller may have started some.
-    """
+    `last_run`: no run of this replica has a greater number; an earlier controller may have started some."""
 
     def __init__(self, times: LifecycleTimeouts, *, in_pool: bool = False, last_run: int = 0) -> None:
         self.state = ReplicaState.PENDING
         self.run = last_run
-        """Number of the current or latest run."""
         self.reason = ""
         self.wake_at: float | None = None
-        """Time at which `tick` is due."""
         self.was_found_draining = False
         """It was adopted from a controller that had told it to end; none of its processes follows."""
         self.in_pool = in_pool
@@ -121,7 +108,7 @@ class ReplicaLifecycle:
         return self._done(commands)
 
     def activate(self, now: float) -> list[Command]:
-        """Take requests: whoever waits, or will. Idempotent."""
+        """Take requests, now or once its process waits. Idempotent."""
         self.in_pool = False
         return [Command(CommandKind.ACTIVATE, self.run)] if self.state in WAITING else []
 

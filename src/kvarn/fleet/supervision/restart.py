@@ -14,16 +14,9 @@ _WORKED_S = 5.0
 
 
 class RestartPauses:
-    """Pauses before a process is run again.
-
-    There is none after a run that did its work, nor after the first that did not: whoever kills a process from outside
-    shall not make it stay away. What ends again and again before it has done anything would only burn the machine:
-    from then on the pause doubles.
-
-    Args:
-        first_s: Seconds of the first pause.
-        longest_s: Most seconds of a pause.
-    """
+    """Pauses before a process is run again. There is none after a run that did its work, nor after the first that did
+    not: a process killed from outside is started again at once. One that ends again and again before it has done
+    anything would only burn the machine: from then on the pause doubles, from `first_s` to `longest_s`."""
 
     AT_ONCE = 3
     """Runs in a row that did nothing and are followed by another at once."""

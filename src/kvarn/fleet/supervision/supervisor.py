@@ -12,10 +12,10 @@ import msgspec
 
 from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.replica import ReplicaConfig
-from kvarn.fleet.errors import LaunchError
 from kvarn.fleet.launch.engine_process import EngineProcess
 from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
 from kvarn.fleet.launch.local import LocalLauncher, launch_local
+from kvarn.fleet.placement.places import LaunchError
 from kvarn.fleet.supervision.engine_run import EngineReport, EngineRun
 from kvarn.fleet.supervision.lifecycle import (
     LEAVING,
@@ -33,17 +33,9 @@ log = logging.getLogger(__name__)
 
 
 class EngineSupervisor:
-    """Starts an engine process, and starts another when it dies. Clients learn of its state by `subscribe`.
-
-    `launch` needs no event loop, so a command can start an engine of this machine before its own slow imports; `start`
-    then takes over in the loop.
-
-    Args:
-        spec: What the engine is.
-        config: How it is watched.
-        launcher: Where its processes come from.
-        last_run: See `ReplicaLifecycle`.
-    """
+    """Starts an engine process, and starts another when it dies. Clients learn of its state by `subscribe`. `launch`
+    needs no event loop, so a command can start an engine of this machine before its own slow imports; `start` then
+    takes over in the loop."""
 
     def __init__(
         self,
@@ -133,7 +125,7 @@ class EngineSupervisor:
         await self._until_gone()
 
     async def leave(self) -> None:
-        """Look after the engine no longer: one on another machine goes on, for whoever takes it over."""
+        """Look after the engine no longer: one on another machine goes on, to be taken over."""
         task, self._task = self._task, None
         tasks = [*self._tasks, *([] if task is None else [task])]
         for each in tasks:

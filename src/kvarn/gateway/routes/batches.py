@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends
-
 from kvarn.batches.operation import describe_batch, start_batch
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, PrincipalDep
-from kvarn.gateway.openapi import JsonRoute
-from kvarn.gateway.query import ListQuery, check_query, list_answer
+from kvarn.gateway.openapi import json_router
+from kvarn.gateway.query import CHECKED, ListQuery, list_answer
 from kvarn.store.models import Batch
 from kvarn.store.repositories.batches.batches import cancel_batch, list_batches
 from kvarn.store.repositories.queries import read_owned
 from kvarn.wire.openai.batches import BatchObject, BatchRequest
 from kvarn.wire.openai.lists import ListObject
 
-router = APIRouter(prefix="/v1/batches", tags=["batches"], route_class=JsonRoute, dependencies=[Depends(check_query)])
+router = json_router("/v1/batches", "batches", CHECKED)
 
 
 @router.post("", summary="Run a file of requests")
@@ -25,7 +23,6 @@ async def create_batch(gateway: GatewayDep, principal: PrincipalDep, body: Batch
 
 @router.get("", summary="List batches")
 async def list_all_batches(gateway: GatewayDep, owner: OwnerDep, query: ListQuery) -> ListObject[BatchObject]:
-    """The project's batches, newest first."""
     return list_answer(await list_batches(gateway.store, owner, query.cursor), describe_batch)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
 from pydantic import Field
 from starlette.responses import Response
 
@@ -12,8 +11,8 @@ from kvarn.answers.chat.operation import render_only, start_chat
 from kvarn.answers.chat.stored import describe_completion, stored_messages
 from kvarn.gateway.answer import event_stream, json_when_done
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
-from kvarn.gateway.openapi import EVENTS, JsonRoute
-from kvarn.gateway.query import OrderedOldestFirstQuery, Text, check_query, list_answer
+from kvarn.gateway.openapi import EVENTS, json_router
+from kvarn.gateway.query import CHECKED, OrderedOldestFirstQuery, Text, list_answer, whole_list
 from kvarn.store.models import StoredCompletion
 from kvarn.store.repositories.conversations.stored_completions import (
     change_metadata,
@@ -26,9 +25,7 @@ from kvarn.wire.openai.chat.request import ChatCompletionRequest, CompletionChan
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.tokenize import RenderedChat
 
-router = APIRouter(prefix="/v1/chat/completions", tags=["chat"], route_class=JsonRoute)
-
-_CHECKED = [Depends(check_query)]
+router = json_router("/v1/chat/completions", "chat")
 
 PlainCompletion = Annotated[dict[str, Any], ChatCompletion]  # a completion as it was stored
 
@@ -57,7 +54,7 @@ async def render_chat_completion(gateway: GatewayDep, record: RecordDep, body: C
     return await render_only(gateway, record, body)
 
 
-@router.get("", summary="List stored chat completions", dependencies=_CHECKED)
+@router.get("", summary="List stored chat completions", dependencies=CHECKED)
 async def list_chat_completions(
     gateway: GatewayDep, owner: OwnerDep, query: StoredCompletionsQuery
 ) -> Annotated[ListObject[dict[str, Any]], ListObject[ChatCompletion]]:
@@ -67,13 +64,12 @@ async def list_chat_completions(
     return list_answer(page, describe_completion)
 
 
-@router.get("/{completion_id}", summary="Read a stored chat completion", dependencies=_CHECKED)
+@router.get("/{completion_id}", summary="Read a stored chat completion", dependencies=CHECKED)
 async def get_chat_completion(gateway: GatewayDep, owner: OwnerDep, completion_id: str) -> PlainCompletion:
-    """One stored completion."""
     return describe_completion(await read_owned(gateway.store, owner, StoredCompletion, completion_id))
 
 
-@router.post("/{completion_id}", summary="Change a stored chat completion", dependencies=_CHECKED)
+@router.post("/{completion_id}", summary="Change a stored chat completion", dependencies=CHECKED)
 async def change_chat_completion(
     gateway: GatewayDep, owner: OwnerDep, completion_id: str, body: CompletionChange
 ) -> PlainCompletion:
@@ -81,18 +77,17 @@ async def change_chat_completion(
     return describe_completion(await change_metadata(gateway.store, owner, completion_id, body.metadata or {}))
 
 
-@router.delete("/{completion_id}", summary="Delete a stored chat completion", dependencies=_CHECKED)
+@router.delete("/{completion_id}", summary="Delete a stored chat completion", dependencies=CHECKED)
 async def delete_chat_completion(gateway: GatewayDep, owner: OwnerDep, completion_id: str) -> DeletedObject:
-    """Delete a stored completion and its messages."""
     await delete_owned(gateway.store, owner, StoredCompletion, completion_id)
     return DeletedObject(id=completion_id, object="chat.completion.deleted")
 
 
-@router.get("/{completion_id}/messages", summary="Read the messages of a stored chat completion", dependencies=_CHECKED)
+@router.get("/{completion_id}/messages", summary="Read the messages of a stored chat completion", dependencies=CHECKED)
 async def list_chat_messages(
     gateway: GatewayDep, owner: OwnerDep, completion_id: str, query: OrderedOldestFirstQuery
 ) -> ListObject[dict[str, Any]]:
     """List the messages that a stored completion answers, first message first unless `order` is `desc`."""
     stored = await read_owned(gateway.store, owner, StoredCompletion, completion_id)
     page = cut_page(stored_messages(stored), query.cursor, lambda message: str(message["id"]))
-    return list_answer(page, lambda message: message)
+    return whole_list(page.items, has_more=page.has_more)

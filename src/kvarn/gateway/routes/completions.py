@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from kvarn.answers.completion.operation import start_completion
 from kvarn.gateway.answer import event_stream, json_when_done
 from kvarn.gateway.dependencies import GatewayDep, RecordDep
-from kvarn.gateway.openapi import EVENTS, JsonRoute
+from kvarn.gateway.openapi import EVENTS, json_router
 from kvarn.wire.openai.completions import Completion, CompletionRequest
 
-router = APIRouter(prefix="/v1", tags=["completions"], route_class=JsonRoute)
+router = json_router("/v1", "completions")
 
 
 @router.post("/completions", summary="Continue a text", openapi_extra=EVENTS)

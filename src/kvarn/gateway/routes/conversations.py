@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
 from pydantic import Field
 
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
-from kvarn.gateway.openapi import JsonRoute
-from kvarn.gateway.query import OrderedQuery, QueryModel, check_query, list_answer
+from kvarn.gateway.openapi import json_router
+from kvarn.gateway.query import CHECKED, OrderedQuery, QueryModel, whole_list
 from kvarn.responses.items import add_items, resolve_items
 from kvarn.store.models import Conversation
 from kvarn.store.repositories.conversations import conversations as stored
-from kvarn.store.repositories.pages import Page
 from kvarn.store.repositories.queries import delete_owned, read_owned
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.responses.items import (
@@ -25,9 +23,7 @@ from kvarn.wire.openai.responses.items import (
 )
 from kvarn.wire.openai.responses.request import Include
 
-router = APIRouter(
-    prefix="/v1/conversations", tags=["conversations"], route_class=JsonRoute, dependencies=[Depends(check_query)]
-)
+router = json_router("/v1/conversations", "conversations", CHECKED)
 
 Includes = Annotated[
     list[Include],
@@ -50,14 +46,12 @@ class ItemListQuery(OrderedQuery):
 async def create_conversation(
     gateway: GatewayDep, record: RecordDep, owner: OwnerDep, body: CreateConversationRequest
 ) -> ConversationAnswer:
-    """A new conversation, empty or begun with items."""
     items = await resolve_items(gateway, record, body.items or [])
     return _answer(await stored.create_conversation(gateway.store, owner, body.metadata or {}, items))
 
 
 @router.get("/{conversation_id}", summary="Retrieve a conversation")
 async def get_conversation(gateway: GatewayDep, owner: OwnerDep, conversation_id: str) -> ConversationAnswer:
-    """A conversation, without its items."""
     return _answer(await read_owned(gateway.store, owner, Conversation, conversation_id))
 
 
@@ -65,13 +59,11 @@ async def get_conversation(gateway: GatewayDep, owner: OwnerDep, conversation_id
 async def update_conversation(
     gateway: GatewayDep, owner: OwnerDep, conversation_id: str, body: UpdateConversationRequest
 ) -> ConversationAnswer:
-    """Give a conversation other metadata."""
     return _answer(await stored.update_conversation(gateway.store, owner, conversation_id, body.metadata or {}))
 
 
 @router.delete("/{conversation_id}", summary="Delete a conversation")
 async def delete_conversation(gateway: GatewayDep, owner: OwnerDep, conversation_id: str) -> DeletedObject:
-    """Delete a conversation with all its items."""
     await delete_owned(gateway.store, owner, Conversation, conversation_id)
     return DeletedObject(id=conversation_id, object="conversation.deleted")
 
@@ -80,9 +72,8 @@ async def delete_conversation(gateway: GatewayDep, owner: OwnerDep, conversation
 async def create_items(
     gateway: GatewayDep, record: RecordDep, conversation_id: str, body: CreateItemsRequest, query: ItemQuery
 ) -> ListObject[StoredItem]:
-    """Add items at the end of a conversation."""
     items = await add_items(gateway, record, conversation_id, body.items)
-    return list_answer(Page(items, False), lambda item: item)
+    return whole_list(items)
 
 
 @router.get("/{conversation_id}/items", summary="List a conversation's items")
@@ -91,14 +82,13 @@ async def list_items(
 ) -> ListObject[StoredItem]:
     """The items of a conversation, newest first unless `order` is `asc`."""
     page = await stored.list_items(gateway.store, owner, conversation_id, query.cursor)
-    return list_answer(page, lambda item: item)
+    return whole_list(page.items, has_more=page.has_more)
 
 
 @router.get("/{conversation_id}/items/{item_id}", summary="Retrieve an item")
 async def get_item(
     gateway: GatewayDep, owner: OwnerDep, conversation_id: str, item_id: str, query: ItemQuery
 ) -> StoredItem:
-    """One item of a conversation."""
     return await stored.find_item(gateway.store, owner, conversation_id, item_id)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Request
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
@@ -18,8 +18,8 @@ from kvarn.batches.messages import (
 )
 from kvarn.gateway.answer import ContentStream
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
-from kvarn.gateway.openapi import JsonRoute
-from kvarn.gateway.query import QueryModel, Text, check_query
+from kvarn.gateway.openapi import json_router
+from kvarn.gateway.query import CHECKED, QueryModel, Text
 from kvarn.store.models import Batch
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.batches.batches import cancel_batch, find_batch, list_batches
@@ -28,9 +28,7 @@ from kvarn.wire.anthropic.batches import MessageBatch, MessageBatchRequest
 from kvarn.wire.anthropic.objects import Deleted, Listed
 from kvarn.wire.openai.common import disagreement
 
-router = APIRouter(
-    prefix="/v1/messages/batches", tags=["messages"], route_class=JsonRoute, dependencies=[Depends(check_query)]
-)
+router = json_router("/v1/messages/batches", "messages", CHECKED)
 
 ItemT = TypeVar("ItemT")
 DescribedT = TypeVar("DescribedT", bound=MessageBatch)
@@ -74,7 +72,6 @@ async def create_message_batch(
 async def list_message_batches(
     request: Request, gateway: GatewayDep, owner: OwnerDep, query: PageQuery
 ) -> Listed[MessageBatch]:
-    """The project's batches of messages, newest first."""
     page = await list_batches(gateway.store, owner, query.cursor, ENDPOINT)
     return page_of(page, lambda batch: describe_message_batch(batch, _base_url(request)))
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from kvarn.answers.messages.operation import count_tokens, start_message
 from kvarn.gateway.answer import event_stream, json_when_done
 from kvarn.gateway.dependencies import GatewayDep, RecordDep
-from kvarn.gateway.openapi import EVENTS, JsonRoute
+from kvarn.gateway.openapi import EVENTS, json_router
 from kvarn.wire.anthropic.answer import Message, TokenCount
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 
-router = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=JsonRoute)
+router = json_router("/v1/messages", "messages")
 
 
 @router.post("", summary="Answer a conversation, in Anthropic's words", openapi_extra=EVENTS)
@@ -26,5 +25,4 @@ async def create_message(gateway: GatewayDep, record: RecordDep, body: MessagesR
 
 @router.post("/count_tokens", summary="Count a prompt's tokens")
 async def count_message_tokens(gateway: GatewayDep, record: RecordDep, body: CountTokensRequest) -> TokenCount:
-    """Count the tokens of a message's prompt."""
     return await count_tokens(gateway, record, body)

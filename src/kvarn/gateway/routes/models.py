@@ -6,15 +6,14 @@ from dataclasses import asdict
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends
 from pydantic import Field
 
 from kvarn.answers.record import RequestRecord
 from kvarn.catalog.models import ServedModel
 from kvarn.config.routes import RouteConfig
 from kvarn.gateway.dependencies import GatewayDep, RecordDep
-from kvarn.gateway.openapi import JsonRoute
-from kvarn.gateway.query import QueryModel, Text, check_query
+from kvarn.gateway.openapi import json_router
+from kvarn.gateway.query import CHECKED, QueryModel, Text
 from kvarn.gateway.state import Gateway
 from kvarn.identity.scopes import may_see_adapter, may_use_adapter, may_use_model
 from kvarn.store.owner import Principal
@@ -24,7 +23,7 @@ from kvarn.wire.messages import AdapterInfo
 from kvarn.wire.openai.errors import invalid_request, model_not_found
 from kvarn.wire.openai.models import Capacity, Model, ModelList
 
-router = APIRouter(prefix="/v1/models", tags=["models"], route_class=JsonRoute)
+router = json_router("/v1/models", "models")
 
 
 class ModelQuery(QueryModel):
@@ -35,7 +34,7 @@ class ModelQuery(QueryModel):
     before_id: Text | None = Field(None, description="Only models that come before this one.")
 
 
-@router.get("", summary="List the served models", dependencies=[Depends(check_query)])
+@router.get("", summary="List the served models", dependencies=CHECKED)
 async def list_models(
     gateway: GatewayDep, record: RecordDep, query: ModelQuery
 ) -> Annotated[ModelList | Listed[ModelInfo], ModelList]:

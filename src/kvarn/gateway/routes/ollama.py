@@ -5,7 +5,6 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 import kvarn
@@ -15,7 +14,7 @@ from kvarn.answers.ollama.operation import OllamaRun, start_ollama_chat, start_o
 from kvarn.catalog.models import ServedModel
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
 from kvarn.gateway.dependencies import GatewayDep, PrincipalDep, RecordDep
-from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.openapi import json_router
 from kvarn.gateway.routes.models import find_model, visible_models
 from kvarn.gateway.state import Gateway
 from kvarn.wire.ollama.answers import (
@@ -30,12 +29,11 @@ from kvarn.wire.ollama.answers import (
     Version,
 )
 from kvarn.wire.ollama.dialect import line
-from kvarn.wire.ollama.options import ModelRequest
-from kvarn.wire.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest
+from kvarn.wire.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, ModelRequest
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.models import Model
 
-router = APIRouter(prefix="/api", tags=["ollama"], route_class=JsonRoute)
+router = json_router("/api", "ollama")
 
 OLLAMA_VERSION = "0.13.0"  # the version whose API this is
 
@@ -80,7 +78,6 @@ async def ollama_embed(gateway: GatewayDep, record: RecordDep, body: EmbedReques
 async def ollama_embeddings(
     gateway: GatewayDep, record: RecordDep, body: EmbeddingsRequest
 ) -> Annotated[Response, EmbeddingsAnswer]:
-    """The vector of one text."""
     work, held = await start_embed(gateway, record, EmbedRequest(model=body.model, input=body.prompt))
 
     async def first() -> EmbeddingsAnswer:
@@ -113,11 +110,10 @@ async def ollama_show(gateway: GatewayDep, record: RecordDep, body: ModelRequest
 
 @router.get("/version", summary="The version of Ollama's API")
 async def ollama_version() -> Version:
-    """The version of Ollama whose API this is."""
     return Version(version=OLLAMA_VERSION, kvarn=kvarn.__version__)
 
 
-@router.post("/pull", summary="Make sure that a model is served")
+@router.post("/pull", summary="Make sure that a model is served", openapi_extra=_STREAMS)
 async def ollama_pull(gateway: GatewayDep, record: RecordDep, body: ModelRequest) -> Annotated[Response, Progress]:
     """Success for a model that is served; nothing is downloaded for a client."""
     try:

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from prometheus_client.exposition import choose_encoder
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
@@ -16,11 +16,11 @@ import kvarn
 from kvarn.catalog.models import ServedModel
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.dependencies import GatewayDep
-from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.openapi import json_router
 from kvarn.observe.merge import as_open_metrics
 from kvarn.quality.monitor import QualityMonitor
 
-router = APIRouter(tags=["operation"], route_class=JsonRoute)
+router = json_router("", "operation")
 
 _DOCS_POLICY = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 _ICON = (
@@ -75,7 +75,6 @@ class Readiness(TypedDict):
 @router.head("/", include_in_schema=False)
 @router.get("/", summary="Name, version and links")
 async def root(gateway: GatewayDep) -> Root:
-    """Say what answers here and where to look next."""
     links = {
         "docs": "/docs",
         "openapi": "/openapi.json",
@@ -96,7 +95,6 @@ async def docs() -> HTMLResponse:
 
 @router.get("/favicon.ico", include_in_schema=False)
 async def favicon() -> Response:
-    """The picture that browsers ask every server for."""
     headers = {"cache-control": "public, max-age=86400"}
     return Response(_ICON, media_type="image/svg+xml", headers=headers)
 
@@ -122,7 +120,6 @@ async def metrics(request: Request, gateway: GatewayDep) -> Response:
 
 @router.get("/version", summary="The version of the server")
 async def version() -> Version:
-    """Kvarn's version, in vLLM's form."""
     return {"version": kvarn.__version__}
 
 
@@ -157,13 +154,13 @@ async def ready(gateway: GatewayDep) -> Annotated[Response, Readiness]:
     )
     answer: Readiness = {
         "status": "ready" if all_ready else "not_ready",
-        "models": {model.name: _state(model, gateway.control.watch) for model in models},
+        "models": {model.name: _state(model, gateway.control.monitor) for model in models},
         "database": str(gateway.store.health.state),
     }
     return json_response(answer, 200 if all_ready else 503)
 
 
-def _state(model: ServedModel, watch: QualityMonitor | None) -> ModelState:
+def _state(model: ServedModel, monitor: QualityMonitor | None) -> ModelState:
     stage, fraction = model.progress
     state: ModelState = {"ready": model.ready, "state": str(model.state)}
     if not model.ready:
@@ -172,7 +169,9 @@ def _state(model: ServedModel, watch: QualityMonitor | None) -> ModelState:
         state["error"] = model.load_error
     if len(model.replicas) > 1:
         state["replicas"] = {name: str(replica.state) for name, replica in model.replicas.items()}
-    drifted = {} if watch is None else {name: each for name, each in watch.drifted.items() if each.model == model.name}
+    drifted = (
+        {} if monitor is None else {name: each for name, each in monitor.drifted.items() if each.model == model.name}
+    )
     if drifted:
         state["drifted"] = {name: each.detail for name, each in drifted.items()}
     return state

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
-from kvarn.gateway.openapi import EVENTS, JsonRoute
-from kvarn.gateway.query import Flag, QueryModel, check_query, list_answer, only_false
+from kvarn.gateway.openapi import EVENTS, json_router
+from kvarn.gateway.query import CHECKED, Flag, QueryModel, only_false, whole_list
 from kvarn.gateway.routes.conversations import Includes, ItemListQuery
 from kvarn.responses import retrieval
 from kvarn.responses.background import start_background
@@ -28,9 +27,7 @@ from kvarn.wire.openai.responses import answer
 from kvarn.wire.openai.responses.items import StoredItem
 from kvarn.wire.openai.responses.request import CompactRequest, ResponseRequest, TokenCountRequest
 
-router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=JsonRoute)
-
-_CHECKED = [Depends(check_query)]
+router = json_router("/v1/responses", "responses")
 
 
 class ResponseQuery(QueryModel):
@@ -67,7 +64,6 @@ async def create_response(
 
 @router.post("/input_tokens", summary="Count a response's input tokens")
 async def count_tokens(gateway: GatewayDep, record: RecordDep, body: TokenCountRequest) -> answer.InputTokens:
-    """Count the tokens of a response's prompt."""
     return await count_input_tokens(gateway, record, body)
 
 
@@ -79,7 +75,7 @@ async def compact_response(
     return json_when_done(compact(gateway, record, body))
 
 
-@router.get("/{response_id}", summary="Retrieve a response", openapi_extra=EVENTS, dependencies=_CHECKED)
+@router.get("/{response_id}", summary="Retrieve a response", openapi_extra=EVENTS, dependencies=CHECKED)
 async def get_response(
     gateway: GatewayDep, owner: OwnerDep, response_id: str, query: ResponseQuery
 ) -> Annotated[Response, answer.Response]:
@@ -90,27 +86,26 @@ async def get_response(
     return json_response(await retrieval.retrieve_response(gateway, owner, response_id))
 
 
-@router.delete("/{response_id}", summary="Delete a response", dependencies=_CHECKED)
+@router.delete("/{response_id}", summary="Delete a response", dependencies=CHECKED)
 async def delete_response(gateway: GatewayDep, owner: OwnerDep, response_id: str) -> DeletedObject:
     """Delete a stored response; one that runs in the background is stopped."""
     await retrieval.delete_response(gateway, owner, response_id)
     return DeletedObject(id=response_id, object="response")
 
 
-@router.post("/{response_id}/cancel", summary="Cancel a background response", dependencies=_CHECKED)
+@router.post("/{response_id}/cancel", summary="Cancel a background response", dependencies=CHECKED)
 async def cancel_response(gateway: GatewayDep, owner: OwnerDep, response_id: str) -> answer.Response:
     """Stop a background response; what has been written is kept. One that has ended stays as it is."""
     return await retrieval.cancel_response(gateway, owner, response_id)
 
 
-@router.get("/{response_id}/input_items", summary="List a response's input items", dependencies=_CHECKED)
+@router.get("/{response_id}/input_items", summary="List a response's input items", dependencies=CHECKED)
 async def list_input_items(
     gateway: GatewayDep, owner: OwnerDep, response_id: str, query: ItemListQuery
 ) -> ListObject[StoredItem]:
-    """The items that the request for a response brought."""
     row = await read_owned(gateway.store, owner, StoredResponse, response_id)
     page = cut_page(row.input_items, query.cursor, lambda item: str(item["id"]))
-    return list_answer(page, lambda item: item)
+    return whole_list(page.items, has_more=page.has_more)
 
 
 def _stream(batches: AsyncGenerator[list[answer.StreamEvent], None]) -> Response:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
 from pydantic import ValidationError
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.rollout import RolloutConfig
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, PlatformAdminDep
-from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.openapi import json_router
 from kvarn.gateway.state import Gateway
 from kvarn.rollouts.gates import GATES
 from kvarn.rollouts.rollout import Rollout, RolloutEndedError
@@ -20,7 +19,7 @@ from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.lists import ListObject
 from kvarn.wire.rollouts import RolloutCommand, RolloutObject
 
-router = APIRouter(prefix="/v1/rollouts", tags=["rollouts"], route_class=JsonRoute, dependencies=ADMINISTRATION)
+router = json_router("/v1/rollouts", "rollouts", ADMINISTRATION)
 
 _DONE = {"pause": "paused", "resume": "resumed", "promote": "promoted", "rollback": "rolled_back"}
 
@@ -46,7 +45,6 @@ async def start_rollout(admin: PlatformAdminDep) -> RolloutObject:
 
 @router.get("/{model}", summary="Retrieve a rollout")
 async def get_rollout(admin: PlatformAdminDep, model: str) -> RolloutObject:
-    """The latest rollout of a model."""
     return _describe(admin.gateway, _find(admin, model))
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter, Depends
 from pydantic import Field
 
 from kvarn.answers.record import RequestRecord
 from kvarn.catalog.models import ReadyModel
 from kvarn.gateway.dependencies import GatewayDep, RecordDep
-from kvarn.gateway.openapi import JsonRoute
-from kvarn.gateway.query import QueryModel, Text, check_query
+from kvarn.gateway.openapi import json_router
+from kvarn.gateway.query import CHECKED, QueryModel, Text
 from kvarn.gateway.state import Gateway
 from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.config_files import read_tokenizer_config
@@ -24,7 +23,7 @@ from kvarn.wire.openai.tokenize import (
     TokenizeResponse,
 )
 
-router = APIRouter(tags=["tokens"], route_class=JsonRoute)
+router = json_router("", "tokens")
 
 
 class TokenizerQuery(QueryModel):
@@ -53,7 +52,7 @@ async def detokenize(gateway: GatewayDep, record: RecordDep, body: DetokenizeReq
     return DetokenizeResponse(prompt=text)
 
 
-@router.get("/tokenizer_info", summary="A model's tokenizer", dependencies=[Depends(check_query)])
+@router.get("/tokenizer_info", summary="A model's tokenizer", dependencies=CHECKED)
 async def tokenizer_info(gateway: GatewayDep, record: RecordDep, query: TokenizerQuery) -> dict[str, Any]:
     """Answer with the checkpoint's tokenizer_config.json and the chat template that is used."""
     model = gateway.catalog.ready(record, query.model or _default(gateway))

@@ -1,24 +1,26 @@
-"""VLLM's routes about the server itself: `/server_info`, `/sleep`, `/wake_up`, `/is_sleeping`. For platform
-administrators."""
+"""VLLM's routes about the server and its adapters, for platform administrators: `/server_info`, `/sleep`,
+`/wake_up`, `/is_sleeping`, `/v1/load_lora_adapter`, `/v1/unload_lora_adapter`."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
-from fastapi import APIRouter
 from pydantic import Field
+from starlette.responses import PlainTextResponse, Response
 
 import kvarn
+from kvarn.catalog.adapters import AdapterLoader
 from kvarn.catalog.models import ServedModel
 from kvarn.fleet.desired import spec_of
 from kvarn.gateway.dependencies import ADMINISTRATION, PlatformAdminDep, RecordDep
-from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.openapi import json_router
 from kvarn.gateway.query import QueryModel, Text
 from kvarn.gateway.state import Gateway
 from kvarn.store.repositories import deployments
+from kvarn.wire.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from kvarn.wire.openai.errors import invalid_request, model_not_found
 
-router = APIRouter(tags=["administration"], route_class=JsonRoute, dependencies=ADMINISTRATION)
+router = json_router("", "administration", ADMINISTRATION)
 
 _ENDS_LATER = "ignored 'mode', requests that run are finished first"
 
@@ -101,3 +103,21 @@ def _asked_for(gateway: Gateway, name: str | None) -> list[ServedModel]:
     if found.config.external is not None:
         raise invalid_request(f"Another server runs {name!r}: it is not put to sleep here.", "model")
     return [found]
+
+
+@router.post("/v1/load_lora_adapter", summary="Load a LoRA adapter")
+async def load_lora_adapter(admin: PlatformAdminDep, body: LoadAdapterRequest) -> Annotated[Response, str]:
+    """Load an adapter from a directory of the server, beside what runs; with `load_inplace`, in the place of one of the
+    same name. It is there when this answers; the server's other gateway processes hear of it at the same time. It
+    belongs to the model's deployment from now on: replicas and versions that start later have it."""
+    return PlainTextResponse(await _loader(admin.gateway).load(body, admin.actor.name))
+
+
+@router.post("/v1/unload_lora_adapter", summary="Unload a LoRA adapter")
+async def unload_lora_adapter(admin: PlatformAdminDep, body: UnloadAdapterRequest) -> Annotated[Response, str]:
+    """Take no more requests for an adapter. Those that have begun go on to their end."""
+    return PlainTextResponse(await _loader(admin.gateway).unload(body))
+
+
+def _loader(gateway: Gateway) -> AdapterLoader:
+    return AdapterLoader(gateway.config, gateway.models, gateway.catalog.held_requests, gateway.store)

@@ -179,12 +179,9 @@ def _check_sizes(parts: DecoderParts) -> None:
     """Raise KernelInputError unless each product takes what the one before it gives."""
     heads, size = parts.heads, parts.layers[0].qkv.in_features
     for number, layer in enumerate(parts.layers):
-        found = [each for x in (layer.qkv, layer.output, layer.gate_up, layer.down) for each in _size(x)]
+        products = (layer.qkv, layer.output, layer.gate_up, layer.down)
+        found = [count for each in products for count in (each.in_features, each.out_features)]
         inner = layer.gate_up.out_features
         mixed = heads.query * heads.dim
         if found != [size, mixed + 2 * heads.kv * heads.dim, mixed, size, size, inner, inner, size]:
             raise KernelInputError(f"the products of layer {number} do not fit {heads} and {size} inputs: {found}")
-
-
-def _size(layer: Linear) -> tuple[int, int]:
-    return layer.in_features, layer.out_features

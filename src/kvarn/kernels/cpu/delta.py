@@ -25,7 +25,6 @@ class CpuDeltaMetadata:
     saves: torch.Tensor
     """[N, 3] int64, in ascending order: a sequence, after how many tokens of it, and the place of the copy."""
     num_places: int
-    """Places that the cache must have."""
 
     @staticmethod
     def of(

@@ -82,7 +82,6 @@ class PackedWeight:
     bias: torch.Tensor | None = None
     """[out] float32."""
     input_order: torch.Tensor | None = None
-    """See `Weight.input_order`."""
 
     def native(self) -> _native.PackedWeight:
         """The kernels' view of it. Raises KernelInputError where the form is impossible or the bytes do not fit it."""

@@ -127,7 +127,6 @@ class StepGraphs:
         return results
 
     def _capture(self, key: Hashable, step: Step) -> Captured | None:
-        """The captured step; None where there is no memory for it."""
         assert self._recorder is not None, "enabled"
         self._runs[key] = 0  # else a step that is forgotten, or has no room, would be tried again at once
         if not self._recorder.has_room():

@@ -37,8 +37,8 @@ class DeviceMemory:
 
     @staticmethod
     def of(total: int, free: int, reserved: int) -> DeviceMemory:
-        """`reserved`: by torch, for tensors. No driver tells what it needs for one process; what nobody's tensors of
-        this process hold counts as that, up to `DRIVER_BYTES`."""
+        """`reserved`: by torch, for tensors. No driver tells what it needs for one process: used memory beyond the
+        tensors of this process counts as that, up to `DRIVER_BYTES`."""
         return DeviceMemory(total, free, reserved + max(0, min(DRIVER_BYTES, total - free - reserved)))
 
     @property
@@ -117,8 +117,7 @@ def is_host(device: torch.device) -> bool:
 
 
 def device_allocations(device: torch.device) -> int:
-    """Number of times that this process took memory of a GPU from torch's pool; 0 for main memory, which nobody
-    counts."""
+    """Number of times that this process took memory of a GPU from torch's pool; 0 for main memory."""
     if device.type != "cuda":
         return 0
     return int(torch.cuda.memory_stats(device)["allocation.all.allocated"])

@@ -45,7 +45,6 @@ class Offloaded:
         self._storages = [each for each in storages.values() if each.resizable() and each.nbytes()]
         self._sizes = [each.nbytes() for each in self._storages]
         self.nbytes = sum(self._sizes)
-        """Bytes of the device that were freed."""
         pinned = any(each.device.type == "cuda" for each in self._storages)
         chunks = -(-self.nbytes // chunk_bytes)
         self._chunks = [torch.empty(chunk_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(chunks)]
@@ -64,7 +63,6 @@ class Offloaded:
             give_back_freed(device)
 
     def _copy(self, *, to_host: bool) -> None:
-        """Copy between the storages, one after the other, and the chunks."""
         at = 0
         for storage in self._storages:
             on_device = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

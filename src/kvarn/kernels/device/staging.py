@@ -1,4 +1,4 @@
-"""Copies between main memory and a device: one a step in each direction, and nobody waits for the first."""
+"""Copies between main memory and a device: one a step in each direction. The one to the device is not waited for."""
 
 from __future__ import annotations
 

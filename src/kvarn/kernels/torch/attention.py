@@ -287,7 +287,7 @@ def _plain_attention(
 
 
 def _gather(cache: torch.Tensor, plan: ChunkPlan) -> torch.Tensor:
-    """The sequence's keys or values, [G, L, D]."""
+    """The sequence\'s keys or values, [G, L, D]."""
     num_kv_heads, size, dim = cache.shape[1:]
     blocks = cache.view(-1, size, dim).index_select(0, plan.block_heads)
     offset = plan.first_key % BLOCK_SIZE

@@ -28,7 +28,6 @@ INT4_LARGEST_SUB_SCALE = 15
 INT4_PEAKS = (-8.0, -7.3, -8.7)
 """Codes of a group's largest weight. Negative: of -8 to 7 it gets the larger side, whatever its sign."""
 FP8_LARGEST = 448.0
-"""The largest number of e4m3."""
 _NUMBERS_AT_ONCE = 30_000
 """So few stay in a core's cache from one pass to the next, and torch (from 32,768 on) starts no threads of its own."""
 _NUMBERS_AT_ONCE_ON_DEVICE = 1 << 24
@@ -156,8 +155,7 @@ def _divided(x: torch.Tensor, divisor: float) -> torch.Tensor:
 
 
 def _by_pieces(weight: torch.Tensor, piece: Callable[[slice], None]) -> None:
-    """Some rows at a time; on processors on as many threads as torch uses: they wait for nobody, a thread that loses
-    its core too."""
+    """Some rows at a time; on processors on as many threads as torch uses, none of which waits for another."""
     host = is_host(weight.device)
     step = max(1, (_NUMBERS_AT_ONCE if host else _NUMBERS_AT_ONCE_ON_DEVICE) // max(weight.shape[1], 1))
     pieces = [slice(first, first + step) for first in range(0, weight.shape[0], step)]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from kvarn.kernels.router import RouterSpec
+from kvarn.kernels.experts import RouterSpec
 
 
 def route(

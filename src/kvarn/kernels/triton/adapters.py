@@ -14,7 +14,7 @@ from kvarn.kernels.checks import check_rows
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.triton.groups import SortedRows, sort_rows
 from kvarn.kernels.triton.jit import adapters
-from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
+from kvarn.kernels.triton.launch import TRITON_TYPES, multiplied_type
 
 ROWS = 16
 """Rows of a tile, always: the bits of a row must not depend on it."""

@@ -13,8 +13,7 @@ from kvarn.kernels.checks import check_rows
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.triton.jit import attention, cascade
-from kvarn.kernels.triton.launch import launch_options
-from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
+from kvarn.kernels.triton.launch import TRITON_TYPES, launch_options, multiplied_type
 from kvarn.kernels.triton.segments import SplitPlan, num_parts, num_segments, split_length
 
 ROWS = 64

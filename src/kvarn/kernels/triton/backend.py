@@ -10,7 +10,7 @@ from kvarn.kernels.backend import Kernels
 from kvarn.kernels.device.device import Device
 from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.kernels.triton.compilation import COMPILATION
-from kvarn.kernels.triton.interpreter import is_interpreting
+from kvarn.kernels.triton.launch import is_interpreting
 from kvarn.kernels.triton.operations import TritonOperations
 from kvarn.kernels.triton.packer import TritonPacker
 

@@ -138,7 +138,7 @@ class Compilation:
             return True
         self.first_uses += 1
         pending = self._pending.pop(this, None)
-        if pending is not None and not pending.cancel():  # its turn has come: nobody compiles it twice
+        if pending is not None and not pending.cancel():  # a thread compiles it now: it is not compiled twice
             pending.exception()  # it is on disk then, or Triton compiles it here and raises why it cannot
         return False
 

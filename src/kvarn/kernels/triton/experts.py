@@ -13,8 +13,8 @@ from kvarn.kernels.checks import check_rows
 from kvarn.kernels.triton.device_weight import OUTPUTS_TOGETHER, DeviceWeight
 from kvarn.kernels.triton.groups import SortedRows, sort_rows
 from kvarn.kernels.triton.jit import experts
+from kvarn.kernels.triton.launch import TRITON_TYPES, multiplied_type
 from kvarn.kernels.triton.linear import TritonLinear
-from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
 from kvarn.kernels.triton.tiles import SPLIT_STEP, Tile, tile_of
 
 SUMMED = 1024

@@ -24,7 +24,7 @@ class SortedRows:
         return len(self.starts) - 1
 
     def num_tiles(self, rows: int) -> int:
-        """Tiles of so many rows that there can be: what the host launches, who does not know how many there are."""
+        """Most tiles of so many rows: as many are launched, since the host does not know how many there are."""
         return len(self.order) // rows + min(self.num_groups, len(self.order))
 
 

@@ -13,8 +13,8 @@ from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.triton.attention import ROWS
 from kvarn.kernels.triton.device_weight import DeviceWeight
 from kvarn.kernels.triton.jit import latent
+from kvarn.kernels.triton.launch import TRITON_TYPES, multiplied_type
 from kvarn.kernels.triton.linear import launch_product
-from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
 from kvarn.kernels.triton.segments import SplitPlan, num_parts
 from kvarn.kernels.triton.tiles import SPLIT_STEP, tile_of
 
@@ -34,7 +34,7 @@ class TritonLatentMetadata:
     num_heads: int
     size: int
     split_plans: tuple[tuple[int, int, SplitPlan], ...]
-    """Tokens that are computed at once, from the first to the end, and who computes what of them."""
+    """Tokens that are computed at once (first, end), and the division of their segments among programs."""
 
     def run(
         self, queries: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor, value_size: int, scale: float

@@ -13,8 +13,7 @@ from kvarn.kernels.checks import check_rows
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.triton.device_weight import DeviceWeight
 from kvarn.kernels.triton.jit import elementwise, linear
-from kvarn.kernels.triton.launch import launch_options
-from kvarn.kernels.triton.numbers import TRITON_TYPES, multiplied_type
+from kvarn.kernels.triton.launch import TRITON_TYPES, launch_options, multiplied_type
 from kvarn.kernels.triton.tiles import FEW_APART_BELOW, Tile, apart_below, splits_of, tile_of, tiles_for
 from kvarn.kernels.weights import Weight
 

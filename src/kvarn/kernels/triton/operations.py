@@ -8,9 +8,9 @@ import torch
 
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, StateBatch
 from kvarn.kernels.errors import UnsupportedByBackendError
+from kvarn.kernels.experts import RouterSpec
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.operations import Operations
-from kvarn.kernels.router import RouterSpec
 from kvarn.kernels.sampling import SamplingTensors
 from kvarn.kernels.triton.adapters import TritonAdapterMemory
 from kvarn.kernels.triton.attention import TritonAttentionMetadata, plan_attention

@@ -6,7 +6,7 @@ import torch
 import triton
 
 from kvarn.kernels.checks import check_rows
-from kvarn.kernels.router import RouterSpec
+from kvarn.kernels.experts import RouterSpec
 from kvarn.kernels.triton.jit import router
 
 

@@ -26,7 +26,6 @@ class LayerStep:
     """Made by `Attention.plan` of such a layer."""
     rotation: Rotation
     adapters: AdapterBatch | None
-    """See `PagedBatch.adapters`."""
     cache: KVCache
     slots: torch.Tensor
     """See `PagedBatch.slot_mapping`."""
@@ -93,7 +92,6 @@ class LayerGroups(Generic[T]):
         self.of_layer = [distinct.index(each) for each in members]
         """The group of each layer."""
         self.kinds = [kind for _, kind in distinct]
-        """The attention of each group."""
         self._factors = [rope.attention_factor for rope, _ in distinct]
         self._frequencies = [
             torch.tensor(rope.inverse_frequencies, dtype=torch.float32, device=device) for rope, _ in distinct

@@ -53,7 +53,10 @@ class TextEncoder(ABC):
         [S, hidden] float32 vectors, or the logits [S, 1] of a head. A text's does not depend on the texts beside it.
         """
         lengths = (starts[1:] - starts[:-1]).to(torch.int64)
-        _check_lengths(lengths, self._longest)
+        if len(lengths) and not 0 < int(lengths.min()) <= int(lengths.max()) <= self._longest:
+            raise ValueError(
+                f"texts must have 1 to {self._longest} tokens, these have {int(lengths.min())} to {int(lengths.max())}"
+            )
         out = torch.empty((len(lengths), self._size), dtype=torch.float32, device=token_ids.device)
         for texts in _grouped(lengths):
             spans = [token_ids[int(starts[s]) : int(starts[s + 1])] for s in texts]
@@ -81,14 +84,6 @@ class TextEncoder(ABC):
                 text = torch.repeat_interleave(torch.arange(len(lengths), device=states.device), lengths)
                 sums = states.new_zeros((len(lengths), states.shape[1]), dtype=torch.float32)
                 return sums.index_add_(0, text, self._normed(states)) / lengths[:, None]
-
-
-def _check_lengths(lengths: torch.Tensor, longest: int) -> None:
-    """Raise ValueError where a text is empty or too long."""
-    if len(lengths) and not (int(lengths.min()) > 0 and int(lengths.max()) <= longest):
-        raise ValueError(
-            f"texts must have 1 to {longest} tokens, these have {int(lengths.min())} to {int(lengths.max())}"
-        )
 
 
 def _grouped(lengths: torch.Tensor) -> list[list[int]]:

@@ -82,7 +82,7 @@ def is_reranker(spec: DecoderSpec, path: Path, kind: str, *, is_classifier: bool
     """Whether the decoder in a directory is loaded to rank: sentence-transformers' files or `kind` say so.
 
     Raises:
-        UnsupportedModelError: Nobody knows in which words it is asked.
+        UnsupportedModelError: The words in which it is asked are not known.
     """
     asked = kind == "score" or (kind == "auto" and sentence_module(path, "LogitScore") is not None)
     if (asked or is_classifier) and FAMILIES[spec.architecture].model_type != "qwen3":
@@ -121,7 +121,6 @@ def _output_row(token: int, spec: DecoderSpec, path: Path, loader: WeightLoader)
 
 
 def _answers(path: Path) -> tuple[int, int]:
-    """Token ids of yes and of no."""
     file = path / "tokenizer.json"
     vocabulary = validate(_TokenizerFile, read_json(file, required=True), file).model.vocab
     if missing := [word for word in ("yes", "no") if word not in vocabulary]:

@@ -53,11 +53,9 @@ class EncoderFamily:
     """One family of encoders."""
 
     model_type: str
-    """Its name in config.json."""
     names: EncoderNames
     classifier: ClassifierNames
     pair_types: bool = False
-    """See `ClassifierSpec`."""
     positions_after_padding: bool = False
     """Positions begin after the padding token's id (RoBERTa)."""
     modern: bool = False
@@ -147,7 +145,6 @@ def encoder_spec(
 
 
 def _classifier(family: EncoderFamily, config: EncoderConfig) -> dict[str, Any]:
-    """The fields of `EncoderSpec` of a cross-encoder."""
     labels = 2 if config.id2label is None else len(config.id2label)
     if labels != 1:
         raise UnsupportedModelError(

@@ -134,7 +134,9 @@ class Encoder(TextEncoder):
         self.spec = spec
         family, hidden = ENCODERS[spec.architecture], spec.hidden_size
         names = family.names
-        prefix = _prefix(names.prefixes, names.words, loader)
+        prefix = next((each for each in names.prefixes if f"{each}{names.words}.weight" in loader), None)
+        if prefix is None:
+            raise MissingWeightError(f"{names.words}.weight")
 
         def embedding(name: str, rows: int) -> torch.Tensor:
             return loader.embedding(prefix + name, Shard.whole(rows), hidden)
@@ -194,11 +196,3 @@ class Encoder(TextEncoder):
         separates = (token_ids == token_ids[ends - 1][text]).long()
         before = separates.cumsum(0) - separates
         return F.embedding((before > before[ends - lengths][text]).long(), types)
-
-
-def _prefix(prefixes: tuple[str, ...], words: str, loader: WeightLoader) -> str:
-    """The one with which the checkpoint names its embeddings."""
-    for prefix in prefixes:
-        if f"{prefix}{words}.weight" in loader:
-            return prefix
-    raise MissingWeightError(f"{words}.weight")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from kvarn.kernels.router import RouterSpec
+from kvarn.kernels.experts import RouterSpec
 from kvarn.models.errors import CheckpointError, UnsupportedModelError, required
 from kvarn.models.families.family import Family
 from kvarn.models.families.hf_config import DecoderConfig, RopeParameters
@@ -20,7 +20,6 @@ _log = logging.getLogger(__name__)
 
 
 def _moe_layers(family: Family, config: DecoderConfig) -> list[int]:
-    """Layers with a mixture of experts."""
     step, dense = config.decoder_sparse_step, config.mlp_only_layers
     layers = range(config.num_hidden_layers) if family.moe else ()
     if family.moe in ("deepseek_v2", "deepseek_v3"):
@@ -30,7 +29,6 @@ def _moe_layers(family: Family, config: DecoderConfig) -> list[int]:
 
 
 def _mixture(family: Family, config: DecoderConfig) -> dict[str, Any]:
-    """The fields of `DecoderSpec` that describe the mixtures."""
     if family.moe in ("deepseek_v2", "deepseek_v3"):
         return _deepseek_mixture(family, config)
     qwen = family.moe == "qwen"
@@ -101,7 +99,6 @@ def _delta(config: DecoderConfig) -> DeltaDimensions:
 
 
 def _attention(family: Family, config: DecoderConfig) -> list[AttentionKind]:
-    """The kind of attention of each layer."""
     recurrent = _recurrent_layers(family, config)
     if family.scales == "latent":
         return [_latent(config)] * config.num_hidden_layers
@@ -121,7 +118,6 @@ def _attention(family: Family, config: DecoderConfig) -> list[AttentionKind]:
 
 
 def _recurrent_layers(family: Family, config: DecoderConfig) -> list[int]:
-    """Layers with a state in place of attention."""
     if not family.delta:
         if "linear_attention" in (config.layer_types or ()):
             raise UnsupportedModelError(f"config.json: {family.model_type} has no layers of type linear_attention here")
@@ -133,7 +129,6 @@ def _recurrent_layers(family: Family, config: DecoderConfig) -> list[int]:
 
 
 def _scales(family: Family, config: DecoderConfig) -> dict[str, Any]:
-    """The factors of `DecoderSpec`."""
     attention = config.resolved_head_dim**-0.5
     match family.scales:
         case "gemma":

@@ -43,7 +43,6 @@ class Family:
     """One family."""
 
     model_type: str
-    """Its name in config.json."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Fields that config.json may leave out, where transformers fills in something else than `DecoderConfig` does. A
     null is not left out."""
@@ -73,4 +72,3 @@ class Family:
     moe: Literal["mixtral", "qwen", "gpt_oss", "deepseek_v2", "deepseek_v3"] | None = None
     """Form of the mixtures of experts in config.json; None: all MLPs are dense."""
     sinks: bool = False
-    """See `DecoderSpec`."""

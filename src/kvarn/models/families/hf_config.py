@@ -26,7 +26,6 @@ Width = Annotated[int, Field(ge=1, le=2**20)]
 Vocabulary = Annotated[int, Field(ge=1, le=2**24)]
 Experts = Annotated[int, Field(ge=1, le=4096)]
 Length = Annotated[int, Field(ge=1, le=2**31 - 1)]
-"""Tokens."""
 Epsilon = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 
@@ -72,6 +71,16 @@ class RopeParameters(CheckpointFile):
     full_attention: RopeParameters | None = None
     """Each layer type's own, where they differ (Gemma 3)."""
     sliding_attention: RopeParameters | None = None
+
+    def filled(self, theta: float, rotated_share: float, original_length: int) -> RopeParameters:
+        """With what the whole model says, where the embedding itself says nothing."""
+        return self.model_copy(
+            update={
+                "rope_theta": self.rope_theta or theta,
+                "partial_rotary_factor": self.partial_rotary_factor or rotated_share,
+                "original_max_position_embeddings": self.original_max_position_embeddings or original_length,
+            }
+        )
 
     @model_validator(mode="after")
     def _frequencies_are_apart(self) -> RopeParameters:
@@ -161,9 +170,7 @@ class EncoderConfig(HfConfig):
     def rope(self, kind: Literal["full_attention", "sliding_attention"]) -> RopeParameters:
         theta = self.global_rope_theta if kind == "full_attention" else self.local_rope_theta
         rope: RopeParameters = getattr(self.rope_parameters, kind) or RopeParameters()
-        own = {"rope_theta": rope.rope_theta or theta, "partial_rotary_factor": rope.partial_rotary_factor or 1.0}
-        original = rope.original_max_position_embeddings or self.max_position_embeddings
-        return rope.model_copy(update={**own, "original_max_position_embeddings": original})
+        return rope.filled(theta, 1.0, self.max_position_embeddings)
 
 
 class DecoderConfig(HfConfig):
@@ -338,17 +345,10 @@ class DecoderConfig(HfConfig):
         full, local_theta = self.rope_parameters.full_attention or self.rope_parameters, self.rope_local_base_freq
         plain = full if local_theta is None else RopeParameters(rope_theta=local_theta)
         kinds = {"full_attention": full, "sliding_attention": self.rope_parameters.sliding_attention or plain}
-        return {kind: self._filled(rope) for kind, rope in kinds.items()}
-
-    def _filled(self, rope: RopeParameters) -> RopeParameters:
         original = self.original_max_position_embeddings or self.max_position_embeddings
-        return rope.model_copy(
-            update={
-                "rope_theta": rope.rope_theta or self.rope_theta,
-                "partial_rotary_factor": rope.partial_rotary_factor or self.partial_rotary_factor,
-                "original_max_position_embeddings": rope.original_max_position_embeddings or original,
-            }
-        )
+        return {
+            kind: rope.filled(self.rope_theta, self.partial_rotary_factor, original) for kind, rope in kinds.items()
+        }
 
 
 def _check_division(whole: int, name: str, parts: int, parts_name: str) -> None:

@@ -9,7 +9,6 @@ from kvarn.models.families.hf_config import RopeParameters
 from kvarn.models.spec import RopeSpec
 
 LONGROPE = ("longrope", "su")
-"""Names of LongRoPE."""
 
 
 def rope_spec(

@@ -20,7 +20,6 @@ _FORMATS = {
     "fp8": Fp8Format,
     "mxfp4": Mxfp4Format,
 }
-"""By `quant_method`."""
 
 
 def weight_format(checkpoint: Checkpoint, warn: Warn) -> WeightFormat:

@@ -28,7 +28,6 @@ class QuantizedValues:
     zeros: torch.Tensor | None
     """[out, groups] uint8; None: 2^(bits - 1) everywhere."""
     group: int
-    """Inputs of a group."""
     group_of: torch.Tensor | None = None
     """[in] int64: the group of each input, where they are not simply in order."""
 

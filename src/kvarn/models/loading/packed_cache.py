@@ -50,7 +50,6 @@ class PackedCache:
     _was_there: bool = False
     """An earlier start has left a file, whatever is in it."""
     _stored: Any = None
-    """The open file of an earlier start."""
     _stored_layers: dict[str, Any] = field(default_factory=dict)
     """By name: the layer's form, and the names of its tensors."""
     _linears: dict[str, Linear] = field(default_factory=dict)

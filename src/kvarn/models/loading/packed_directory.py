@@ -1,4 +1,4 @@
-"""The directory in which packed weights are kept where nobody named one: they keep to a part of the disk."""
+"""The default directory of packed weights: they keep to a part of the disk."""
 
 from __future__ import annotations
 

@@ -261,7 +261,9 @@ class WeightLoader:
         """This rank's rows of all outputs, in parts one below the other."""
         parts: list[Weight] = []
         for stack in spec.stacks():
-            whole = self._read(stack.name, spec.expert, (stack.rows, spec.inputs.size))
+            shape, expert = (stack.rows, spec.inputs.size), spec.expert
+            read, read_expert = self._format.read, self._format.read_expert
+            whole = read(stack.name, shape) if expert is None else read_expert(stack.name, expert, shape)
             whole = whole if stack.order is None else whole.rows(stack.order)
             parts += [whole.rows(rows) for rows in stack.held]
         return parts
@@ -275,9 +277,6 @@ class WeightLoader:
             f"weights (such as {' and '.join(spec.names)})"
         )
         return Weight(torch.cat([part.in_input_order().to(self.dtype) for part in parts]))
-
-    def _read(self, name: str, expert: int | None, shape: tuple[int, int]) -> Weight:
-        return self._format.read(name, shape) if expert is None else self._format.read_expert(name, expert, shape)
 
     def _bias(self, spec: LinearSpec) -> torch.Tensor:
         parts: list[torch.Tensor] = []

@@ -100,7 +100,6 @@ class DenseMlp:
 
 
 def _expert_features(size: int, parallel: Parallel) -> Shard:
-    """This rank's inner features of an expert that it holds."""
     if parallel.expert_parallel:
         return parallel.undivided(size)
     return parallel.share(size, "intermediate features")

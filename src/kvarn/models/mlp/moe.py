@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from kvarn.kernels.experts import GroupedExperts
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.operations import Operations
 from kvarn.models.attention import LayerStep
@@ -28,7 +26,6 @@ class MoeMlp:
     operations: Operations
     router: Linear
     choice_bias: torch.Tensor | None
-    """[experts] float32: see `RouterSpec.choice_bias`."""
     experts: Experts
     shared: DenseMlp | None
     shared_gate: Linear | None
@@ -58,6 +55,9 @@ class MoeMlp:
             else mlp(f"{names.experts}.{expert}", spec.expert_size, "expert")
             for expert in placement.held(parallel.rank)
         )
+        products = [each.gate_up for each in held], [each.down for each in held]
+        together = parallel.world_size == 1
+        grouped = loader.kernels.packer.group_experts(*products, spec.swiglu) if together else None
         return MoeMlp(
             spec=spec,
             operations=loader.kernels.operations,
@@ -70,7 +70,7 @@ class MoeMlp:
                 placement=placement,
                 held=held,
                 visits=np.zeros(spec.num_experts, dtype=np.int64),
-                grouped=_group(held, spec, loader) if parallel.world_size == 1 else None,
+                grouped=grouped,
             ),
             shared=mlp(names.shared_expert, shared_size, "layer") if shared_size else None,
             shared_gate=gate(names.shared_expert_gate, 1) if shared_size and names.shared_expert_gate else None,
@@ -103,10 +103,3 @@ class MoeMlp:
         if self.shared_gate is not None:
             shared *= self.operations.activation(self.shared_gate(x).float(), "sigmoid")
         return shared
-
-
-def _group(held: Sequence[DenseMlp], spec: DecoderSpec, loader: WeightLoader) -> GroupedExperts | None:
-    """The experts as two products, where the backend computes them so."""
-    return loader.kernels.packer.group_experts(
-        [each.gate_up for each in held], [each.down for each in held], spec.swiglu
-    )

@@ -59,4 +59,3 @@ class Stage:
 
 
 ALL_LAYERS = Stage()
-"""The only stage of a model that is not divided so."""

@@ -48,7 +48,6 @@ class Shard:
     """One rank's part of a dimension of a weight."""
 
     size: int
-    """Size of the whole dimension."""
     held: range
     """The rank's part."""
     divided: bool = False

@@ -16,24 +16,16 @@ class BlockWatcher(Protocol):
 
     def replace(self, names: bytes) -> None:
         """The replica holds these blocks and, for now, no others."""
-        ...
 
     def change(self, stored: bytes, removed: bytes) -> None: ...
 
     def forget(self) -> None:
         """Forget its blocks: they are not known any more."""
-        ...
 
 
 class BlockEventReader:
-    """Hands a watcher the events of one engine; asks for a snapshot where one is missing.
-
-    Until the snapshot is there, the watcher keeps what it knows: it is nearly right.
-
-    Args:
-        watcher: Who hears.
-        ask: Asks the engine for a snapshot.
-    """
+    """Hands a watcher the events of one engine; asks for a snapshot where one is missing. Until that is there, the
+    watcher keeps what it knows: it is nearly right."""
 
     def __init__(self, watcher: BlockWatcher, ask: Callable[[], None]) -> None:
         self._watcher = watcher

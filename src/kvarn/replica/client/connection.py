@@ -24,10 +24,9 @@ class EngineConnection:
     Args:
         endpoint: The engine's.
         own: ZMQ address that this process binds.
-        on_open: Called with the address at which the engine finds this process: it is to be joined, now and after each
-            loss.
+        on_open: Given the address at which the engine finds this process, to join it, now and after each loss.
         on_message: Given what the engine sends.
-        on_changed: Called with why when the connection is lost, and with None when the engine has answered on another.
+        on_changed: Given why the connection is lost, and None when the engine has answered on another.
     """
 
     def __init__(

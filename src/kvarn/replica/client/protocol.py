@@ -21,7 +21,6 @@ class ReplicaState(StrEnum):
     supervisor tells apart."""
 
     PENDING = "pending"
-    """A process has been asked for."""
     STARTING = "starting"
     WARM = "warm"
     """The weights are mapped, and nothing of the model is made: it waits to be activated."""
@@ -37,7 +36,6 @@ class ReplicaState(StrEnum):
     DOWN = "down"
     """The process is gone. Another is asked for, after a pause where several ended before they had answered."""
     GONE = "gone"
-    """No process is left, and none will follow."""
 
 
 class RequestRefusedError(Exception):
@@ -84,9 +82,7 @@ class ReplicaClient(Protocol):
     card: ModelCard | None
     """Card of the model; None until first ready. Another object after each start of the engine."""
     starts: int
-    """Number of engine processes that have been ready."""
     stats: EngineStats
-    """The latest gauges and totals the engine sent."""
     on_changed: Callable[[], None]
     """Called when `state` or `adapters` have changed; belongs to whoever keeps the replica."""
 
@@ -103,34 +99,22 @@ class ReplicaClient(Protocol):
         Raises:
             RequestRefusedError: The engine refused or gave up the request.
             ReplicaLostError: The engine is not ready, died or fell silent.
-            Exception: What `report_pending` raised.
         """
-        ...
 
     adapters: dict[str, AdapterInfo]
 
     async def load_adapter(self, request_id: str, adapter: AdapterInfo, *, in_place: bool = False) -> None:
-        """Have the engine load an adapter, beside what runs. When it returns, `adapters` has it.
-
-        Raises:
-            AdapterChangeError: The engine did not.
-            RequestRefusedError: This engine has no adapters.
-            ReplicaLostError: The engine is not ready, died or fell silent.
-        """
-        ...
+        """Have the engine load an adapter, beside what runs. When it returns, `adapters` has it. Raises
+        `AdapterChangeError`, `RequestRefusedError` where the engine has no adapters, or `ReplicaLostError`."""
 
     async def unload_adapter(self, request_id: str, name: str) -> None:
         """Have the engine take no more requests for an adapter. Raises as `load_adapter`."""
-        ...
 
     async def embed(self, request_id: str, inputs: list[list[int]]) -> list[bytes]:
         """Embed token-id inputs; see `Embedded`. Raises as `generate` does; cancelling it aborts the request."""
-        ...
 
     def forget_tenant(self, tenant: str) -> bool:
         """Have the engine delete a deleted tenant's cached blocks, on every tier; False where it is not ready."""
-        ...
 
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
         """Let this watcher hear which blocks the replica caches, after each of its starts; None: nobody any more."""
-        ...

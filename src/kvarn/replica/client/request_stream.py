@@ -19,14 +19,8 @@ _POSITION_BYTES = 96
 
 
 class RequestStream:
-    """Merges what the consumer has not taken, choice by choice, into deltas of bounded size.
-
-    So a consumer that never reads holds little more than its tokens.
-
-    Args:
-        choices: Numbers of those that are answered.
-        report_pending: See `ReportPending`.
-    """
+    """Merges what the consumer has not taken, choice by choice, into deltas of bounded size: a consumer that never
+    reads holds little more than its tokens. `choices`: numbers of those that are answered."""
 
     def __init__(self, choices: Iterable[int], report_pending: ReportPending | None = None) -> None:
         self._unfinished = set(choices)
@@ -38,7 +32,6 @@ class RequestStream:
         self._report_pending = report_pending
         self._pending_bytes = 0
         self._reported = 0
-        """Steps of `_REPORT_BYTES`."""
         self._taken = 0
 
     @property
@@ -48,12 +41,8 @@ class RequestStream:
 
     def put(self, delta: TokenDelta) -> bool:
         """Add what a step brought; the stream owns the delta's lists from now on. Deltas of a choice that has ended or
-        does not exist are ignored.
-
-        Returns:
-            Whether there is memory for it. If not, what is pending is dropped, the consumer gets the error of
-            `report_pending`, and the engine's request should be aborted.
-        """
+        does not exist are ignored. Returns False where there is no memory: what is pending is dropped, the consumer
+        gets the error of `report_pending`, and the engine's request should be aborted."""
         if delta.index not in self._unfinished or self._error is not None:
             return True
         self._pending_bytes += _TOKEN_BYTES * len(delta.token_ids)
@@ -82,7 +71,6 @@ class RequestStream:
             self._changed.set()
 
     def close(self) -> None:
-        """Drop what is pending: nobody takes it any more."""
         self._pending.clear()
         self._growing.clear()
         self._pending_bytes = 0
@@ -90,13 +78,11 @@ class RequestStream:
             self._report()
 
     async def take(self) -> list[TokenDelta]:
-        """Wait for news; some deltas, and none at the stream's end.
+        """Wait for news; some deltas, and none at the stream's end. Raises what `fail` or `report_pending` gave, once
+        nothing is pending.
 
-        What has gathered while the consumer was away comes in bounded parts. Between them others get their turn of the
-        event loop, and the consumer can be cancelled.
-
-        Raises:
-            Exception: What `fail` or `report_pending` gave, once nothing is pending.
+        Deltas that gathered while the consumer was away come in bounded parts. Between them others get their turn of
+        the event loop, and the consumer can be cancelled.
         """
         if self._taken >= _TOKENS_AT_ONCE:
             self._taken = 0
@@ -143,7 +129,6 @@ def _merge(first: TokenDelta, later: TokenDelta) -> bool:
 
 
 def _bytes_of_logprobs(delta: TokenDelta) -> int:
-    """Bytes of memory, about."""
     size = 0
     for positions in (delta.logprobs, delta.prompt_logprobs):
         if positions:

@@ -46,12 +46,8 @@ log = logging.getLogger(__name__)
 
 
 class ZmqReplicaClient:
-    """A `ReplicaClient` of the engine that its supervisor reports by `update`.
-
-    Args:
-        name: Of the model.
-        gateway: Number of this gateway process, whom the engine answers.
-    """
+    """A `ReplicaClient` of the engine that its supervisor reports by `update`. `gateway`: number of this gateway
+    process, whom the engine answers."""
 
     def __init__(self, name: str, gateway: int = 0) -> None:
         self.state = ReplicaState.STARTING
@@ -90,7 +86,6 @@ class ZmqReplicaClient:
         self._show()
 
     def _show(self) -> None:
-        """Have everybody see what the supervisor says, or that the connection is lost."""
         status, before = self._status, self.state
         self.state, self.progress, self.card = status.state, (status.stage, status.fraction), status.card
         if self._connection is not None and self._connection.is_lost:
@@ -185,7 +180,6 @@ class ZmqReplicaClient:
         self._send(Abort(request_id=request_id, gateway=self._gateway))
 
     def _join(self, address: str) -> None:
-        """Tell the engine of this process, which it finds at the address."""
         known = list(self.adapters.values())
         self._send(Join(gateway=self._gateway, address=address, adapters=known, revision=self._revision))
         self._read_blocks()
@@ -197,7 +191,6 @@ class ZmqReplicaClient:
         self._forget(reason)
 
     def _forget(self, reason: str) -> None:
-        """Nothing of the engine is known any more, and every request fails."""
         self.stats = EngineStats()
         self._block_reader = None
         if self._watcher is not None:
@@ -206,7 +199,6 @@ class ZmqReplicaClient:
             self._fail(request_id, ReplicaLostError(reason))
 
     def _connection_changed(self, error: Exception | None) -> None:
-        """The connection was lost, or the engine has answered on another."""
         if error is not None:
             why = "messages of an engine are lost, and it is joined again: %s"
             is_known = isinstance(error, ConnectionError)

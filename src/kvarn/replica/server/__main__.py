@@ -17,7 +17,6 @@ from kvarn.replica.server.parent import exit_with_parent
 
 
 def main(arguments: list[str]) -> int:
-    """Import what an engine needs, then become the one that the parent wants; returns the exit status."""
     began = SYSTEM_CLOCK.now()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_with_parent()

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.adapters import LoraConfig
+from kvarn.engine.core import EngineCore
 from kvarn.kernels.device.memory import GIB
 from kvarn.models.adapters import LoadedAdapter
 from kvarn.wire.messages import AdapterChanged, AdapterInfo, Adapters, Join, LoadAdapter, Submit, UnloadAdapter
@@ -27,18 +27,6 @@ _log = logging.getLogger(__name__)
 LoadFunction = Callable[[Path], LoadedAdapter]
 
 
-class KeepsAdapters(Protocol):
-    """The engine, as far as adapters come and go (`EngineCore`)."""
-
-    def retire_adapter(self, adapter: str) -> None:
-        """No new request will name it."""
-        ...
-
-    def keep_adapter(self, adapter: str) -> None:
-        """New requests may name it again."""
-        ...
-
-
 @dataclass(slots=True)
 class _Load:
     info: AdapterInfo
@@ -46,7 +34,6 @@ class _Load:
     request_id: str = ""
     """Request to answer; empty: it is loaded again after a restart."""
     waiting: list[Submit] = field(default_factory=list)
-    """Requests that came before it was there."""
 
 
 class AdapterHost:
@@ -55,17 +42,17 @@ class AdapterHost:
     Args:
         load: Reads a checkpoint and checks it against the model; runs in a thread.
         pool: The host's copies.
-        engine: Hears which versions no request will name any more.
+        engine: Told which versions no request will name any more.
         num_blocks: Blocks of the KV cache: an adapter that does not fit is refused.
         max_bytes: Host memory for all adapters together.
-        config: What may be loaded.
+        config: Limits of what may be loaded.
     """
 
     def __init__(
         self,
         load: LoadFunction,
         pool: AdapterPool,
-        engine: KeepsAdapters,
+        engine: EngineCore,
         *,
         num_blocks: int,
         max_bytes: int,
@@ -98,7 +85,6 @@ class AdapterHost:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `poll` has something to look for."""
         return bool(self._loading or self._answers or self._told)
 
     def resolve(self, request: Submit) -> Submit | str | None:
@@ -120,12 +106,8 @@ class AdapterHost:
     # Changes ---------------------------------------------------------------------------------------------------------
 
     def load_now(self, adapters: Iterable[AdapterInfo]) -> None:
-        """Load those of the configuration before the engine serves.
-
-        Raises:
-            AdapterError: One cannot be used.
-            AdapterRefusedError: There is no room for it.
-        """
+        """Load those of the configuration before the engine serves. Raises `AdapterError` for one that cannot be used,
+        `AdapterRefusedError` where there is no room."""
         for info in adapters:
             self._enter(info, self._load(Path(info.path)))
 
@@ -136,7 +118,6 @@ class AdapterHost:
             self._begin(info)
 
     def change(self, message: LoadAdapter | UnloadAdapter) -> None:
-        """Begin to load an adapter, or unload one; `poll` brings the answer."""
         if isinstance(message, UnloadAdapter):
             self._unload(message)
             return
@@ -219,7 +200,6 @@ class AdapterHost:
             self._told = self.listing()
 
     def _enter(self, info: AdapterInfo, loaded: LoadedAdapter) -> None:
-        """The name stands for this version from now on."""
         is_new = not self._pool.has(loaded.digest)
         if is_new:
             self._check_room(info, loaded)

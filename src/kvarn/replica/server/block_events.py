@@ -16,17 +16,10 @@ from kvarn.wire.block_events import NAME_BYTES, BlockEvents
 SEND_EVERY_S = 0.02
 """Changes are gathered for this long while the engine works; before a rest they are sent at once."""
 SNAPSHOT_BLOCKS = 1 << 15
-"""Blocks in one message of a snapshot: 256 KiB."""
 
 
 class BlockEventPublisher:
-    """The events of one engine process.
-
-    Args:
-        places: Of which is told.
-        send: Sends an event to a gateway process; False where that one is gone.
-        clock: Monotonic seconds.
-    """
+    """The events of one engine process. `send` sends one to a gateway process; False where that is gone."""
 
     def __init__(
         self,
@@ -36,7 +29,6 @@ class BlockEventPublisher:
     ) -> None:
         self._places = places
         self._held: BlockInventory | None = None
-        """None while nobody wants events."""
         self._send = send
         self._clock = clock
         self._epoch = int(SYSTEM_CLOCK.time() * 1e9)

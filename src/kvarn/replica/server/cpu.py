@@ -45,17 +45,14 @@ def usable_cores(files: MachineFiles = LINUX) -> int:
 
 
 def allowed_cpus() -> set[int]:
-    """Logical CPUs that this process may run on, by its affinity."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
 
 
 def physical_cores(allowed: Collection[int], files: MachineFiles = LINUX) -> list[tuple[int, ...]]:
-    """The allowed CPUs, those of one physical core together; lowest first.
-
-    A CPU whose siblings the system does not list counts as a core of its own.
-    """
+    """The allowed CPUs, those of one physical core together; lowest first. A CPU whose siblings the system does not
+    list counts as a core of its own."""
     cores: dict[str, list[int]] = {}
     for cpu in sorted(allowed):
         cores.setdefault(_siblings(cpu, files), []).append(cpu)
@@ -63,17 +60,13 @@ def physical_cores(allowed: Collection[int], files: MachineFiles = LINUX) -> lis
 
 
 def pin_to_cpus(cpus: Collection[int]) -> None:
-    """Run this process, and the threads and processes it starts from now on, on these logical CPUs only, if any.
-
-    Raises:
-        OSError: None of them is this process's to use any more.
-    """
+    """Run this process, and the threads and processes it starts from now on, on these logical CPUs only, if any. Raises
+    OSError where none of them is this process's any more."""
     if cpus and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
 
 
 def cpu_quota(files: MachineFiles = LINUX) -> float | None:
-    """Cores' worth of time that the tightest of the control groups around this process allows; None for no limit."""
     return min(_quotas(files), default=None)
 
 

@@ -54,7 +54,6 @@ class EmbedService:
         self._config = config
         self._clock = clock
         self._jobs: dict[str, _Job] = {}
-        """Jobs by request id; the next one first."""
         self._waiting_tokens = 0
         self._draining = False
         self._refused: Counter[str] = Counter()
@@ -68,7 +67,6 @@ class EmbedService:
         """Answer a gateway process that joins: with nothing."""
 
     def accept(self, request: Submit | Embed) -> Refused | None:
-        """Queue a request, or say why not."""
         problem = self._find_problem(request)
         if problem is not None:
             reason, message = problem
@@ -83,7 +81,6 @@ class EmbedService:
         """Do nothing: nothing of a tenant is kept."""
 
     def abort(self, request_id: str) -> None:
-        """Forget a request before the next pass."""
         job = self._jobs.pop(request_id, None)
         if job is not None:
             self._waiting_tokens -= sum(map(len, job.waiting))
@@ -96,7 +93,6 @@ class EmbedService:
         return bool(self._jobs)
 
     def step(self) -> Sequence[Embedded | StepOutput]:
-        """One pass; the answers of the requests that it completes, and the gauges after it."""
         began = self._clock()
         jobs, inputs = self._next_batch()
         for job, vector in zip(jobs, self._runner.embed(inputs), strict=True):

@@ -30,11 +30,7 @@ class _File(msgspec.Struct):
 
 
 def read_expert_load(file: Path) -> Tokens:
-    """Load that an earlier engine has written; empty if there is no file yet.
-
-    Raises:
-        ExpertLoadError: The file is something else.
-    """
+    """Load that an earlier engine has written; empty if there is no file yet. Raises `ExpertLoadError`."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=_File).layers
     except FileNotFoundError:
@@ -44,12 +40,8 @@ def read_expert_load(file: Path) -> Tokens:
 
 
 class ExpertLoads:
-    """Tokens of all experts of this rank's layers since the start, on whichever rank the experts are.
-
-    Args:
-        model: Decoder with experts; a stage has some of its layers.
-        file: File that keeps them; None: none does.
-    """
+    """Tokens of all experts of this rank's layers since the start, on whichever rank the experts are. `file` keeps
+    them."""
 
     def __init__(self, model: Decoder, file: str | None) -> None:
         self._layers = model.expert_layers

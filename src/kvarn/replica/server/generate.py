@@ -42,16 +42,12 @@ class GenerateService:
     """Generates tokens of text.
 
     Args:
-        parts: Parts of the engine.
-        card: Description of the model.
         costs: Bytes and operations of a step, for the gauges.
         adapter_host: Makes what loads and unloads adapters; None: there are none.
         prefill_client: Connection to the engine that computes prompts for this one.
         prefill_server: Sends prompts' blocks to another engine.
-        experts: Counts of tokens by expert.
         closing: Called at shutdown, after the executor's.
         sleep: Takes the model off its device once this service is shut down; None: it cannot sleep.
-        clock: Seconds, monotonic.
     """
 
     def __init__(
@@ -120,7 +116,6 @@ class GenerateService:
             self._adapters.abort(request_id)
 
     def change_adapters(self, message: LoadAdapter | UnloadAdapter) -> Refused | None:
-        """Load or unload an adapter beside what runs; a step brings the answer. Or say why not."""
         if self._adapters is None:
             return _invalid(message, "this engine has no adapters")
         self._adapters.change(message)
@@ -173,7 +168,6 @@ class GenerateService:
         return stats if self._costs is None else _with_work(stats, self._costs)
 
     def shutdown(self) -> None:
-        """Free the executor and what was built beside it, end all threads."""
         if self._adapters is not None:
             self._adapters.close()
         self.parts.executor.shutdown()

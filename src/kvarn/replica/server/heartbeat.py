@@ -18,15 +18,8 @@ log = logging.getLogger(__name__)
 
 
 class HeartbeatThread(threading.Thread):
-    """Sends `Heartbeat` to the supervisor every `interval_s` seconds, over a socket of its own.
-
-    Args:
-        context: ZMQ's.
-        address: Of the supervisor.
-        interval_s: Seconds.
-        keys: See `Outbox`.
-        orphan_timeout_s: Seconds without a word of the supervisor after which the process is told to drain; 0: never.
-    """
+    """Sends `Heartbeat` to the supervisor at `address` every `interval_s` seconds, over a socket of its own. After
+    `orphan_timeout_s` seconds (0: never) without a word of the supervisor the process is told to drain."""
 
     def __init__(
         self,
@@ -51,7 +44,6 @@ class HeartbeatThread(threading.Thread):
         self._step_began: float | None = None
 
     def stop(self) -> None:
-        """Send no more and close the socket."""
         self._stopped.set()
         self.join()
 

@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 
 
 class BuiltTiers(NamedTuple):
-    """The tiers of one engine process."""
-
     store: TieredStore
     namespace: str
     """Namespace of their blocks' names: the model's and, where blocks leave the process, its digest."""
@@ -38,7 +36,6 @@ class BuiltTiers(NamedTuple):
     """See `BlockId.model`; empty where blocks do not leave the process."""
     block_bytes: int
     num_slots: int
-    """Blocks in memory at most."""
 
 
 def build_tiers(
@@ -55,10 +52,6 @@ def build_tiers(
     """The tiers as configured.
 
     Args:
-        model: This rank's part of it.
-        config: Their sizes, and where on disk.
-        name: The model's.
-        checkpoint: Its directory.
         shared: Blocks go to another process.
         sums: What the bits and the layout of a block follow from, beside the model: how it is divided among ranks.
         size: Bytes of a block, all ranks' parts of it.
@@ -106,13 +99,11 @@ def _open_disk(config: KVTiersConfig, directory: Path, name: str, digest: bytes,
 
 
 def weights_digest(checkpoint: Path, directory: Path | None) -> str:
-    """SHA-256 of a checkpoint's weights and configuration, in hexadecimal digits.
+    """SHA-256 of a checkpoint's weights and configuration, in hexadecimal digits. Raises `KVStoreError` where the
+    directory cannot be written, or a file cannot be read.
 
     They are read whole, since any weight may change a block. The result is kept in `directory`, if there is one, for as
     long as the files' paths, sizes and times of change stay the same.
-
-    Raises:
-        KVStoreError: The directory cannot be written, or a file cannot be read.
     """
     try:
         files = sorted([*checkpoint.glob("*.safetensors"), checkpoint / "config.json"])

@@ -4,6 +4,7 @@ who is answered."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvarn.clock import SYSTEM_CLOCK
@@ -100,17 +101,14 @@ class ResponseRouter:
         return ids
 
     @property
-    def joined(self) -> list[int]:
-        return list(self._outboxes)
+    def joined(self) -> Collection[int]:
+        return self._outboxes.keys()
 
     def supervised_by(self, address: str) -> None:
         """Another main gateway process has become the supervisor, and numbers its processes anew."""
         self.supervisor.close(drop=True)
         self.supervisor = self._outbox(address, SUPERVISOR_LINGER_MS)
         self._gone.clear()
-
-    def has_joined(self, gateway: int) -> bool:
-        return gateway in self._outboxes
 
     def accepted(self, request: Submit | Embed | LoadAdapter | UnloadAdapter) -> None:
         choices = len(request.choices) if isinstance(request, Submit) else 1
@@ -200,7 +198,6 @@ class EngineLoop:
         self._heartbeat = heartbeat
         self._blocks = BlockEventPublisher(service.block_places, router.tell)
         self.sleeps = False
-        """Whether it ended to sleep."""
         self._stopped = False
         self._draining = False
         self._drain_requested = False
@@ -228,7 +225,6 @@ class EngineLoop:
         return self._stopped or (self._draining and not self._service.has_work())
 
     def _handle_messages(self) -> bool:
-        """Handle what came; returns whether anything did."""
         wait_s = _IDLE_WAIT_S
         if self._service.has_work():
             wait_s = _STALLED_WAIT_S if self._stalled else 0.0
@@ -257,7 +253,7 @@ class EngineLoop:
                 if told is not None:
                     self._router.tell(message.gateway, told)
             case WatchBlocks():
-                if self._router.has_joined(message.gateway):
+                if message.gateway in self._router.joined:
                     self._blocks.subscribe(message.gateway, wanted=message.wanted)
             case Leave():
                 for gateway in message.gateways:
@@ -282,7 +278,7 @@ class EngineLoop:
                 self._router.refuse(refused, message.gateway)
 
     def _accept(self, request: Submit | Embed | LoadAdapter | UnloadAdapter) -> None:
-        if not self._router.has_joined(request.gateway):
+        if request.gateway not in self._router.joined:
             return  # its process is gone: it was still under way
         if isinstance(request, LoadAdapter | UnloadAdapter):
             refused = self._service.change_adapters(request)
@@ -296,7 +292,7 @@ class EngineLoop:
     def _change_supervisor(self, address: str) -> None:
         """Another main gateway process watches from now on; those of the earlier one are gone. That an engine drains is
         heard from its heartbeats."""
-        for gateway in self._router.joined:
+        for gateway in list(self._router.joined):
             if gateway != OWN_PROCESS:
                 self._forget(gateway)
         self._router.supervised_by(address)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import importlib
 import logging
+import mmap
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,17 +26,17 @@ from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.heartbeat import HeartbeatThread
 from kvarn.replica.server.loop import EngineLoop, ResponseRouter, outbox_keys
 from kvarn.replica.server.parent import exit_when_closed
-from kvarn.replica.server.waiting import mapped, wait_until_activated
 from kvarn.replica.spec import ReplicaSpec, ReportProgress
 from kvarn.replica.transport import Inbox
-from kvarn.wire.messages import Progress, Ready
-from kvarn.wire.supervision import Asleep, Failed, Warm
+from kvarn.wire.messages import Progress, Ready, Stop
+from kvarn.wire.supervision import Activate, Asleep, Drain, Failed, Supervise, Warm
 
 if TYPE_CHECKING:  # it brings torch
     from kvarn.replica.server.sleep import SleepingModel
 
 Service = GenerateService | EmbedService
 
+_WAIT_S = 0.5
 EXIT_FAILED = 1
 
 log = logging.getLogger(__name__)
@@ -43,10 +44,7 @@ log = logging.getLogger(__name__)
 
 def run_engine(began: float) -> int:
     """Build the service that standard input describes and serve until stopped or drained; returns the exit status.
-
-    Args:
-        began: `Clock.now` when the process began to import.
-    """
+    `began`: `Clock.now` when the process began to import."""
     imported = SYSTEM_CLOCK.now()
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
@@ -99,14 +97,14 @@ def _serve(
 ) -> None:
     module, _, function = spec.factory.partition(":")
     make: Callable[[ReportProgress], Service] = partial(getattr(importlib.import_module(module), function), spec)
-    reading: AbstractContextManager[object] = mapped(Path(spec.directory)) if spec.warm else nullcontext()
+    reading: AbstractContextManager[object] = _mapped(Path(spec.directory)) if spec.warm else nullcontext()
     waiting: Warm | Asleep | None = Warm() if spec.warm else None
     since = spec.spawned_at
     while True:
         with reading:
             if waiting is not None:
                 began = SYSTEM_CLOCK.now()
-                if not wait_until_activated(waiting, inbox, router, heartbeat):
+                if not _wait_until_activated(waiting, inbox, router, heartbeat):
                     return
                 phases = phases | {"wait to be activated": SYSTEM_CLOCK.now() - began}
             with heartbeat.loading():
@@ -155,3 +153,38 @@ def _turn_loop(
 
 def _report(router: ResponseRouter, stage: str, fraction: float) -> None:
     router.supervisor.send(Progress(stage=stage, fraction=fraction))
+
+
+@contextmanager
+def _mapped(directory: Path) -> Iterator[int]:
+    """Map a checkpoint's weights and have the system read them ahead; yields their bytes."""
+    maps = []
+    try:
+        for path in sorted(directory.glob("*.safetensors")):
+            with path.open("rb") as file:
+                found = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            found.madvise(mmap.MADV_WILLNEED)
+            maps.append(found)
+        yield sum(len(each) for each in maps)
+    finally:
+        for each in maps:
+            each.close()
+
+
+def _wait_until_activated(
+    waiting: Warm | Asleep, inbox: Inbox, router: ResponseRouter, heartbeat: HeartbeatThread
+) -> bool:
+    known = "asleep" if isinstance(waiting, Asleep) else "warm"
+    router.supervisor.send(waiting)
+    while True:
+        for message in inbox.receive(_WAIT_S):
+            match message:
+                case Activate():
+                    return True
+                case Stop() | Drain():
+                    return False
+                case Supervise():
+                    if heartbeat.heard(message.address):
+                        router.supervised_by(message.address)
+                    if message.knows != known:
+                        router.supervisor.send(waiting)

@@ -20,13 +20,7 @@ Rebuild = Callable[[Callable[[], None], ReportProgress], "GenerateService"]
 
 class SleepingModel:
     """Takes the weights off the device. The service that used them must be shut down and forgotten: its KV cache and
-    its captured steps go with it.
-
-    Weights of the compiled kernels are in main memory already, and stay where they are.
-
-    Args:
-        model: The model.
-        rebuild: Makes a service of it.
+    its captured steps go with it. Weights of the compiled kernels are in main memory already, and stay where they are.
     """
 
     def __init__(self, model: Decoder, rebuild: Rebuild) -> None:

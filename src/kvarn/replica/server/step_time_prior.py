@@ -46,10 +46,10 @@ def product_speeds(
     """Speeds at which some products read weights and compute: the best within some hundredths of a second.
 
     Args:
-        products: Of different weights, all with the same number of inputs; each is multiplied once with few rows.
-        dtype: Of their inputs.
-        device: Where the products are computed.
-        recorder: Captures them, where that is a GPU whose kernels can be captured.
+        products: Products with different weights and the same number of inputs; each is multiplied once with few rows.
+        dtype: Type of their inputs.
+        device: Device that computes them.
+        recorder: Captures them, on a GPU whose kernels can be captured.
     """
     in_features = products[0].in_features
     if recorder is not None:
@@ -85,13 +85,11 @@ def _floor_s(shape: StepShape, costs: DecoderCosts, speeds: Ceilings) -> float:
 
 
 def _finish(result: torch.Tensor) -> None:
-    """Wait until it is computed."""
     if not is_host(result.device):
         torch.accelerator.synchronize(result.device)
 
 
 def _captured_s(products: Sequence[Linear], x: torch.Tensor, recorder: GraphRecorder) -> float:
-    """The shortest time in which a GPU computes all products of x, one after the other."""
 
     def run() -> tuple[torch.Tensor, ...]:
         for product in products:
@@ -108,7 +106,6 @@ def _captured_s(products: Sequence[Linear], x: torch.Tensor, recorder: GraphReco
 
 
 def _best_rate(products: Sequence[tuple[Linear, float]], x: torch.Tensor) -> float:
-    """The highest amount of work a second among products of x, until the time is spent."""
     if not is_host(x.device):
         _finish(products[0][0](x))  # kernels are compiled when they are first called
     best, ends = 0.0, SYSTEM_CLOCK.now() + _BUDGET_S

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from kvarn.store.models.base import Base
-from kvarn.store.models.changes import Change
+from kvarn.store.models.changes import Change, Lease
 from kvarn.store.models.conversations import Conversation, ConversationItem, StoredCompletion, StoredResponse
-from kvarn.store.models.deployments import Deployment, DeploymentVersion, VersionNumber
+from kvarn.store.models.deployments import Deployment, DeploymentVersion, RolloutSamples, StoredRollout, VersionNumber
 from kvarn.store.models.files import Batch, BatchLine, File, FileChunk, Upload
-from kvarn.store.models.leases import Lease
-from kvarn.store.models.rollouts import RolloutSamples, StoredRollout
 from kvarn.store.models.tenants import (
     ApiKey,
     AuditEntry,
@@ -29,39 +27,3 @@ from kvarn.store.models.usage import (
     UsageHour,
     UsagePeriod,
 )
-
-__all__ = [
-    "ApiKey",
-    "AuditEntry",
-    "Base",
-    "Batch",
-    "BatchLine",
-    "BilledEvent",
-    "BilledHour",
-    "Budget",
-    "Change",
-    "Conversation",
-    "ConversationItem",
-    "Deployment",
-    "DeploymentVersion",
-    "ErasedOrganization",
-    "File",
-    "FileChunk",
-    "Lease",
-    "Organization",
-    "OutboxEntry",
-    "Project",
-    "ProjectMember",
-    "PromptSample",
-    "RateLimit",
-    "RolloutSamples",
-    "StoredCompletion",
-    "StoredResponse",
-    "StoredRollout",
-    "Upload",
-    "UsageEvent",
-    "UsageHour",
-    "UsagePeriod",
-    "User",
-    "VersionNumber",
-]

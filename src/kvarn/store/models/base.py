@@ -9,10 +9,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Id = Annotated[str, mapped_column(String(64))]
-"""Id of an object, such as `proj_…`."""
 Name = Annotated[str, mapped_column(String(256))]
 Seconds = Annotated[int, mapped_column(BigInteger)]
-"""Seconds since 1970."""
 Number = Annotated[int, mapped_column(BigInteger)]
 Sequence = Annotated[int, mapped_column(BigInteger().with_variant(Integer, "sqlite"), autoincrement=True)]
 """A key that the database counts up."""
@@ -31,8 +29,6 @@ NAMES = {
 
 
 class Base(DeclarativeBase):
-    """Base of all tables."""
-
     metadata = MetaData(naming_convention=NAMES)
     type_annotation_map = {dict[str, Any]: Json, list[Any]: Json}  # noqa: RUF012  SQLAlchemy's way
 

@@ -1,11 +1,11 @@
-"""Changes that other processes must hear of."""
+"""Rows between processes: changes that others must hear of, leases of work that one does at a time."""
 
 from __future__ import annotations
 
 from sqlalchemy import String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from kvarn.store.models.base import Base, Id, Seconds, Sequence
+from kvarn.store.models.base import Base, Id, Number, Seconds, Sequence
 
 
 class Change(Base):
@@ -21,3 +21,13 @@ class Change(Base):
     token: Mapped[str] = mapped_column(String(64))
     """Random: after a restore from a backup a number may come again, with another token."""
     changed_at: Mapped[Seconds]
+
+
+class Lease(Base):
+    """The holder of a piece of work, which nobody else begins before its end."""
+
+    __tablename__ = "leases"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    holder: Mapped[str] = mapped_column(String(64))
+    until_ms: Mapped[Number]

@@ -24,13 +24,11 @@ class Conversation(CountedOwned, Base):
     created_at: Mapped[Seconds]
     changed_at: Mapped[Seconds] = mapped_column(index=True)
     extra: Mapped[dict[str, Any]] = mapped_column(ExactJson)
-    """The client's `metadata`."""
     num_items: Mapped[Number] = mapped_column(default=0)
     """Items ever added: the position of the next."""
     locked_by: Mapped[Id | None] = mapped_column(index=True)
     """The response that is being made in it: a conversation has one writer at a time."""
     locked_until: Mapped[Seconds | None]
-    """End of the lock, should its gateway have died."""
 
 
 class ConversationItem(Base):
@@ -67,16 +65,13 @@ class StoredResponse(CountedOwned, Base):
     input_items: Mapped[list[Any]] = mapped_column(ExactJson)
     """Items that this turn added, in OpenAI's shape."""
     body: Mapped[dict[str, Any]] = mapped_column(ExactJson)
-    """The response object, its output among it."""
     request: Mapped[dict[str, Any]] = mapped_column(ExactJson)
     """The request, for a background run that has to begin again."""
     cuts: Mapped[list[Any]] = mapped_column(ExactJson)
     """Lengths of the deltas of each item of the output, in characters and in tokens with log-probabilities: the same
     stream can be sent again."""
     attempts: Mapped[int] = mapped_column(default=0)
-    """Number of times that a background run was begun."""
     leased_by: Mapped[Id | None]
-    """The gateway that works on it."""
     leased_until: Mapped[Seconds | None]
 
 
@@ -94,6 +89,5 @@ class StoredCompletion(CountedOwned, Base):
     created_at: Mapped[Seconds] = mapped_column(index=True)
     model: Mapped[Name]
     extra: Mapped[dict[str, Any]]
-    """The client's `metadata`."""
     messages: Mapped[list[Any]] = mapped_column(ExactJson)
     body: Mapped[dict[str, Any]] = mapped_column(ExactJson)

@@ -30,11 +30,10 @@ class File(Owned, Base):
     size: Mapped[Number]
     created_at: Mapped[Seconds] = mapped_column(index=True)
     expires_at: Mapped[Seconds | None] = mapped_column(index=True)
-    """Nobody sees it from then on; the sweep deletes it."""
+    """Hidden from then on; the sweep deletes it."""
     counted: Mapped[bool] = mapped_column(default=True)
     """Whether it counts in its organisation's `file_bytes`: what a batch writes does so once it is published."""
     in_blobs: Mapped[bool] = mapped_column(default=False, server_default=false())
-    """Whether its content lies at `store.blobs`; else in `file_chunks`."""
     upload_id: Mapped[Id | None] = mapped_column(index=True)
     """The upload whose part it is: nobody sees it, and it goes with that."""
 
@@ -92,9 +91,7 @@ class Batch(CountedOwned, Base):
     """Times at which states were reached: `in_progress_at`, `completed_at`, …"""
     errors: Mapped[list[Any]] = mapped_column(ExactJson)
     extra: Mapped[dict[str, Any]] = mapped_column(ExactJson)
-    """The client's `metadata`."""
     output_expires_after_s: Mapped[Number | None]
-    """Seconds that its output and error files are kept."""
     model: Mapped[Name | None]
     """The one that all its lines ask for; None where they differ."""
     total: Mapped[Number] = mapped_column(default=0)
@@ -104,7 +101,6 @@ class Batch(CountedOwned, Base):
     cached_tokens: Mapped[Number] = mapped_column(default=0)
     output_tokens: Mapped[Number] = mapped_column(default=0)
     leased_by: Mapped[str | None] = mapped_column(String(64))
-    """The gateway that works on it."""
     leased_until: Mapped[Seconds | None]
 
 
@@ -131,6 +127,5 @@ class BatchLine(Base):
     model: Mapped[Name]
     """The one that is to answer it; empty where it names none that could be served."""
     body: Mapped[bytes] = mapped_column(LargeBinary)
-    """The request as it was written: JSON."""
     answer: Mapped[bytes | None] = mapped_column(LargeBinary)
     """Its line of the output or error file: JSON."""

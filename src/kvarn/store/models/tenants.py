@@ -25,11 +25,9 @@ class Organization(Base):
     priority: Mapped[int] = mapped_column(default=0)
     """Best tier its requests may have; lower runs first."""
     cache_salt: Mapped[str] = mapped_column(String(64))
-    """Secret under which its prompts are cached."""
     retention_days: Mapped[int | None]
     """Days that conversations, responses and files are kept; None: the server's setting."""
     file_bytes: Mapped[Number] = mapped_column(default=0, server_default="0")
-    """Bytes of its files (`repositories/stored_bytes.py`)."""
     other_bytes: Mapped[Number] = mapped_column(default=0, server_default="0")
     """Bytes of all else that it stores, as summed last."""
     summed_at: Mapped[Number] = mapped_column(default=0, server_default="0")
@@ -57,8 +55,6 @@ class Project(Base):
 
 
 class User(Base):
-    """A person or a service account of an organisation."""
-
     __tablename__ = "users"
     __table_args__ = (UniqueConstraint("organization_id", "email"),)
 
@@ -74,8 +70,6 @@ class User(Base):
 
 
 class ProjectMember(Base):
-    """A user's place in a project."""
-
     __tablename__ = "project_members"
 
     project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"), primary_key=True)
@@ -101,7 +95,6 @@ class ApiKey(Base):
     digest: Mapped[str] = mapped_column(String(64))
     """SHA-256 of the whole key, hexadecimal. The key has 256 random bits: no slow hash is needed."""
     redacted: Mapped[str] = mapped_column(String(32))
-    """The key as it may be shown."""
     role: Mapped[str] = mapped_column(String(16))
     scopes: Mapped[dict[str, Any]]
     """`models`, `endpoints`, `adapters`: lists; one that is missing restricts nothing."""
@@ -122,7 +115,6 @@ class RateLimit(Base):
     id: Mapped[Id] = mapped_column(primary_key=True)
     organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"), index=True)
     holder_id: Mapped[Id]
-    """Id of the organisation, project or key."""
     model: Mapped[Name]
     requests_per_minute: Mapped[Number | None]
     tokens_per_minute: Mapped[Number | None]
@@ -140,7 +132,6 @@ class AuditEntry(Base):
     organization_id: Mapped[Id]
     effective_at: Mapped[Seconds]
     type: Mapped[str] = mapped_column(String(64))
-    """Such as `api_key.created`."""
     actor_key_id: Mapped[Id | None]
     """None: the command line on the server's machine, or an open server."""
     actor: Mapped[Name]

@@ -24,7 +24,7 @@ class UsageEvent(Base):
     )
 
     id: Mapped[Id] = mapped_column(primary_key=True)
-    """Made when the request is taken: whoever records it twice records it once."""
+    """Made when the request is taken, so that an event written twice counts once."""
     request_id: Mapped[str] = mapped_column(String(128))
     organization_id: Mapped[Id]
     project_id: Mapped[Id]
@@ -43,7 +43,6 @@ class UsageEvent(Base):
     outcome: Mapped[str] = mapped_column(String(16))
     """`finished`, `aborted` (the client left), `failed`, or `lost` (the gateway died; found at its next start)."""
     input_tokens: Mapped[Number]
-    """All prompt tokens, cached ones among them."""
     cached_tokens: Mapped[Number]
     output_tokens: Mapped[Number]
     started_at: Mapped[Seconds]
@@ -92,9 +91,7 @@ class UsageHour(Base):
     hour_at: Mapped[Seconds] = mapped_column(primary_key=True)
     project_id: Mapped[Id] = mapped_column(primary_key=True)
     user_id: Mapped[Id] = mapped_column(primary_key=True)
-    """Empty for requests of nobody."""
     key_id: Mapped[Id] = mapped_column(primary_key=True)
-    """Empty for requests without a key."""
     endpoint: Mapped[Name] = mapped_column(primary_key=True)
     model: Mapped[Name] = mapped_column(primary_key=True)
     service_tier: Mapped[str] = mapped_column(String(16), primary_key=True)
@@ -115,7 +112,6 @@ class Budget(Base):
     id: Mapped[Id] = mapped_column(primary_key=True)
     organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"), index=True)
     holder_id: Mapped[Id] = mapped_column(index=True)
-    """The organisation, or one of its projects."""
     created_at: Mapped[Seconds]
     unit: Mapped[str] = mapped_column(String(16))
     """`cost` (billionths of the currency's unit) or `tokens`."""
@@ -158,7 +154,6 @@ class BilledHour(Base):
     organization_id: Mapped[Id] = mapped_column(primary_key=True)
     project_id: Mapped[Id] = mapped_column(primary_key=True)
     key_id: Mapped[Id] = mapped_column(primary_key=True)
-    """Empty for requests without a key."""
     model: Mapped[Name] = mapped_column(primary_key=True)
     currency: Mapped[str] = mapped_column(String(3), primary_key=True)
     requests: Mapped[Number]

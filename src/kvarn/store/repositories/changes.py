@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
 from kvarn.store.models import Change
-from kvarn.store.repositories.dialect import is_postgresql
+from kvarn.store.repositories.queries import is_postgresql
 
 KEYS, DELETED = "keys", "deleted"
 _LOCK = 0x6B7661726F

@@ -18,7 +18,6 @@ from kvarn.store.models.files import INCOMPLETE
 from kvarn.store.repositories.row_deletion import delete_rows
 
 _CHUNKS_AT_ONCE = 16
-"""Chunks deleted in one transaction."""
 _MOVING = "moving"
 """Folder of copies that are not whole yet."""
 
@@ -102,7 +101,7 @@ async def move_contents(store: Store) -> int:
 
 async def _move(store: Store, blobs: Blobs, file: File) -> bool:
     """Copy a file's content; False where it was moved or deleted meanwhile. The copy has a name of its own until the
-    file's row is this move's alone: whoever comes late deletes nothing else."""
+    file's row is this move's alone: a late move deletes nothing else."""
     copy = f"{_MOVING}/{file.id}.{secrets.token_hex(8)}"
     try:
         if await _copy(store, blobs, file, copy):

@@ -30,24 +30,17 @@ MESSAGE_BATCH = "msgbatch_"
 """Beginning of the ids of batches whose files the server keeps itself: the requests came without one."""
 
 _FLUSH_BYTES = 4 * CHUNK_BYTES
-"""Written at once."""
 _ABANDONED_S = 24 * 3600
 """A file that was not published a day after it was begun belongs to a process that died."""
 
 
 class FileWriter:
-    """A file that nobody sees yet. Write it, `finish` it and publish it (`publish_file`), all in a `with` block: an
-    error in that leaves nothing of it.
-
-    Args:
-        owner: Its owner.
-        counted: Whether it counts before it is published, and has a bound.
-        part_of: The upload whose part it is, which is never published and goes with that.
-    """
+    """A hidden file. Write it, `finish` it and publish it (`publish_file`), all in a `with` block: an error in that
+    leaves nothing of it. `counted`: it counts before it is published, and has a bound. `part_of`: the upload whose part
+    it is, which is never published and goes with that."""
 
     def __init__(self, store: Store, owner: Owner, *, counted: bool = True, part_of: Upload | None = None) -> None:
         self.size = 0
-        """Bytes taken so far."""
         self._store = store
         self._owner = owner
         self._counted = counted
@@ -138,7 +131,7 @@ class FileWriter:
 async def publish_file(
     session: AsyncSession, file_id: str, *, filename: str, purpose: str, now: int, expires_at: int | None
 ) -> File:
-    """Let a file that was begun be seen, as part of a transaction, whose caller counts it where nobody did."""
+    """Make a file visible, as part of a transaction. The caller counts it, unless it is counted already."""
     file = await session.get(File, file_id)
     if file is None or file.status != INCOMPLETE:
         raise _given_up(file_id)
@@ -179,7 +172,7 @@ async def delete_file(store: Store, owner: Owner, file_id: str, *, with_batch: b
 
 
 async def drop_file(store: Store, file_id: str) -> None:
-    """Delete a file that nobody sees, and its content, in steps of bounded size. Raises `StoreAwayError` before
+    """Delete a hidden file and its content, in steps of bounded size. Raises `StoreAwayError` before
     anything goes where its content lies at a `store.blobs` that is not configured."""
     async with store.reading() as session:
         found = await session.get(File, file_id)

@@ -11,10 +11,9 @@ from sqlalchemy import delete, or_
 from kvarn.store.engine import Store
 from kvarn.store.ids import new_id
 from kvarn.store.models import Lease
-from kvarn.store.repositories.dialect import insert
+from kvarn.store.repositories.queries import insert
 
 _PROBE = "probe"
-"""Lease that is written to find out whether writes go."""
 
 
 async def take(store: Store, name: str, holder: str, seconds: float) -> bool:

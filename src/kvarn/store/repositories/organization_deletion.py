@@ -50,17 +50,8 @@ async def delete_organization(
     erase_usage: bool = False,
 ) -> None:
     """Delete an organisation and everything it owns. Its keys stop working first. Interrupted, it may be called again.
-
-    Args:
-        begin_change: Begins an audited change of whoever wants it.
-        organization_id: What goes.
-        erase_usage: Its usage goes too. Else the ledger keeps it, for the last invoice. An organisation that has been
-            deleted without may be named again with it.
-
-    Raises:
-        NotFoundError: There is none of that id, nor usage that is to be erased.
-        ConflictError: It is the default organisation.
-    """
+    Without `erase_usage` the ledger keeps its usage, for the last invoice; one that has been deleted so may be named
+    again with it. Raises `ConflictError` for the default organisation."""
     if organization_id == DEFAULT_ORGANIZATION:
         raise ConflictError("The default organization cannot be deleted: its administrators run the platform.")
     try:

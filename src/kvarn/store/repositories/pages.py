@@ -20,19 +20,15 @@ class Cursor:
     """Which part of a list is asked for."""
 
     limit: int = 20
-    """Objects at most."""
     after: str | None = None
     """Id of the object behind which the page begins."""
     before: str | None = None
     """Id of the object before which the page ends. Not both."""
     ascending: bool = False
-    """Oldest first."""
 
 
 @dataclass(frozen=True)
 class Page(Generic[ItemT]):
-    """A part of a list."""
-
     items: list[ItemT]
     has_more: bool
     """Whether there are more in the direction in which one reads: behind the page, or before it for `before`."""
@@ -44,16 +40,9 @@ async def read_page(
     cursor: Cursor,
     keys: Sequence[InstrumentedAttribute[Any]],
 ) -> Page[ItemT]:
-    """A page of what `query` selects.
-
-    Args:
-        query: Selects one entity, bound to its owner; without an order.
-        cursor: Which part. Its ids are looked for in `query` alone: somebody else's are as unknown as none.
-        keys: Columns that order the list and never change, such as `(File.created_at, File.id)`; the last is the id.
-
-    Raises:
-        NotFoundError: The list holds no object of the cursor's id.
-    """
+    """A page of what `query` selects, which is bound to its owner and has no order. The cursor's ids are looked for in
+    `query` alone. `keys`: columns that order the list and never change, such as `(File.created_at, File.id)`; the last
+    is the id."""
     backwards = cursor.before is not None
     ascending = cursor.ascending != backwards
     anchor = cursor.before if backwards else cursor.after

@@ -20,11 +20,8 @@ class RejectedSamples:
     """Samples that were not kept, and why."""
 
     full: int = 0
-    """Samples of organisations that would store more than they may."""
     failed: int = 0
-    """Samples that could not be written at all."""
     error: Exception | None = None
-    """Why the last of those could not."""
 
 
 def new_sample(owner: Owner, request_id: str, model: str, created_at: int, sealed: bytes) -> PromptSample:

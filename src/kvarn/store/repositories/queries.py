@@ -1,15 +1,18 @@
-"""Queries that the repositories share."""
+"""Queries that the repositories share, and what SQLite and PostgreSQL have and standard SQL has not."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Select, and_, select
+from sqlalchemy import ColumnElement, Select, and_, exists, func, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import is_id
+from kvarn.store.models import Base
 from kvarn.store.models.base import Owned
 from kvarn.store.owner import Owner
 
@@ -51,3 +54,24 @@ async def delete_owned(store: Store, owner: Owner, model: type[OwnedT], object_i
     async with store.transaction() as session:
         found = await find_owned(session, owner, model, object_id, to_change=True)
         await session.delete(found)
+
+
+def is_postgresql(session: AsyncSession) -> bool:
+    return session.get_bind().dialect.name == "postgresql"
+
+
+def insert(session: AsyncSession, table: type[Base]) -> postgresql.Insert:
+    """An INSERT that knows `on_conflict_do_nothing` and `on_conflict_do_update`, for the session's database."""
+    if is_postgresql(session):
+        return postgresql.insert(table)
+    # The two classes have these methods in common, with the same parameters.
+    return sqlite.insert(table)  # type: ignore[return-value]
+
+
+def has_entry(
+    session: AsyncSession, column: InstrumentedAttribute[dict[str, Any]], key: str, value: str
+) -> ColumnElement[bool]:
+    """Whether a column's JSON object holds this text under this key, whatever characters the key is made of."""
+    split = func.jsonb_each_text if is_postgresql(session) else func.json_each
+    entries = split(column).table_valued("key", "value")
+    return exists().select_from(entries).where(entries.c.key == key, entries.c.value == value)

@@ -35,11 +35,11 @@ from kvarn.store.repositories.row_deletion import Condition, DropRows, delete_ro
 
 _DAY_S = 24 * 3600
 _AT_ONCE = 25
-"""Objects deleted in one transaction, with what belongs to them: nobody who writes meanwhile waits for long."""
+"""Objects deleted in one transaction, with what belongs to them: few, so that other writers do not wait for long."""
 
 
 async def drop_files(store: Store, _: type[Base], condition: Condition) -> int:
-    """Hide them first, for nobody shall read half a file; then their content goes, a part at a time. A file that fails
+    """Hide them first, so that half a file is never read; then their content goes, a part at a time. A file that fails
     does not keep the others; the first error is raised at the end."""
     async with store.transaction() as session:
         hidden = update(File).where(condition).values(status=INCOMPLETE, expires_at=0)
@@ -105,8 +105,6 @@ STORED: Final = (
 
 @dataclass(slots=True)
 class SweepResult:
-    """Results of a sweep, by kind."""
-
     deleted: Counter[str] = field(default_factory=Counter)
     failures: dict[str, Exception] = field(default_factory=dict)
     """Why a kind was left before its end. The others were swept all the same."""

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.models import RolloutSamples, StoredRollout
-from kvarn.store.repositories.dialect import insert
+from kvarn.store.repositories.queries import insert
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 
 

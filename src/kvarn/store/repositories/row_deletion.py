@@ -1,4 +1,4 @@
-"""Deletion of many rows in steps of bounded size: nobody who writes meanwhile waits for long."""
+"""Deletion of many rows in steps of bounded size, so that other writers do not wait for long."""
 
 from __future__ import annotations
 
@@ -24,16 +24,10 @@ async def drop_plain(store: Store, model: type[Base], condition: Condition) -> i
 async def delete_rows(
     store: Store, model: type[Base], along: str, condition: Condition, *, at_once: int, drop: DropRows = drop_plain
 ) -> int:
-    """Delete the rows for which a condition holds, some at a time; how many there were.
-
-    Args:
-        along: Column in whose order they are read, by an index: a step begins where the one before ended, so that no
-            look reads what stays.
-        condition: Asked again when a row is deleted: one that was used a moment ago is not old any more.
-        at_once: How many in a step.
-        drop: Deletes those of a step. A step that fails does not stop the next ones; the first error is raised at the
-            end.
-    """
+    """Delete the rows for which a condition holds, some at a time; how many there were. They are read in the order of
+    the column `along`, by an index: a step begins where the one before ended. The condition is asked again when a row
+    is deleted, which may have been used meanwhile. A step that fails does not stop the next ones; the first error is
+    raised at the end."""
     keys = inspect(model).primary_key
     order = list(dict.fromkeys([model.__table__.c[along], *keys]))
     query = select(*order).where(condition).order_by(*order).limit(at_once)

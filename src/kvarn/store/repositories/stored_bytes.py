@@ -29,7 +29,7 @@ from kvarn.store.models import (
     StoredResponse,
     Upload,
 )
-from kvarn.store.repositories.dialect import is_postgresql
+from kvarn.store.repositories.queries import is_postgresql
 
 ROW_BYTES = 1024
 """Bytes that an object counts for besides its content: a file of one byte takes hardly less."""
@@ -37,7 +37,7 @@ ITEM_BYTES = 256
 """Bytes that an item of a conversation counts for besides its content."""
 SUM_EVERY_S = 30.0
 _SUMMED_AT_ONCE = 200
-"""Organisations whose rows one transaction locks: who writes files meanwhile waits for no more."""
+"""Organisations whose rows one transaction locks, so that writers of files wait for few."""
 
 _SUMMED: Final = (Conversation, StoredResponse, StoredCompletion, Batch, Upload, PromptSample)
 
@@ -94,18 +94,9 @@ async def _writing(store: Store, organization_id: str) -> AsyncGenerator[AsyncSe
 async def count_file_bytes(
     session: AsyncSession, organization_id: str, size: int, max_bytes: int | None = None
 ) -> None:
-    """Count bytes of files, as the last thing in a transaction, and once: so nobody deadlocks, and the organisation's
-    row is locked for the shortest time.
-
-    Args:
-        session: The transaction that writes them, or deletes them.
-        organization_id: Whose they are.
-        size: How many; below zero for what is deleted.
-        max_bytes: Bytes that the organisation may store; None: no bound, as for results that have been made.
-
-    Raises:
-        StorageFullError: It would store more than `max_bytes`. Nobody is refused who stores less than before.
-    """
+    """Count bytes of files, below zero for deleted ones, as the last thing in a transaction, and once: so there is no
+    deadlock, and the organisation's row is locked for the shortest time. Without `max_bytes` there is no bound, as for
+    results that have been made; else raises `StorageFullError`, unless fewer bytes are stored than before."""
     await session.flush()
     if not size:
         return

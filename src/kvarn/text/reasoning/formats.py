@@ -21,9 +21,8 @@ class ReasoningFormat:
 
     name: str
     starts: tuple[str, ...]
-    """Texts, any of which begins the reasoning."""
     ends: tuple[str, ...]
-    """Texts, any of which ends it: content begins right after."""
+    """Texts, any of which begins, and any of which ends the reasoning: content begins right after."""
     close: str
     """Text that ends reasoning which the prompt has opened, when the prompt also has the answer's beginning."""
     splitter: Callable[[ReasoningPhase], ReasoningSplitter]
@@ -39,12 +38,8 @@ class ReasoningFormat:
         return len(self.starts) == len(self.ends) == 1
 
     def phase_after(self, tail: str, begun: str = "") -> ReasoningPhase:
-        """The phase in which an answer begins.
-
-        Args:
-            tail: The end of the prompt, as its template writes it, special tokens included.
-            begun: Beginning of the answer in the prompt: the message that is continued, the opening of a call.
-        """
+        """The phase in which an answer begins. `tail`: the end of the prompt, special tokens included; `begun`:
+        beginning of the answer in it (a message that is continued, the opening of a call)."""
         last_start, last_end = (_last(begun, tags) for tags in (self.starts, self.ends))
         if last_start > last_end:
             return ReasoningPhase.INSIDE
@@ -59,11 +54,9 @@ class ReasoningFormat:
         return self.phase_after(tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False), begun)
 
 
-def _tags(
-    name: str, starts: tuple[str, ...], ends: tuple[str, ...], *, markers: tuple[str, ...] = (), opened: bool = False
-) -> ReasoningFormat:
+def _tags(name: str, starts: tuple[str, ...], ends: tuple[str, ...], *, opened: bool = False) -> ReasoningFormat:
     splitter = partial(TagSplitter, starts=starts, ends=ends)
-    return ReasoningFormat(name, starts, ends, f"\n{ends[0]}\n\n", splitter, markers or starts + ends, opened)
+    return ReasoningFormat(name, starts, ends, f"\n{ends[0]}\n\n", splitter, starts + ends, opened)
 
 
 QWEN3 = _tags("qwen3", ("<think>",), ("</think>",))

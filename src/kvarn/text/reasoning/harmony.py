@@ -33,9 +33,7 @@ class HarmonySplitter(ReasoningSplitter):
     def __init__(self, phase: ReasoningPhase) -> None:
         super().__init__(phase)
         self._to_tool = False
-        """Whether the message is given out as it is."""
         self._begun: set[type] = set()
-        """Kinds of parts that have been given out."""
         self._new_message = False
 
     def _read(self, *, final: bool) -> list[Part]:
@@ -60,7 +58,11 @@ class HarmonySplitter(ReasoningSplitter):
             self._begin(header, parts)
         elif final and (opened or not text):
             self._held = ""  # a header that was cut off says nothing
-        elif final or len(self._held) >= LONGEST_HEADER or not (opened or _may_open(text)):
+        elif (
+            final
+            or len(self._held) >= LONGEST_HEADER
+            or not (opened or any(each.startswith(text) for each in _OPENERS))
+        ):
             self._begin("", parts)
             self._give(self._held[:1], parts)  # so that what begins it cannot break it off again
             self._held = self._held[1:]
@@ -98,7 +100,3 @@ class HarmonySplitter(ReasoningSplitter):
         self._new_message = False
         self._begun.add(kind)
         parts.append(kind(text))
-
-
-def _may_open(text: str) -> bool:
-    return any(each.startswith(text) for each in _OPENERS)

@@ -31,7 +31,6 @@ Part = str | Reasoning
 
 
 def joined(parts: Sequence[Part]) -> list[Part]:
-    """The same parts with neighbours of one kind joined."""
     groups = groupby(parts, lambda part: isinstance(part, Reasoning))
     texts = [
         (reasons, "".join(part if isinstance(part, str) else part.text for part in each)) for reasons, each in groups
@@ -47,7 +46,6 @@ class ReasoningSplitter(ABC):
         self._held = ""
 
     def push(self, text: str) -> list[Part]:
-        """Add text; returns what is now certain."""
         self._held += text
         return self._read(final=False)
 
@@ -114,7 +112,6 @@ class TagSplitter(ReasoningSplitter):
         return self._take(len(self._held) if final else len(self._held[:certain].rstrip()))
 
     def _take(self, count: int) -> str:
-        """Give out so many characters, without white space after a tag."""
         text, self._held = self._held[:count], self._held[count:]
         if self._after_tag:
             text = text.lstrip()

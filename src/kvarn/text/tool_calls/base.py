@@ -25,18 +25,12 @@ LONGEST_NAME = 256
 
 
 class ToolCallParser(ABC):
-    """Splits a stream of text into text and tool calls.
+    """Splits a stream of text into text and tool calls. However the text is split, the same comes out. A text that only
+    looks like a call is text. White space around calls is dropped, nothing else is lost.
 
-    However the text is split, the same comes out. What only looks like a call is text. White space around calls is
-    dropped, nothing else is lost.
-
-    Args:
-        names: What may be called: anything else is text. None: any name.
-        opening: The beginning of a call that stands in the prompt already: the text goes on from there. It is never
-            given out as text, since the model did not write it.
-        max_calls: After this many calls the parser is satisfied. None: there may be any number.
-        parameters: The JSON schema of each function's parameters, for formats that write strings without quotes.
-        new_id: Makes a call's id.
+    `names` are those that may be called (None: any). `opening` is the beginning of a call in the prompt: the text goes
+    on from there, and it is never given out as text. After `max_calls` the parser is satisfied. `parameters`: the JSON
+    schema of each function's, for formats that write strings without quotes.
     """
 
     tags: ClassVar[tuple[str, ...]] = ()
@@ -63,7 +57,6 @@ class ToolCallParser(ABC):
         """Whether the arguments of the last call have begun and are not whole."""
         self._calls = 0
         self._after_call = False
-        """Whether only white space has followed the last call."""
         self._events: list[ToolEvent] = []
         self._machine = self._parse()
 
@@ -73,7 +66,6 @@ class ToolCallParser(ABC):
         return self._max_calls is not None and self._calls >= self._max_calls and self._after_call
 
     def push(self, text: str) -> list[ToolEvent]:
-        """Add text; returns what is now certain."""
         self._held += text
         return self._go_on()
 

@@ -16,6 +16,32 @@ from kvarn.text.tool_calls.llama3 import Llama3Parser
 from kvarn.text.tool_calls.mistral import MistralParser, mistral_call_id, mistral_shown_id
 from kvarn.text.tool_calls.tagged import GraniteParser, HermesParser, PhiParser
 
+NAME = "\0"
+"""Stands in a `CallSyntax` for the function's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """Syntax of calls as a model writes them: begin, calls with separators between them, end."""
+
+    call: str
+    """Up to the arguments of a call."""
+    after: str
+    """Behind the arguments."""
+    separator: str | None = ""
+    """None: there is one call."""
+    begin: str = ""
+    end: str = ""
+    marker: str = ""
+    """Text that begins a call, and that text outside calls must not contain; empty if no text marks the beginning of a
+    call."""
+    json: bool = True
+    """Whether arguments are JSON: else they cannot be kept to a schema."""
+
+    def prefix(self, name: str) -> str:
+        """The text up to the arguments of the first call."""
+        return self.begin + self.call.replace(NAME, name)
+
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
@@ -23,10 +49,8 @@ class ToolFormat:
 
     name: str
     parser: type[ToolCallParser]
-    before_name: str
-    """Beginning of a call, up to its name. It ends before a space: tokenizers join that to the text behind it."""
-    name_on: str
-    """The name, `{}`, and what follows it up to the arguments."""
+    syntax: CallSyntax
+    """Form of calls that are forced or kept to a schema; the parser may read others, too."""
     markers: tuple[str, ...] = ()
     """Special tokens that mark calls: the parser must see them, though they are no part of the text."""
     new_id: Callable[[], str] = new_call_id
@@ -34,8 +58,11 @@ class ToolFormat:
     """Form of a call's id that the model sees."""
 
     def opening(self, name: str | None) -> str:
-        """Text that begins a call of this name (None: of any name): written into the prompt to force one."""
-        return self.before_name + ("" if name is None else self.name_on.format(name))
+        """Text that begins a call of this name (None: of any name): written into the prompt to force one. It ends
+        before a space: tokenizers join that to the text behind it."""
+        if name is None:
+            return self.syntax.prefix(NAME).partition(NAME)[0].removesuffix(' "')
+        return self.syntax.prefix(name).rstrip(" ")
 
     def make_parser(
         self,
@@ -48,42 +75,45 @@ class ToolFormat:
         return self.parser(names, opening=opening, max_calls=max_calls, parameters=parameters, new_id=self.new_id)
 
 
-_OBJECT, _NAME_ON = '{"name":', ' "{}", "arguments":'
-_HERMES_OPENING = f"<tool_call>\n{_OBJECT}"
-HERMES = ToolFormat("hermes", HermesParser, _HERMES_OPENING, _NAME_ON, ("<tool_call>", "</tool_call>"))
+_OBJECT = f'{{"name": "{NAME}", "arguments": '
+
+
+def _list(tag: str) -> CallSyntax:
+    """A list of objects behind a tag."""
+    return CallSyntax(_OBJECT, "}", separator=", ", begin=f"{tag}[", end="]", marker=tag.strip())
+
+
+_HERMES = CallSyntax(f"<tool_call>\n{_OBJECT}", "}\n</tool_call>", separator="\n", marker="<tool_call>")
+HERMES = ToolFormat("hermes", HermesParser, _HERMES, ("<tool_call>", "</tool_call>"))
 # A forced call is an object for all Llama 3 models: arguments in Python's form cannot be kept to a schema.
-LLAMA3 = ToolFormat("llama3", Llama3Parser, _OBJECT, ' "{}", "parameters":', ("<|python_tag|>",))
+_LLAMA3 = CallSyntax(f'{{"name": "{NAME}", "parameters": ', "}", separator="; ")
+LLAMA3 = ToolFormat("llama3", Llama3Parser, _LLAMA3, ("<|python_tag|>",))
 PYTHONIC = replace(LLAMA3, name="pythonic")
 _MISTRAL_MARKERS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 MISTRAL = ToolFormat(
-    "mistral",
-    MistralParser,
-    f"[TOOL_CALLS] [{_OBJECT}",
-    _NAME_ON,
-    _MISTRAL_MARKERS,
-    mistral_call_id,
-    mistral_shown_id,
+    "mistral", MistralParser, _list("[TOOL_CALLS] "), _MISTRAL_MARKERS, mistral_call_id, mistral_shown_id
 )
-MISTRAL_TAGGED = replace(MISTRAL, before_name="[TOOL_CALLS]", name_on="{}[ARGS]")
-GPT_OSS = ToolFormat(
-    "gpt_oss",
-    HarmonyParser,
-    f"{CHANNEL}commentary to=functions.",
-    f"{{}} {CONSTRAIN}json{MESSAGE}",
-    (START, CHANNEL, CONSTRAIN, MESSAGE, CALL, END),
+MISTRAL_TAGGED = replace(MISTRAL, syntax=CallSyntax(f"[TOOL_CALLS]{NAME}[ARGS]", "", marker="[TOOL_CALLS]"))
+_HARMONY = CallSyntax(f"{CHANNEL}commentary to=functions.{NAME} {CONSTRAIN}json{MESSAGE}", "", separator=None)
+GPT_OSS = ToolFormat("gpt_oss", HarmonyParser, _HARMONY, (START, CHANNEL, CONSTRAIN, MESSAGE, CALL, END))
+_DEEPSEEK = CallSyntax(f"{CALL_BEGIN}{NAME}{SEPARATOR}", CALL_END, begin=CALLS_BEGIN, end=CALLS_END, marker=CALLS_BEGIN)
+_FENCED = replace(
+    _DEEPSEEK,
+    call=f"{CALL_BEGIN}function{SEPARATOR}{NAME}\n```json\n",
+    after=f"\n```{CALL_END}",
+    separator="\n",
 )
-_DEEPSEEK_MARKERS = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR)
-_DEEPSEEK_OPENING = CALLS_BEGIN + CALL_BEGIN
-DEEPSEEK_BARE = ToolFormat("deepseek", DeepseekParser, _DEEPSEEK_OPENING, f"{{}}{SEPARATOR}", _DEEPSEEK_MARKERS)
-DEEPSEEK = replace(DEEPSEEK_BARE, before_name=f"{_DEEPSEEK_OPENING}function{SEPARATOR}", name_on="{}\n```json\n")
+DEEPSEEK_BARE = ToolFormat(
+    "deepseek", DeepseekParser, _DEEPSEEK, (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR)
+)
+DEEPSEEK = replace(DEEPSEEK_BARE, syntax=_FENCED)
 _GLM_MARKERS = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-GLM = ToolFormat("glm", GlmParser, "<tool_call>", "{}\n", _GLM_MARKERS)
+GLM = ToolFormat("glm", GlmParser, CallSyntax(f"<tool_call>{NAME}\n", "", json=False), _GLM_MARKERS)
 _GRANITE_MARKERS = ("<|tool_call|>", "<tool_call>", "</tool_call>")
-GRANITE = ToolFormat("granite", GraniteParser, f"<|tool_call|>[{_OBJECT}", _NAME_ON, _GRANITE_MARKERS)
-GRANITE_HERMES = replace(GRANITE, before_name=_HERMES_OPENING)
-_PHI_MARKERS = ("<|tool_call|>", "<|/tool_call|>")
-PHI = ToolFormat("phi", PhiParser, f"<|tool_call|>[{_OBJECT}", _NAME_ON, _PHI_MARKERS)
-PHI_FUNCTOOLS = replace(PHI, before_name=f"functools[{_OBJECT}")
+GRANITE = ToolFormat("granite", GraniteParser, _list("<|tool_call|>"), _GRANITE_MARKERS)
+GRANITE_HERMES = replace(GRANITE, syntax=_HERMES)
+PHI = ToolFormat("phi", PhiParser, _list("<|tool_call|>"), ("<|tool_call|>", "<|/tool_call|>"))
+PHI_FUNCTOOLS = replace(PHI, syntax=replace(_list("functools"), marker="functools["))
 
 
 def find_format(setting: str, template: str, has_token: Callable[[str], bool]) -> ToolFormat:

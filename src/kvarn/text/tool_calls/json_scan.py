@@ -91,7 +91,6 @@ class Head:
 
 
 def read_head(text: str, begin: int, names: Collection[str] | None) -> Head | HeadState:
-    """Classify the object at `begin` by the text so far; `names` are those that may be called (None: any)."""
     # Only so much is looked at, however much there is: else the split of the text would tell.
     window = text[begin : begin + _LONGEST_HEAD]
     may_go_on = len(window) < _LONGEST_HEAD
@@ -117,7 +116,6 @@ def read_head(text: str, begin: int, names: Collection[str] | None) -> Head | He
 
 
 def _may_be_named(found: re.Match[str], names: Collection[str]) -> bool:
-    """Whether a name, or what of it has come, is one of `names`."""
     name, is_whole = found.groups()
     return any(each == name if is_whole else each.startswith(name) for each in names)
 

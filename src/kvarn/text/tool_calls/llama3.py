@@ -32,7 +32,7 @@ class Llama3Parser(ToolCallParser):
     {"name": "add", "parameters": {"a": 1, "b": 2}}
     [add(a=1, b=2), now()]
 
-    An object without `parameters` is not a call, nor is a name that nobody offered: in an answer that happens to be
+    An object without `parameters` is not a call, nor is a name that was not offered: in an answer that happens to be
     JSON nothing else tells them apart.
 
     An argument in Python's form is given out when it is complete. Expressions that are no literals become strings as
@@ -128,7 +128,6 @@ class Llama3Parser(ToolCallParser):
 
 
 def _bracket_of_call(text: str) -> int | None:
-    """The first bracket that stands at the beginning of a line or after a tag."""
     if "[" not in text and "{" not in text:  # the usual case, and far cheaper than the search
         return None
     for found in _BRACKET.finditer(text):

@@ -17,7 +17,6 @@ class HermesParser(ToolCallParser):
 
     tags: ClassVar[tuple[str, ...]] = ("<tool_call>",)
     end: ClassVar[str] = "</tool_call>"
-    """Tag that may end calls."""
     reads_lists: ClassVar[bool] = False
 
     def _calls_at(self, begin: int) -> Waiting[bool]:

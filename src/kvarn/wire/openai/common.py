@@ -66,6 +66,12 @@ Metadata = Annotated[
 ]
 
 
+def check_printable(value: str) -> str:
+    if not value.isprintable() or not value.strip():
+        raise PydanticCustomError("not_printable", "it must be printable text")
+    return value
+
+
 class RequestModel(BaseModel):
     """Base of all request objects: no unknown fields, no conversion between types, finite numbers only."""
 

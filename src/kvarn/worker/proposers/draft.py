@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from kvarn.clock import SYSTEM_CLOCK, Clock
-from kvarn.engine.proposals.proposer import NO_GUESS, Guess
+from kvarn.engine.proposals.proposer import NO_GUESS, Guess, Proposer
 from kvarn.engine.request import Sequence
 from kvarn.kernels.batch import PagedBatch
 from kvarn.models import Decoder
@@ -35,7 +35,6 @@ class _Draft:
     num_blocks: int = 0
     num_computed: int = 0
     guess: list[int] = field(default_factory=list)
-    """Guessed tokens that are in the cache behind those."""
 
     def settle(self, tokens: list[int]) -> None:
         for guessed, token in zip(self.guess, tokens[self.num_computed :], strict=False):
@@ -54,16 +53,14 @@ class _Row:
     draft: _Draft
     tokens: list[int]
     length: int
-    """Tokens to guess; 0 if known tokens remain after that."""
 
 
-class DraftProposer:
+class DraftProposer(Proposer):
     """See `kvarn.engine.proposals.proposer.Proposer`. Not thread-safe. The draft model's tokens are those of the
     large one; tokens beyond the large model's `vocab_size` are not guessed."""
 
     grades: tuple[float, ...] = (0.7,)
     is_free: bool = False
-    overhead_s: float = 0.0
 
     CATCH_UP = 256
     """Known tokens computed in one call, beyond the first few of each sequence."""
@@ -81,7 +78,6 @@ class DraftProposer:
         self._cache = model.new_kv_cache(num_blocks)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._drafts: OrderedDict[Sequence, _Draft] = OrderedDict()
-        """Least recently used first."""
         self._table_size = min(num_blocks, -(-model.spec.max_context_length // BLOCK_SIZE))
         self._device = model.kernels.device.torch_device
         self._times = PassTimes()
@@ -90,7 +86,6 @@ class DraftProposer:
         """None: one call a pass."""
 
     def warm_up(self) -> None:
-        """Compute and time short and long guesses of one row; nothing is kept."""
         row = np.zeros(1, dtype=np.int64)
         batch = self._batch(row, np.array([0, 1]), np.zeros((1, 1), dtype=np.int32))
         shortest = {1: math.inf, self.WARM_TOKENS: math.inf}
@@ -112,11 +107,7 @@ class DraftProposer:
         if draft is not None:
             self._free.extend(draft.table[: draft.num_blocks].tolist())
 
-    def forget_tenant(self, tenant: str) -> None:
-        """Do nothing: ended sequences leave no trace."""
-
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
-        """See `Proposer`. A sequence with known tokens left to compute gets no guess."""
         began = self._clock.now()
         rows = self._rows(wanted)
         guesses = [NO_GUESS] * len(wanted)
@@ -136,7 +127,6 @@ class DraftProposer:
         return guesses
 
     def _rows(self, wanted: Items[tuple[Sequence, int]]) -> list[_Row]:
-        """Rows to compute for the sequences; takes their blocks."""
         rows: list[_Row] = []
         spare = self.CATCH_UP
         for sequence, _ in wanted:
@@ -202,7 +192,6 @@ class DraftProposer:
         return drawn
 
     def _pass(self, token_ids: torch.Tensor, batch: PagedBatch) -> Ints:
-        """One forward pass; the likeliest token after each sequence's last one."""
         last = batch.query_starts[1:].to(torch.int64) - 1
         logits = self._model.forward(token_ids, batch, self._cache, last)
         likeliest: Ints = self._model.kernels.operations.most_likely(logits[:, : self._vocab_size])[0].numpy(force=True)

@@ -15,7 +15,7 @@ import torch
 
 from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.engine.plan import BlockCopy, BlockTransfer, NewSequence, Row
-from kvarn.engine.proposals.proposer import NO_GUESS, Guess
+from kvarn.engine.proposals.proposer import NO_GUESS, Guess, Proposer
 from kvarn.engine.request import Sequence
 from kvarn.kernels.batch import PagedBatch
 from kvarn.models.decoder import HiddenStates
@@ -28,7 +28,7 @@ from kvarn.worker.step_batch import StepBatch
 Ints = npt.NDArray[np.int64]
 
 
-class EagleProposer:
+class EagleProposer(Proposer):
     """Implements `Proposer`. The executor passes each step to it (`hidden_states`, `process_step`). Not thread-safe."""
 
     grades: tuple[float, ...] = (0.7,)
@@ -133,14 +133,7 @@ class EagleProposer:
     def seconds(self, num_sequences: int) -> float:
         return self._times.expected(num_sequences)
 
-    def forget(self, sequence: Sequence) -> None:
-        """Do nothing: the slot's next sequence replaces this one."""
-
-    def forget_tenant(self, tenant: str) -> None:
-        """Do nothing: ended sequences leave no trace."""
-
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
-        """See `Proposer`. A sequence whose latest tokens were not followed gets no guess."""
         self._unasked = 0
         guesses = [NO_GUESS] * len(wanted)
         rows = [index for index, (sequence, limit) in enumerate(wanted) if limit and self._is_followed(sequence)]
@@ -167,7 +160,6 @@ class EagleProposer:
         return guesses
 
     def warm_up(self) -> None:
-        """Compute and time passes of one row; nothing is kept."""
         token = torch.zeros(1, dtype=torch.int64, device=self._device)
         batch = self._batch(np.zeros(1, dtype=np.int64), np.full((1, 1), self._num_blocks, dtype=np.int32))
         times: list[float] = []

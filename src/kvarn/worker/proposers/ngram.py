@@ -21,7 +21,7 @@ import numpy as np
 
 from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.proposals.proposer import NO_GUESS, Guess
+from kvarn.engine.proposals.proposer import NO_GUESS, Guess, Proposer
 from kvarn.engine.request import Sequence
 from kvarn.kernels.search import Tokens, longest_match
 from kvarn.wire.block_names import PrefixScope
@@ -41,7 +41,6 @@ class TokenLog:
         self._capacity = capacity
         self.length = 0
         self.times_dropped = 0
-        """Each time positions have changed."""
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +65,6 @@ class TokenLog:
         self.length = end
 
     def last(self, count: int) -> Tokens:
-        """The last tokens, `count` at most; a view."""
         return self._array[max(0, self.length - count) : self.length]
 
     def longest_match(self, tail: Tokens) -> tuple[int, int]:
@@ -75,7 +73,6 @@ class TokenLog:
         return longest_match(self._array[: max(self.length - 1, 0)], tail)
 
     def following(self, position: int, count: int) -> list[int]:
-        """Tokens from `position` on, `count` at most, up to the end of an answer."""
         tokens: list[int] = self._array[position : min(position + count, self.length)].tolist()
         return tokens[: tokens.index(_NO_TOKEN)] if _NO_TOKEN in tokens else tokens
 
@@ -88,22 +85,18 @@ class _Text:
     source: TokenLog | None = None
     times_dropped: int = 0
     place: int = 0
-    """Position of the last guess in it."""
     match: int = 0
-    """Tokens before it that were the same."""
     skips_one: bool = False
     """The token before it is another than in the source."""
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """See `kvarn.engine.proposals.proposer.Proposer`. Not thread-safe. Memory: 4 to 8 bytes a token of the sequences
     that run, and at most `SCOPES` times `HISTORY` tokens of answers."""
 
     grades: tuple[float, ...] = (0.15, 0.15, 0.3, 0.5, 0.7, 0.85, 0.3)
     """Expected share by matching tokens: only the template's, 1, 2, 3 to 4, 5 to 8, more; one differs."""
     is_free: bool = True
-    call_s: float = 0.0
-    overhead_s: float = 0.0
 
     SCOPES = 256
     HISTORY = 8192
@@ -140,7 +133,6 @@ class NgramProposer:
         return self._times.expected(1) * num_sequences
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop the sequence's tokens; keep its answer for its scope."""
         self._texts.pop(sequence, None)
         scope = sequence.request.scope
         if not self._keeps_answers or sequence.num_outputs < 2 or scope.tenant in self._deleted:
@@ -185,7 +177,6 @@ class NgramProposer:
         return min((match - 1).bit_length() + 1, len(self.grades) - 2) if match else 0
 
     def _follow(self, text: _Text, new: list[int]) -> bool:
-        """Whether the tokens since the last guess are those of its source; then its place moves on."""
         source, count = text.source, len(new)
         if source is None or source.times_dropped != text.times_dropped:
             text.source = None

@@ -34,7 +34,6 @@ class BlockSlots(msgspec.Struct, frozen=True, array_like=True):
     """Slots of a plan's blocks, in its order."""
 
     stores: list[int | None]
-    """None: the block is not kept."""
     loads: list[int]
 
 
@@ -59,7 +58,6 @@ def slot_bytes(parts: Sequence[BlockPart]) -> int:
 
 
 def anonymous_file() -> int:
-    """The descriptor of an empty file without a name, which processes started from here may inherit and map."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("kvarn-kv-blocks")
     with tempfile.TemporaryFile() as file:
@@ -76,19 +74,16 @@ class SlotMemory:
 
     def __init__(self, memory: memoryview, size: int, part: BlockPart) -> None:
         self.slots = BlockSlots([], [])
-        """Slots of the plan whose blocks are moved next."""
         self._memory = memory
         self._size = size
         self._part = part
 
     def store(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
-        """Copy this rank's part of each block that is kept, unless another rank has the same."""
         for slot, parts in zip(self.slots.stores, contents, strict=True):
             if slot is not None and self._part.stores:
                 copy_parts(parts, self._own(slot), outwards=False)
 
     def load(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
-        """Copy this rank's part of each block into the memory of these."""
         for slot, parts in zip(self.slots.loads, contents, strict=True):
             copy_parts(parts, self._own(slot), outwards=True)
 

@@ -52,16 +52,13 @@ class RankLayout:
         return rank % self.tensor_parallel_size
 
     def context(self, rank: int) -> int:
-        """Place of a rank among those that have the same weights and share long prompts."""
         return rank // self.tensor_parallel_size % self.prefill_context_parallel_size
 
     def peers(self, rank: int) -> list[int]:
-        """The ranks that share a rank's layers, itself among them."""
         first = rank - self.shard(rank)
         return list(range(first, first + self.tensor_parallel_size))
 
     def context_peers(self, rank: int) -> list[int]:
-        """The ranks that share long prompts with a rank, itself among them."""
         first = rank - self.context(rank) * self.tensor_parallel_size
         return list(range(first, first + self.stage_size, self.tensor_parallel_size))
 
@@ -120,7 +117,6 @@ class RankGroup:
         return taken
 
     def gather_context(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of the ranks that share long prompts, of the same shape and type, in their order."""
         return self._all_gather(tensor, self._context_peers)
 
     def send(self, tensor: torch.Tensor) -> None:
@@ -143,7 +139,6 @@ class RankGroup:
 
 @contextmanager
 def _lost() -> Iterator[None]:
-    """Raise torch's error of a broken connection as `RankLostError`."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -161,7 +156,6 @@ def send_frame(pipe: IO[bytes], message: bytes) -> None:
 
 
 def read_frame(pipe: IO[bytes]) -> bytes | None:
-    """The next message; None where the pipe was closed."""
     head = pipe.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None

@@ -41,7 +41,6 @@ class SharedBlocks:
     all_gather: Callable[[torch.Tensor], list[torch.Tensor]]
 
     def share(self, *caches: torch.Tensor) -> None:
-        """One all-gather of whole blocks, in the bytes of the cache."""
         parts = [cache.view(len(cache), -1).view(torch.uint8) for cache in caches]
         sizes = [part.shape[1] for part in parts]
         own = self.blocks[self.rank]

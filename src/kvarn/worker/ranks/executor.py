@@ -30,14 +30,7 @@ class RanksExecutor:
     """See `kvarn.engine.plan.Executor`. Plans are run in all ranks, one after the other.
 
     With several stages as many plans are in flight: while one stage computes a plan, the one before it computes the
-    next. With one stage there are as many as rank 0's own executor takes.
-
-    Args:
-        own: Rank 0's part of the model, with its KV cache.
-        others: Pipes to the other ranks.
-        stages: Into which the layers are divided.
-        load: Reads rank 0's part of an adapter.
-        blocks: Keeps blocks beyond the caches, where that is configured.
+    next. With one stage there are as many as rank 0's own executor takes. `load` reads rank 0's part of an adapter.
     """
 
     def __init__(
@@ -55,7 +48,6 @@ class RanksExecutor:
         self._own = own
         self._others = others
         self._plans: deque[tuple[StepPlan, BlockSlots | None]] = deque()
-        """Plans that the other stages have, and this one not yet."""
         self._rank = RankProtocol(own)
         self._drawn: DrawnTokens = []
         self._blocks = blocks
@@ -76,7 +68,6 @@ class RanksExecutor:
         self._drawn = self._rank.drawn_tokens()
 
     def collect(self) -> StepResult:
-        """This rank's result of the oldest plan. Raises as `InProcessExecutor.execute`, and RankLostError."""
         if self._stages == 1:
             return self._own.collect()
         return self._run(self._own.execute, *self._plans.popleft())
@@ -88,11 +79,9 @@ class RanksExecutor:
         return loaded
 
     def shutdown(self) -> None:
-        """Free the memory and threads of this rank. The others end when their pipes are closed."""
         self._own.shutdown()
 
     def _run(self, run: Callable[[StepPlan], Result], plan: StepPlan, slots: BlockSlots | None) -> Result:
-        """Run this rank's part of a plan, and end the transfers of the blocks that all ranks moved."""
         if self._blocks is None or slots is None:
             return run(plan)
         self._blocks.memory.slots = slots

@@ -33,11 +33,9 @@ class RunPlan(msgspec.Struct, frozen=True, tag=True):
 
     plan: StepPlan
     slots: BlockSlots | None = None
-    """Slots of the blocks that it stores and loads; None where it moves none."""
     ahead: bool = False
     """Every rank draws its tokens."""
     drawn: DrawnTokens = []
-    """Tokens that rank 0 drew in the step before."""
 
 
 Message = AddAdapter | ForgetAdapter | RunPlan
@@ -59,7 +57,6 @@ class RankProtocol:
         return self._ahead is not None and self._ahead.runs_ahead(plan)
 
     def drawn_tokens(self) -> DrawnTokens:
-        """Tokens of the plan submitted last that the other ranks must receive."""
         result = None if self._ahead is None else self._ahead.last_host_result
         return [] if result is None else [(row.slot, row.token_ids) for row in result.rows if row.token_ids]
 

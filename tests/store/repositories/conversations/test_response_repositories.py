@@ -22,23 +22,6 @@ from kvarn.store.repositories.queries import delete_owned, read_owned
 from new_tenants import create_organization
 
 
-class Clock:
-    """Stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(store: Store) -> Clock:
-    made = Clock()
-    store.now = made
-    return made
-
-
 @pytest.fixture
 async def owner(store: Store) -> Owner:
     return (await create_organization(store, "one")).owner
@@ -111,7 +94,7 @@ async def claim(store: Store, gateway_id: str, lease_s: int, most: int) -> list[
     return claimed
 
 
-async def test_a_claim_reads_and_locks_one_response(store: Store, owner: Owner, clock: Clock) -> None:
+async def test_a_claim_reads_and_locks_one_response(store: Store, owner: Owner, clock: Any) -> None:
     for number in range(3):
         await queue(store, owner, f"resp_{number}", "one", lease_s=1)
     clock.now += 2
@@ -138,7 +121,7 @@ async def status_of(store: Store, owner: Owner, response_id: str) -> str:
     return (await read_owned(store, owner, StoredResponse, response_id)).status
 
 
-async def test_a_lease_is_its_gateways_until_it_runs_out(store: Store, owner: Owner, clock: Clock) -> None:
+async def test_a_lease_is_its_gateways_until_it_runs_out(store: Store, owner: Owner, clock: Any) -> None:
     await queue(store, owner, "resp_a", "one")
     assert await claim(store, "two", 10, 10) == []
     clock.now += 9
@@ -159,7 +142,7 @@ async def test_a_lease_is_its_gateways_until_it_runs_out(store: Store, owner: Ow
     assert await claim(store, "three", 10, 10) == []
 
 
-async def test_a_response_is_claimed_by_one_gateway_however_many_ask(store: Store, owner: Owner, clock: Clock) -> None:
+async def test_a_response_is_claimed_by_one_gateway_however_many_ask(store: Store, owner: Owner, clock: Any) -> None:
     for number in range(12):
         await queue(store, owner, f"resp_{number}", "dead")
     clock.now += 11
@@ -172,7 +155,7 @@ async def test_a_response_is_claimed_by_one_gateway_however_many_ask(store: Stor
 
 
 async def test_what_is_given_back_is_taken_at_once_and_the_attempt_does_not_count(
-    store: Store, owner: Owner, clock: Clock
+    store: Store, owner: Owner, clock: Any
 ) -> None:
     await queue(store, owner, "resp_a", "one")
     await background.release_response(store, "two", "resp_a")  # not its own
@@ -181,7 +164,7 @@ async def test_what_is_given_back_is_taken_at_once_and_the_attempt_does_not_coun
     assert [row.attempts for row in await claim(store, "two", 10, 10)] == [1]
 
 
-async def test_a_cancelled_response_is_nobodys_any_more(store: Store, owner: Owner, clock: Clock) -> None:
+async def test_a_cancelled_response_is_nobodys_any_more(store: Store, owner: Owner, clock: Any) -> None:
     await queue(store, owner, "resp_a", "one")
     row = await background.cancel_response(store, owner, "resp_a")
     assert (row.status, row.body["status"]) == ("cancelled", "cancelled")
@@ -194,7 +177,7 @@ async def test_a_cancelled_response_is_nobodys_any_more(store: Store, owner: Own
         await background.cancel_response(store, stranger, "resp_a")
 
 
-async def test_a_conversation_has_one_writer_at_a_time(store: Store, owner: Owner, clock: Clock) -> None:
+async def test_a_conversation_has_one_writer_at_a_time(store: Store, owner: Owner, clock: Any) -> None:
     made = await conversations.create_conversation(store, owner, {}, [message("first")])
     locks = [Lock(made.id, f"resp_{number}") for number in range(8)]
     tries = await asyncio.gather(
@@ -217,7 +200,7 @@ async def test_a_conversation_has_one_writer_at_a_time(store: Store, owner: Owne
     await conversations.lock_conversation(store, owner, other, 10)
 
 
-async def test_a_turn_is_added_whole_or_not_at_all(store: Store, owner: Owner, clock: Clock) -> None:
+async def test_a_turn_is_added_whole_or_not_at_all(store: Store, owner: Owner, clock: Any) -> None:
     made = await conversations.create_conversation(store, owner, {}, [message("first")])
     lock = Lock(made.id, "resp_a")
     await conversations.lock_conversation(store, owner, lock, 10)
@@ -245,7 +228,7 @@ async def test_items_go_with_their_conversation(store: Store, owner: Owner) -> N
     assert await find_item(store, owner, "msg_a") is None
 
 
-async def test_of_several_items_of_one_name_the_newest_is_found(store: Store, owner: Owner, clock: Clock) -> None:
+async def test_of_several_items_of_one_name_the_newest_is_found(store: Store, owner: Owner, clock: Any) -> None:
     made = []
     for text in "baced":
         item = {**message(text), "id": "msg_own"}

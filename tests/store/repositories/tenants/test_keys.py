@@ -12,7 +12,6 @@ from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.keys import is_key, lookup_of, new_key
 from kvarn.store.models import ApiKey, AuditEntry
 from kvarn.store.owner import Role, Scopes
-from kvarn.store.repositories.changes import Position, read_news
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
 from kvarn.store.repositories.tenants.organizations import change_organization
@@ -98,23 +97,6 @@ async def test_an_archived_organisation_grants_nothing_until_it_is_back(store: S
         assert ((await _grant(store, value)).principal is None) is archived
 
 
-async def test_a_change_and_its_audit_entry_and_its_news_stand_or_fall_together(store: Store) -> None:
-    tenant = await create_organization(store, "a")
-    before = await _position(store)
-    with pytest.raises(RuntimeError, match="in the middle"):
-        async with audited_change(store, ACTOR) as change:
-            await add_key(change, *_of(tenant), KeyRequest(name="lost"))
-            await set_limit(change, *_of(tenant), "*", {"concurrency": 1})
-            raise RuntimeError("in the middle")
-    async with store.reading() as session:
-        assert list(await session.scalars(select(ApiKey.id))) == []
-        kinds = list(await session.scalars(select(AuditEntry.type).where(AuditEntry.type == "api_key.created")))
-    assert kinds == [] and await _position(store) == before
-    async with audited_change(store, ACTOR) as change:
-        await set_limit(change, *_of(tenant), "*", {"concurrency": 1})
-    assert await _position(store) != before
-
-
 async def test_an_administrators_key_follows_its_user(store: Store) -> None:
     tenant = await create_organization(store, "a")
     async with audited_change(store, ACTOR) as change:
@@ -162,8 +144,3 @@ def _of(tenant) -> tuple[str, str]:
 async def _grant(store: Store, value: str, now: float | None = None):
     async with store.reading() as session:
         return await find_grant(session, lookup_of(value), store.now() if now is None else now)
-
-
-async def _position(store: Store) -> Position:
-    async with store.reading() as session:
-        return (await read_news(session, None)).position

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from sqlalchemy import func, select
 
@@ -64,36 +63,6 @@ async def test_writers_at_once_add_up(store: Store) -> None:
     async with store.reading() as session:
         periods = (await session.execute(select(UsagePeriod))).scalars().all()
     assert [each.tokens for each in periods] == [60 * 15] * 3
-
-
-async def test_sums_by_time_and_group(store: Store) -> None:
-    await usage_events.record(
-        store,
-        [
-            make_event(1, finished_at=DAY + 1),
-            make_event(2, finished_at=DAY + 3_600, service_tier="batch", user_id="user-1"),
-            make_event(3, finished_at=DAY + 3_700, key_id="key_1", model="other"),
-            make_event(4, finished_at=DAY + 1, organization_id="org-b", project_id="proj_b"),
-            make_event(5, finished_at=DAY + 1, endpoint="/v1/embeddings"),
-        ],
-    )
-    mine = UsageFilter(organization_id="org-a", not_endpoints=("/v1/embeddings",))
-    hours = await usage_sums.sums(store, mine, start=DAY, end=DAY + 7_200, width=3_600, group_by=["model", "batch"])
-    assert [(each.start, each.group["model"], each.group["batch"], each.requests) for each in hours] == [
-        (DAY, "tiny", "false", 1),
-        (DAY + 3_600, "other", "false", 1),
-        (DAY + 3_600, "tiny", "true", 1),
-    ]
-    for narrower, found in (
-        ({"batch": True}, 1),
-        ({"batch": False}, 2),
-        ({"key_ids": ("key_1",)}, 1),
-        ({"user_ids": ("user-1", "user-2")}, 1),
-        ({"models": ()}, 0),
-        ({"project_ids": ("proj_b",)}, 0),
-    ):
-        total = await usage_sums.sums(store, replace(mine, **narrower), start=DAY, end=DAY + 7_200)
-        assert sum(each.requests for each in total) == found, narrower
 
 
 async def test_a_lease_is_held_by_one_until_its_time_is_over(store: Store) -> None:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, AdminDep, PlatformAdminDep
-from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.openapi import json_router
 from kvarn.gateway.query import BackwardQuery, Flag, Texts, Time, list_answer, only_false
 from kvarn.gateway.routes.organization.objects import audit_log_object
 from kvarn.store.repositories.tenants.audit_log import list_audit_log
 from kvarn.wire.openai.lists import ListObject
 from kvarn.wire.openai.organization.objects import AuditLogObject
 
-router = APIRouter(
-    prefix="/v1/organization", tags=["administration"], route_class=JsonRoute, dependencies=ADMINISTRATION
-)
+router = json_router("/v1/organization", "administration", ADMINISTRATION)
 
 
 class TimeRange(BaseModel):

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastapi import APIRouter
-
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, AdminDep
-from kvarn.gateway.openapi import JsonRoute
-from kvarn.gateway.query import OrderedOldestFirstQuery, list_answer
+from kvarn.gateway.openapi import json_router
+from kvarn.gateway.query import OrderedOldestFirstQuery, whole_list
 from kvarn.metering.prices import BILLIONTHS, billionths
 from kvarn.store.models import Budget
-from kvarn.store.repositories.pages import Page
 from kvarn.store.repositories.usage import budgets
 from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization.objects import BudgetObject
 from kvarn.wire.openai.organization.requests import BudgetCreate, BudgetUpdate
 
-router = APIRouter(
-    prefix="/v1/organization/budgets", tags=["organization"], route_class=JsonRoute, dependencies=ADMINISTRATION
-)
+router = json_router("/v1/organization/budgets", "organization", ADMINISTRATION)
 
 
 @router.get("", summary="List budgets")
 async def list_budgets(admin: AdminDep, query: OrderedOldestFirstQuery) -> ListObject[BudgetObject]:
     """The organisation's budgets and those of its projects, oldest first unless `order` is `desc`."""
     page = await admin.read(budgets.list_budgets, query.cursor)
-    return list_answer(Page(await _described(admin, page.items), page.has_more), lambda budget: budget)
+    return whole_list(await _described(admin, page.items), has_more=page.has_more)
 
 
 @router.post("", summary="Create a budget")
@@ -59,7 +54,6 @@ async def modify_budget(admin: AdminDep, budget_id: str, body: BudgetUpdate) -> 
 
 @router.delete("/{budget_id}", summary="Delete a budget")
 async def delete_budget(admin: AdminDep, budget_id: str) -> DeletedObject:
-    """Its limits hold no longer."""
     async with admin.audited_change() as change:
         budget = await budgets.find_budget(change.session, admin.organization_id, budget_id)
         await budgets.delete_budget(change, budget)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from fastapi import APIRouter
 from pydantic import ValidationError
 
 from kvarn.clock import SYSTEM_CLOCK
@@ -14,7 +13,7 @@ from kvarn.config.rollout import RolloutConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.fleet.desired import changed, model_of, spec_of
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, PlatformAdminDep
-from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.openapi import json_router
 from kvarn.gateway.query import QueryModel
 from kvarn.gateway.routes.rollouts import give_command, rollout_config
 from kvarn.gateway.state import Gateway
@@ -41,9 +40,7 @@ from kvarn.wire.openai.organization.deployments import (
     ReplicaObject,
 )
 
-router = APIRouter(
-    prefix="/v1/organization/deployments", tags=["administration"], route_class=JsonRoute, dependencies=ADMINISTRATION
-)
+router = json_router("/v1/organization/deployments", "administration", ADMINISTRATION)
 
 
 class ModelQuery(QueryModel):

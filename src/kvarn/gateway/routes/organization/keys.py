@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fastapi import APIRouter
 from pydantic import Field
 
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminDep
-from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.openapi import json_router
 from kvarn.gateway.query import OldestFirstQuery, OrderedOldestFirstQuery, list_answer
 from kvarn.gateway.routes.organization.objects import admin_key_object, project_key_object, scopes_of
 from kvarn.store.owner import Role
@@ -21,9 +20,7 @@ from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization.objects import AdminKeyObject, ProjectKeyObject
 from kvarn.wire.openai.organization.requests import AdminKeyCreate, ProjectKeyCreate
 
-router = APIRouter(
-    prefix="/v1/organization", tags=["administration"], route_class=JsonRoute, dependencies=ADMINISTRATION
-)
+router = json_router("/v1/organization", "administration", ADMINISTRATION)
 
 _ADMIN_KEYS = "/admin_api_keys"
 _PROJECT_KEYS = "/projects/{project_id}/api_keys"
@@ -55,7 +52,6 @@ async def create_admin_key(admin: AdminDep, body: AdminKeyCreate) -> AdminKeyObj
 
 @router.get(_ADMIN_KEYS + "/{key_id}", summary="Retrieve an administrator's key")
 async def get_admin_key(admin: AdminDep, key_id: str) -> AdminKeyObject:
-    """One key, without its value."""
     return admin_key_object(await admin.read(keys.get_key, key_id, admin=True))
 
 
@@ -96,7 +92,6 @@ async def create_project_key(admin: AdminDep, project_id: str, body: ProjectKeyC
 
 @router.get(_PROJECT_KEYS + "/{key_id}", summary="Retrieve an API key")
 async def get_project_key(admin: AdminDep, project_id: str, key_id: str) -> ProjectKeyObject:
-    """One key, without its value."""
     return project_key_object(await admin.read(keys.get_key, key_id, project_id=project_id))
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from pydantic import Field
 
 from kvarn.config.extras import missing_extra
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminDep
-from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.openapi import json_router
 from kvarn.gateway.query import Flag, OldestFirstQuery, list_answer
 from kvarn.gateway.routes.organization.objects import (
     project_object,
@@ -28,9 +27,7 @@ from kvarn.wire.openai.organization.requests import (
     ServiceAccountUpdate,
 )
 
-router = APIRouter(
-    prefix="/v1/organization/projects", tags=["administration"], route_class=JsonRoute, dependencies=ADMINISTRATION
-)
+router = json_router("/v1/organization/projects", "administration", ADMINISTRATION)
 
 _ACCOUNTS = "/{project_id}/service_accounts"
 _SECRET_KEY = "Secret Key"  # OpenAI's name of a key that was given none
@@ -49,13 +46,11 @@ async def list_projects(admin: AdminDep, query: ProjectQuery) -> ListObject[Proj
 
 @router.post("", summary="Create a project")
 async def create_project(admin: AdminDep, body: ProjectCreate) -> ProjectObject:
-    """A new project."""
     return project_object(await admin.change(projects.add_project, body.name))
 
 
 @router.get("/{project_id}", summary="Retrieve a project")
 async def get_project(admin: AdminDep, project_id: str) -> ProjectObject:
-    """One project, archived or not."""
     return project_object(await admin.read(projects.get_project, project_id))
 
 
@@ -76,7 +71,6 @@ async def archive_project(admin: AdminDep, project_id: str) -> ProjectObject:
 
 @router.get(_ACCOUNTS, summary="List service accounts")
 async def list_accounts(admin: AdminDep, project_id: str, query: OldestFirstQuery) -> ListObject[ServiceAccountObject]:
-    """The project's service accounts, oldest first."""
     page = await admin.read(users.list_members, project_id, query.cursor, "service_account")
     return list_answer(page, service_account_object)
 
@@ -96,7 +90,6 @@ async def create_account(admin: AdminDep, project_id: str, body: ServiceAccountC
 
 @router.get(_ACCOUNTS + "/{user_id}", summary="Retrieve a service account")
 async def get_account(admin: AdminDep, project_id: str, user_id: str) -> ServiceAccountObject:
-    """One service account."""
     return service_account_object(await admin.read(users.get_member, project_id, user_id, "service_account"))
 
 
@@ -113,7 +106,6 @@ async def modify_account(
 
 @router.delete(_ACCOUNTS + "/{user_id}", summary="Delete a service account")
 async def delete_account(admin: AdminDep, project_id: str, user_id: str) -> DeletedObject:
-    """Delete it with all its keys."""
     await admin.change(users.delete_service_account, project_id, user_id)
     return DeletedObject(id=user_id, object="organization.project.service_account.deleted")
 

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from pydantic import Field
 
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, AdminDep, PlatformAdminDep
-from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.openapi import json_router
 from kvarn.gateway.query import BackwardQuery, OldestFirstQuery, list_answer
 from kvarn.gateway.routes.organization.objects import (
     RATE_LIMIT_PREFIX,
@@ -30,9 +30,7 @@ from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization.objects import RateLimitObject
 from kvarn.wire.openai.organization.requests import UNLIMITED, RateLimitUpdate
 
-router = APIRouter(
-    prefix="/v1/organization", tags=["administration"], route_class=JsonRoute, dependencies=ADMINISTRATION
-)
+router = json_router("/v1/organization", "administration", ADMINISTRATION)
 
 
 _COLUMNS = {

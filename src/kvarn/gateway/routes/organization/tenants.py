@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from pydantic import Field
 
 from kvarn.gateway.dependencies import ADMINISTRATION, PlatformAdminDep
-from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.openapi import json_router
 from kvarn.gateway.query import Flag, OldestFirstQuery, QueryModel, list_answer
 from kvarn.gateway.routes.organization.objects import (
     admin_key_object,
@@ -21,9 +20,7 @@ from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization.objects import TenantObject
 from kvarn.wire.openai.organization.requests import TenantCreate, TenantUpdate
 
-router = APIRouter(
-    prefix="/v1/organization/tenants", tags=["administration"], route_class=JsonRoute, dependencies=ADMINISTRATION
-)
+router = json_router("/v1/organization/tenants", "administration", ADMINISTRATION)
 
 
 class DeleteQuery(QueryModel):
@@ -43,7 +40,7 @@ async def list_tenants(admin: PlatformAdminDep, query: OldestFirstQuery) -> List
 @router.post("", summary="Create an organisation")
 async def create_tenant(admin: PlatformAdminDep, body: TenantCreate) -> TenantObject:
     """A new organisation with a project and its first administrator's key, whose `value` is shown in this answer
-    only: whoever has it does the rest."""
+    only."""
     settings = body.model_dump(exclude_none=True, exclude={"name"})
     async with admin.audited_change() as change:
         organization, project = await organizations.add_organization(change, body.name, **settings)

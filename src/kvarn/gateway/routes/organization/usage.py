@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-from fastapi import APIRouter, Depends
 from pydantic import Field, model_validator
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.gateway.dependencies import GatewayDep, PrincipalDep
-from kvarn.gateway.openapi import JsonRoute
-from kvarn.gateway.query import Flag, QueryModel, Text, Texts, Time, check_query
+from kvarn.gateway.openapi import json_router
+from kvarn.gateway.query import CHECKED, Flag, QueryModel, Text, Texts, Time
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.metering.usage_reports import Reports
 from kvarn.store.ledger import DAY_S, HOUR_S, UsageFilter, UsageSum
@@ -29,9 +28,7 @@ from kvarn.wire.openai.organization.objects import (
     UsagePage,
 )
 
-router = APIRouter(
-    prefix="/v1/organization", tags=["organization"], route_class=JsonRoute, dependencies=[Depends(check_query)]
-)
+router = json_router("/v1/organization", "organization", CHECKED)
 
 EMBEDDINGS = (  # operations of encoders
     *("/v1/embeddings", "/api/embed", "/api/embeddings", "/pooling", "/v1/pooling"),
@@ -188,7 +185,6 @@ async def embeddings(gateway: GatewayDep, principal: PrincipalDep, query: UsageQ
 
 @router.get("/usage/moderations", summary="Usage of moderations")
 async def moderations(gateway: GatewayDep, principal: PrincipalDep, query: UsageQuery) -> UsagePage[InputUsage]:
-    """Requests and tokens."""
     where = replace(query.filter_for(principal), endpoints=MODERATIONS)
     return await query.answer(gateway.control.reports, where, query.groups, _input_usage("moderations"))
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from pydantic import Field
 
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminDep
-from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.openapi import json_router
 from kvarn.gateway.query import OldestFirstQuery, Texts, list_answer
 from kvarn.gateway.routes.organization.objects import project_user_object, role_of, user_object
 from kvarn.store.repositories.tenants import users
@@ -14,9 +13,7 @@ from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization.objects import ProjectUserObject, UserObject
 from kvarn.wire.openai.organization.requests import ProjectUserCreate, ProjectUserUpdate, UserCreate, UserUpdate
 
-router = APIRouter(
-    prefix="/v1/organization", tags=["administration"], route_class=JsonRoute, dependencies=ADMINISTRATION
-)
+router = json_router("/v1/organization", "administration", ADMINISTRATION)
 
 _MEMBERS = "/projects/{project_id}/users"
 
@@ -40,7 +37,6 @@ async def create_user(admin: AdminDep, body: UserCreate) -> UserObject:
 
 @router.get("/users/{user_id}", summary="Retrieve a user")
 async def get_user(admin: AdminDep, user_id: str) -> UserObject:
-    """One person."""
     return user_object(await admin.read(users.get_user, user_id))
 
 
@@ -52,14 +48,12 @@ async def modify_user(admin: AdminDep, user_id: str, body: UserUpdate) -> UserOb
 
 @router.delete("/users/{user_id}", summary="Delete a user")
 async def delete_user(admin: AdminDep, user_id: str) -> DeletedObject:
-    """Delete a person with all their keys."""
     await admin.change(users.delete_user, user_id)
     return DeletedObject(id=user_id, object="organization.user.deleted")
 
 
 @router.get(_MEMBERS, summary="List a project's users")
 async def list_members(admin: AdminDep, project_id: str, query: OldestFirstQuery) -> ListObject[ProjectUserObject]:
-    """People in the project."""
     return list_answer(await admin.read(users.list_members, project_id, query.cursor, "person"), project_user_object)
 
 
@@ -77,13 +71,11 @@ async def create_member(admin: AdminDep, project_id: str, body: ProjectUserCreat
 
 @router.get(_MEMBERS + "/{user_id}", summary="Retrieve a project's user")
 async def get_member(admin: AdminDep, project_id: str, user_id: str) -> ProjectUserObject:
-    """One person in the project."""
     return project_user_object(await admin.read(users.get_member, project_id, user_id, "person"))
 
 
 @router.post(_MEMBERS + "/{user_id}", summary="Modify a project's user")
 async def modify_member(admin: AdminDep, project_id: str, user_id: str, body: ProjectUserUpdate) -> ProjectUserObject:
-    """Set a person's role in the project."""
     return project_user_object(await admin.change(users.change_member, project_id, user_id, "person", role=body.role))
 
 

@@ -59,7 +59,7 @@ def find_shared(
     tl.store(of_segment + leader * SLOTS + slot, own, mask=reads)
     slots = tl.arange(0, SLOTS)
     left = tl.where(reads & (slot == 0), after + 1, 0)
-    # Seats that nobody takes: of its own tile, unless another sequence leads it.
+    # Slots left over: of its own tile, unless another sequence leads it.
     tl.store(of_segment + own * SLOTS + slots, -1, mask=slots >= tl.minimum(left, TOGETHER))
 
 

@@ -314,8 +314,8 @@ def _of_group(
     second -= zero
     if HAS_SUB_SCALES:
         j = tl.arange(0, GROUP // 2)
-        first *= _multipliers(words, 0, j, GROUP, DOT)
-        second *= _multipliers(words, GROUP // 2, j, GROUP, DOT)
+        first *= _sub_scales(words, 0, j, GROUP, DOT)
+        second *= _sub_scales(words, GROUP // 2, j, GROUP, DOT)
     return tl.reshape(tl.permute(tl.join(first, second), [0, 2, 1]), [OUTS, GROUP])
 
 
@@ -326,7 +326,7 @@ def _scale(words):
 
 
 @triton.jit
-def _multipliers(words, FIRST: tl.constexpr, j, GROUP: tl.constexpr, DOT: tl.constexpr):
+def _sub_scales(words, FIRST: tl.constexpr, j, GROUP: tl.constexpr, DOT: tl.constexpr):
     """Those of inputs FIRST + j of a group, 32 inputs each: [rows, inputs]."""
     lowest: tl.constexpr = words.dtype.primitive_bitwidth - 8 * max(GROUP // 32, 1) + 8 * (FIRST // 32)
     own = _less_16(words >> lowest, DOT)[:, None]

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kvarn.kernels.triton.interpreter import is_interpreting
+from kvarn.kernels.triton.launch import is_interpreting
 
 ON_GPU = tl.constexpr(not is_interpreting())
 LINES = tl.constexpr(4)

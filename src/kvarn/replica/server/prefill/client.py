@@ -120,7 +120,6 @@ class PrefillClient:
         self._command(Forget(tenant))
 
     def stats(self) -> KVTierStats:
-        """Blocks that have come, and those that were not used."""
         with self._lock:
             size = self._blocks * self._greeting.block_bytes
             return KVTierStats(stored_bytes_total=size, dropped_total=dict(self._dropped))
@@ -216,7 +215,6 @@ class PrefillClient:
                     peer.send(self._encoder.encode(Cancel(message.job)))
 
     def _take(self, message: Block, job: _Job, head: memoryview, contents: memoryview) -> str:
-        """Verify a block and keep it; returns what is wrong with it."""
         if not 0 <= message.index < len(job.names):
             raise BadBlockError("frame")
         name, fetch = job.names[message.index], job.fetch

@@ -62,8 +62,6 @@ log = logging.getLogger(__name__)
 
 
 class _Stored(msgspec.Struct, tag=True):
-    """Blocks that are asked for are in memory, each pinned once."""
-
     names: list[bytes]
 
 
@@ -83,7 +81,6 @@ class _Job:
     ask: Ask
     request_id: str
     unsent: set[int] = field(default_factory=set)
-    """Places of the blocks that have not been sent."""
     num_ready: int = 0
     is_submitted: bool = False
     is_settled: bool = False
@@ -105,10 +102,8 @@ class PrefillServer:
     """Listens at a path for engines that ask.
 
     Args:
-        tiers: Those of this process's engine.
-        path: Of the Unix socket; its directory belongs to this user alone.
+        path: Path of the Unix socket; its directory belongs to this user alone.
         model: See `BlockId.model`.
-        block_bytes: Of a block's contents.
         sockets: Directory of the engine's own sockets.
         window_bytes: Contents of blocks on their way to one client; at least one block is.
     """

@@ -26,18 +26,13 @@ def layout_of(config: ModelConfig) -> RankLayout:
 
 
 def context_of(config: ModelConfig, rank: int, group: RankGroup) -> ContextParallel | None:
-    """A rank's place among those that share long prompts, where there are others."""
     layout = layout_of(config)
     size = layout.prefill_context_parallel_size
     return ContextParallel(layout.context(rank), size, group.gather_context) if size > 1 else None
 
 
 def device_of(config: ModelConfig, rank: int) -> torch.device:
-    """Device of a rank; each rank has an accelerator of its own.
-
-    Raises:
-        ParallelError: There are fewer of them than ranks.
-    """
+    """Device of a rank; each rank has an accelerator of its own. Raises `ParallelError` where there are fewer."""
     place, ranks = kernels_for(config.kernels, config.device).device.torch_device, layout_of(config).world_size
     accelerator = torch.accelerator.current_accelerator()
     if ranks == 1 or accelerator is None or place.type != accelerator.type:

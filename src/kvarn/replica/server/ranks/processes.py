@@ -43,7 +43,6 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     replica: ReplicaSpec
     rank: int
     store: str
-    """The file over which ranks find each other."""
     block_file: int = -1
     """Descriptor of the memory in which blocks are kept beyond the caches; -1 where none are."""
     expert_load: dict[int, list[int]] = {}
@@ -51,8 +50,6 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """Message of a rank that has loaded its part of the weights, or could not."""
-
     layer_bytes: int = 0
     head_bytes: int = 0
     memory: DeviceMemory | None = None
@@ -63,14 +60,11 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class KeptBlocks(msgspec.Struct, frozen=True):
-    """Memory that keeps blocks beyond the caches."""
-
     num_bytes: int
     slot_bytes: int
     part: BlockPart
 
     def map(self, file: int) -> SlotMemory:
-        """Map this memory in the rank's process."""
         return SlotMemory(map_memory(file, self.num_bytes), self.slot_bytes, self.part)
 
 
@@ -85,16 +79,12 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class RankProcesses:
-    """Ranks 1 and up, and this process's way to them. They load while this process does.
-
-    Raises:
-        OSError: No process can be started.
-    """
+    """Ranks 1 and up, and this process's way to them. They load while this process does. Raises OSError where no
+    process can be started."""
 
     def __init__(self, spec: ReplicaSpec, expert_load: Mapping[int, Sequence[int]]) -> None:
         layout = layout_of(spec.model_config)
         self.group = RankGroup(layout, 0, device_of(spec.model_config, 0))
-        """Group of the ranks, joined by `begin`."""
         self._closing = False
         # The directory of the engine's sockets is removed however the engine ends.
         self._own_directory = None if spec.endpoint.directory else tempfile.mkdtemp(prefix="kvarn-ranks-")
@@ -122,11 +112,7 @@ class RankProcesses:
                 process.stdin.flush()
 
     def await_loaded(self) -> list[Loaded]:
-        """Wait until each rank has loaded its part.
-
-        Raises:
-            RankLostError: One ended, or says why it cannot load.
-        """
+        """Wait until each rank has loaded its part. Raises `RankLostError` where one ended or cannot load."""
         loaded: list[Loaded] = []
         for rank, answers in enumerate(self.answers, start=1):
             frame = read_frame(answers)
@@ -144,7 +130,6 @@ class RankProcesses:
 
     def begin(self, message: Begin, parts: Sequence[BlockPart] = ()) -> SlotMemory | None:
         """Let them make their caches, and join the group with them; from now on the end of one ends this process.
-
         `parts`: of all ranks, where the message says that blocks are kept. Returns where this process keeps its part.
         """
         for number, pipe in enumerate(self.pipes, start=1):

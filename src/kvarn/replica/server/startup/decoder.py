@@ -27,16 +27,14 @@ from kvarn.replica.server.cpu import usable_cores
 from kvarn.replica.server.experts import ExpertLoads
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.kv_tiers import BuiltTiers, build_tiers
-from kvarn.replica.server.planned_context import with_planned_context
 from kvarn.replica.server.prefill.client import PrefillClient
 from kvarn.replica.server.prefill.server import PrefillServer
 from kvarn.replica.server.ranks.parts import context_of, executor_type, keeps_blocks, layout_of
 from kvarn.replica.server.ranks.processes import Begin, KeptBlocks, Loaded, RankProcesses
 from kvarn.replica.server.sleep import Rebuild, SleepingModel
-from kvarn.replica.server.startup.memory import plan_memory
+from kvarn.replica.server.startup.memory import check_recurrent, plan_memory, with_planned_context, with_planned_states
 from kvarn.replica.server.startup.phases import Phases, model_card
 from kvarn.replica.server.startup.proposer import build_proposer
-from kvarn.replica.server.startup.recurrent import check_recurrent, with_planned_states
 from kvarn.replica.server.startup.warm_up import compile_ahead, warm_up
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.replica.spec import ReplicaSpec, configured_adapters
@@ -58,15 +56,6 @@ log = logging.getLogger(__name__)
 def build_decoder(
     model: Decoder, spec: ReplicaSpec, phases: Phases, ranks: RankProcesses | None, rebuild: Rebuild
 ) -> GenerateService:
-    """Build the service of a loaded decoder.
-
-    Args:
-        model: This rank's part of it.
-        spec: Configuration of the replica.
-        phases: Phases of the start.
-        ranks: The other ranks; None: there is one.
-        rebuild: Makes the service again when a sleeping model wakes.
-    """
     config, layout = spec.model_config, layout_of(spec.model_config)
     check_recurrent(model, config)
     with phases("read the vocabulary"):

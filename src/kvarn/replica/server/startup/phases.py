@@ -13,15 +13,12 @@ from kvarn.wire.messages import ModelCard
 
 
 class Phases:
-    """Reports the phases of a start and keeps the seconds of each."""
-
     def __init__(self, report: ReportProgress) -> None:
         self.seconds: dict[str, float] = {}
         self._report = report
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Report that a phase begins; keep its seconds when it ends."""
         began = SYSTEM_CLOCK.now()
         self._report(phase, 0.0)
         yield
@@ -29,7 +26,6 @@ class Phases:
 
 
 def model_card(model: Decoder | Encoder | CausalEncoder, phases: Phases, **fields: Any) -> ModelCard:
-    """Describe a loaded model; `fields` are those of its kind."""
     return ModelCard(
         architecture=model.spec.architecture,
         dtype=str(model.dtype).removeprefix("torch."),

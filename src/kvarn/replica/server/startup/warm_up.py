@@ -17,10 +17,8 @@ log = logging.getLogger(__name__)
 
 
 def compile_ahead(begin: Callable[[int], None]) -> None:
-    """Begin to compile the kernels of all steps, in some threads; the engine is ready before they end.
-
-    A failure is logged and costs speed alone: steps then wait for kernels that are new to them.
-    """
+    """Begin to compile the kernels of all steps, in some threads; the engine is ready before they end. A failure is
+    logged and costs speed alone: steps then wait for kernels that are new to them."""
     try:
         begin(min(_THREADS, max(1, usable_cores() // 2)))
     except Exception:

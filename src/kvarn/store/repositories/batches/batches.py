@@ -1,7 +1,7 @@
 """Batches, as their owners see them, and as the gateways that run them do: taken by lease, changed by the holder of the
 lease only.
 
-A lease that runs out is taken by another. Whoever has lost one finds that its changes are refused (`LeaseLostError`),
+A lease that runs out is taken by another. Changes by a gateway that has lost its lease are refused (`LeaseLostError`),
 so that two never write the same batch.
 """
 
@@ -27,8 +27,6 @@ from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_file_bytes, j
 
 
 class BatchStatus(StrEnum):
-    """State of a batch."""
-
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
     FINALIZING = "finalizing"
@@ -41,7 +39,6 @@ class BatchStatus(StrEnum):
 
 
 OVER = (BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
-"""States that a batch never leaves."""
 _CANCELLABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
 
 
@@ -207,20 +204,8 @@ async def finish_batch(
     **values: Any,
 ) -> Batch:
     """End a batch: its files can be seen, and count, from the moment on at which it is over. One that is in none of the
-    states `origin` (its client cancelled it meanwhile) stays as it is. The batch as it is then.
-
-    Args:
-        holder: Who runs it.
-        batch_id: The batch.
-        origin: States that it may leave in this way.
-        status: How it ends.
-        files: Fields of `publish_file` by the column that names the file, such as `output_file_id`.
-        kept_s: Seconds that the files are kept; None: until they are deleted.
-        values: More columns to change.
-
-    Raises:
-        LeaseLostError: Another has it.
-    """
+    states `origin` (its client cancelled it meanwhile) stays as it is. `files`: fields of `publish_file` by the column
+    that names the file. The batch as it is then."""
     now = int(store.now())
     async with store.transaction() as session:
         batch = await _locked(session, holder, batch_id)

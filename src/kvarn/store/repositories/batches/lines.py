@@ -16,13 +16,10 @@ from kvarn.store.repositories.row_deletion import delete_rows
 
 _DELETED_AT_ONCE = 500
 _LAST = (1 << 63) - 1
-"""No line has a number beyond."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A request of a batch."""
-
     line: int
     """Number in the input file, from 1."""
     custom_id: str
@@ -39,13 +36,10 @@ class OpenLine(NamedTuple):
 
 
 FIRST = OpenLine("", 0)
-"""Before all lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Result of a line."""
-
     line: int
     failed: bool
     content: bytes
@@ -82,16 +76,9 @@ async def open_lines(
     model: str | None = None,
     besides: Collection[str] = (),
 ) -> list[OpenLine]:
-    """The next requests without an answer, by the model that they ask for, then in the file's order. Reads the index of
-    open lines only, and of it little more than what it gives.
-
-    Args:
-        batch_id: Their batch.
-        after: The one behind which they stand; at first `FIRST`.
-        count: So many at most; fewer come only where there are no more.
-        model: Only those that ask for it; None: for whatever.
-        besides: None of those that ask for one of these.
-    """
+    """The next requests behind `after` without an answer, by the model that they ask for, then in the file's order:
+    only those of `model`, or all besides those of some models. Fewer than `count` come only where there are no more.
+    Reads little more of the index of open lines than it gives."""
     query = (
         select(BatchLine.model, BatchLine.line)
         .where(BatchLine.batch_id == batch_id, BatchLine.failed.is_(None))

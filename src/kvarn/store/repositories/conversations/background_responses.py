@@ -21,7 +21,6 @@ from kvarn.store.repositories.queries import find_owned
 from kvarn.store.repositories.stored_bytes import json_bytes, storing
 
 RUNNING = ("queued", "in_progress")
-"""States of responses that have not ended."""
 
 
 async def queue_response(
@@ -46,14 +45,9 @@ async def queue_response(
 async def claim_response(
     store: Store, gateway_id: str, lease_s: int, known: Collection[str] = ()
 ) -> StoredResponse | None:
-    """Take over the oldest background response that nobody works on, which counts one more attempt; None if there is
-    none. One at a time, since each may be megabytes to decode.
-
-    Args:
-        gateway_id: Whose it shall be.
-        lease_s: Seconds for which.
-        known: Those that this gateway works on already: its leases may have run out while it stood still.
-    """
+    """Take over the oldest background response without a lease, which counts one more attempt; None if there is none.
+    One at a time, since each may be megabytes to decode. `known`: those that this gateway works on already: its leases
+    may have run out while it stood still."""
     oldest = (
         select(StoredResponse)
         .where(_unclaimed(store, known))

@@ -27,7 +27,6 @@ from kvarn.store.repositories.queries import is_owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes
 
 MAX_CHAIN = 1000
-"""Turns that a chain may have."""
 
 
 _MEASURE = select(
@@ -52,9 +51,7 @@ class Ended:
     cuts: list[Any]
     previous_response_id: str | None = None
     lock: Lock | None = None
-    """Lock of its conversation."""
     new_items: list[Item] = field(default_factory=list)
-    """Items that it adds to its conversation."""
 
 
 async def read_chain(store: Store, owner: Owner, response_id: str) -> list[StoredTurn]:

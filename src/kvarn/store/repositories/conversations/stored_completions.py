@@ -8,9 +8,8 @@ from typing import Any
 from kvarn.store.engine import Store
 from kvarn.store.models import StoredCompletion
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.dialect import has_entry
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import find_owned, owned_by
+from kvarn.store.repositories.queries import find_owned, has_entry, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes
 
 

@@ -1,4 +1,4 @@
-"""An organisation never loses its last administrator: nobody of it could ever make another."""
+"""An organisation never loses its last administrator, without whom it could not make another."""
 
 from __future__ import annotations
 

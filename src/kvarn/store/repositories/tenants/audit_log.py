@@ -27,13 +27,8 @@ async def list_audit_log(
     actor_emails: Collection[str] = (),
     object_ids: Collection[str] = (),
 ) -> Page[AuditEntry]:
-    """Entries of an organisation's log; what is empty leaves all in.
-
-    Args:
-        times: Bounds of `effective_at`, by `gt`, `gte`, `lt`, `lte`.
-        actor_ids: Ids of keys, or of the users whose keys they were. These, and `actor_emails`, find the organisation's
-            own.
-    """
+    """Entries of an organisation's log; what is empty leaves all in. `times`: bounds of `effective_at`, by `gt`, `gte`,
+    `lt`, `lte`. `actor_ids`: ids of keys, or of their users. Actors of other organisations are not found."""
     query = select(AuditEntry).where(AuditEntry.organization_id == organization_id)
     for name, bound in (times or {}).items():
         query = query.where(_COMPARE[name](AuditEntry.effective_at, bound))

@@ -51,13 +51,11 @@ class Actor:
     name: str
     """In words, such as `command line (root)`."""
     key_id: str | None = None
-    """The key that was used."""
     organization_id: str | None = None
     """The organisation it administers; None: the server itself."""
     user_id: str | None = None
     """Owner of the key, read when the change begins."""
     email: str | None = None
-    """Theirs, likewise."""
 
 
 @dataclass(slots=True)
@@ -67,7 +65,6 @@ class AuditedChange:
     session: AsyncSession
     actor: Actor
     now: int
-    """Seconds since 1970."""
     changed: set[str] = field(default_factory=set)
     """Organisations whose keys may grant something else than before: all gateways read those again."""
 

@@ -25,8 +25,6 @@ _ORDER = (ApiKey.created_at, ApiKey.id)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRequest:
-    """Request for a new key."""
-
     name: str
     role: Role = Role.SERVICE
     user_id: str | None = None

@@ -21,7 +21,6 @@ class Grant:
 
     organization_id: str
     digest: str
-    """SHA-256 of the key."""
     principal: Principal | None
     """None: the key is revoked or expired, or its project or organisation archived."""
     expires_at: int | None
@@ -36,7 +35,7 @@ async def find_grant(session: AsyncSession, lookup: str, now: float) -> Grant | 
 
 
 async def find_default_principal(session: AsyncSession) -> Principal | None:
-    """Whoever reaches an open server: the default organisation's administrator. None before there is one."""
+    """The principal of requests to an open server: the default organisation's administrator. None before it exists."""
     organization = await session.get(Organization, DEFAULT_ORGANIZATION)
     project = await session.get(Project, DEFAULT_PROJECT)
     if organization is None or project is None:
@@ -86,7 +85,7 @@ async def _find(session: AsyncSession, which: ColumnElement[bool], now: float) -
 async def _principal_of(
     session: AsyncSession, organization: Organization, project: Project, *limited: str
 ) -> Principal:
-    """Whoever works in a project, under its limits, its organisation's and those of the ids `limited`."""
+    """A principal of a project, under its limits, its organisation's and those of the ids `limited`."""
     return Principal(
         Owner(organization.id, project.id),
         weight=organization.weight,

@@ -9,7 +9,7 @@ from sqlalchemy import exists, func, select
 from kvarn.store.engine import Store
 from kvarn.store.ledger import LedgerEvent
 from kvarn.store.models import BilledEvent, BilledHour, UsageEvent
-from kvarn.store.repositories.dialect import insert
+from kvarn.store.repositories.queries import insert
 from kvarn.store.repositories.usage import rollups
 
 

@@ -13,11 +13,10 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import UnstorableError
 from kvarn.store.ledger import LedgerEvent
 from kvarn.store.models import ErasedOrganization, OutboxEntry, UsageEvent, UsageHour, UsagePeriod
-from kvarn.store.repositories.dialect import insert
+from kvarn.store.repositories.queries import insert
 from kvarn.store.repositories.usage import rollups
 
 _DATA_AT_FAULT = ("22", "23")
-"""Classes of SQLSTATE: data exception, integrity constraint violation."""
 
 
 async def record(store: Store, events: Sequence[LedgerEvent], payloads: Sequence[bytes] | None = None) -> set[str]:

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.ledger import LedgerEvent
 from kvarn.store.models import Base
-from kvarn.store.repositories.dialect import insert
+from kvarn.store.repositories.queries import insert
 
 Key = tuple[int | str, ...]
 """Values of a table's primary key, in its columns' order."""

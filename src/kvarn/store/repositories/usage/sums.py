@@ -24,7 +24,6 @@ GROUPS = {
     "endpoint": "endpoint",
     "outcome": "outcome",
 }
-"""Fields that sums can be grouped by, with their columns."""
 
 _MAY_LACK = ("user_id", "api_key_id")
 """Groups that hours have an empty text for, where events have none."""

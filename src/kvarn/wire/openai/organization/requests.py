@@ -7,17 +7,11 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvarn.wire.openai.common import Refused, RequestModel, disagreement
+from kvarn.wire.openai.common import Refused, RequestModel, check_printable, disagreement
 
 UNLIMITED = 2**53 - 1  # number that means "no limit" in OpenAI's fields: the largest that every JSON client keeps
 
 _KINDS_OF_SCOPE = ("models", "endpoints", "adapters")
-
-
-def _check_printable(value: str) -> str:
-    if not value.isprintable() or not value.strip():
-        raise PydanticCustomError("not_printable", "it must be printable text")
-    return value
 
 
 def _check_scopes(values: list[str]) -> list[str]:
@@ -30,12 +24,12 @@ def _check_scopes(values: list[str]) -> list[str]:
     return values
 
 
-Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_check_printable)]
-Email = Annotated[str, Field(max_length=320, pattern=r"^[^@\s]+@[^@\s]+$"), AfterValidator(_check_printable)]
-ObjectId = Annotated[str, Field(max_length=64), AfterValidator(_check_printable)]
+Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(check_printable)]
+Email = Annotated[str, Field(max_length=320, pattern=r"^[^@\s]+@[^@\s]+$"), AfterValidator(check_printable)]
+ObjectId = Annotated[str, Field(max_length=64), AfterValidator(check_printable)]
 Lifetime = Annotated[int, Field(ge=1, le=31_536_000)]  # seconds until a key expires: a year at most
 Limit = Annotated[int, Field(ge=1, le=UNLIMITED)]
-Scope = Annotated[str, Field(max_length=256), AfterValidator(_check_printable)]
+Scope = Annotated[str, Field(max_length=256), AfterValidator(check_printable)]
 ScopeList = Annotated[list[Scope], Field(max_length=256), AfterValidator(_check_scopes)]
 """Restrictions of a key, such as `["models:tiny", "endpoints:/v1/chat"]`. A kind that is not named is not
 restricted."""

@@ -6,14 +6,40 @@ Clients send them in several forms (`InputItem`); kept and sent back they have o
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from kvarn.wire.openai.common import EMPTY_IS_NULL, Metadata, RequestModel, only, refused, warn_ignored
-from kvarn.wire.openai.responses.summary import summary_of
+from kvarn.wire.openai.common import (
+    EMPTY_IS_NULL,
+    Metadata,
+    RequestModel,
+    only,
+    refused,
+    validation_error,
+    warn_ignored,
+)
+
+_BEGIN = "kvarn-summary-1."
+
+
+def encoded_summary(text: str) -> str:
+    """A summary for a client to keep. It is no secret: it tells the client's own conversation."""
+    return _BEGIN + base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def summary_of(content: str) -> str:
+    """The summary that a client sends back. Raises `PydanticCustomError`: it is none of ours."""
+    try:
+        if content.startswith(_BEGIN):
+            return base64.b64decode(content.removeprefix(_BEGIN), altchars=b"-_", validate=True).decode()
+    except ValueError:
+        pass
+    raise validation_error("not_ours", "this server has not made it; only its own summaries can be read")
+
 
 StoredItem = dict[str, Any]  # an item as it is kept: valid as OpenAI's `ItemResource` and as its `ConversationItem`
 
