@@ -29,7 +29,7 @@ class EngineLoad:
         self.reservations: set[Reservation] = set()  # requests that the statistics do not count yet
         self.reserved_rows = 0
         self.reserved_tokens = 0
-        self._tokens_by_priority = Counter[int]()
+        self._tokens_by_priority = Counter[int]()  # `reserved_tokens` by priority
         self._ended_rows = 0  # ended sequences that the statistics still count
 
     def update(self, stats: EngineStats, now: float) -> bool:

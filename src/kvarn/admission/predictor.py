@@ -22,7 +22,7 @@ class Mix:
     prompt_tokens: float  # tokens of its prompt to compute
     prompt_pairs: float  # (query, key) pairs of a prompt
     output_tokens: float
-    cost: float
+    cost: float  # weighted tokens
 
     @property
     def context(self) -> float:

@@ -31,7 +31,7 @@ class PrefillSpeed:
 
     decode_s: float
     """Seconds of a step that only decodes."""
-    chunk: float
+    chunk: float  # prompt tokens that a step carries
 
     @classmethod
     def beside(

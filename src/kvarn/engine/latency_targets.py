@@ -50,8 +50,8 @@ class LatencyTargets:
         """Faded sums: from one plan to the next, and what the steps took by themselves."""
         self._pace = 1.0
         """The one over the other: the loop around the steps takes time, too, much of it on a busy machine."""
-        self._prefill = PrefillSpeed(0.0, 1.0)
-        self._before_s = 0.0
+        self._prefill = PrefillSpeed(0.0, 1.0)  # tokens of prompts computed a second beside the decodes
+        self._before_s = 0.0  # seconds that the prompts which are being computed still take
 
     @property
     def usual_cost(self) -> float:

@@ -59,7 +59,7 @@ class Scheduler:
         self._started: list[Request] = []
         self._memory_reserve = MemoryReserve(memory, self.running)
         self.waits = QueueWaits()
-        self._now = 0.0
+        self._now = 0.0  # time of the step that is planned, or whose result was taken
         self._results = StepResults(
             memory=memory,
             running=self._running,

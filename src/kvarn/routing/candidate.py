@@ -20,7 +20,7 @@ class RouteRequest:
     prompt_tokens: int
     names: bytes = b""  # names of the prompt's full blocks, 8 bytes each; empty where no policy reads them
     session: str = ""  # the conversation that it belongs to; empty where it says of none
-    adapter: str = ""
+    adapter: str = ""  # name of the adapter that it needs
     sequences: int = 1
     excluded: Collection[str] = ()  # names of replicas that shall not have it: they have failed it
 
