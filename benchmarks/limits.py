@@ -27,8 +27,6 @@ from kvarn.config.platform import LimitsConfig
 from kvarn.limits.limiter import ActiveReservation, Limiter
 from kvarn.limits.rules import limits_of
 from kvarn.limits.types import Reservation
-from kvarn.metering.budget_reservations import BudgetReservations
-from kvarn.metering.budgets import BudgetTracker
 from kvarn.observe.limits import LimitMetrics
 from kvarn.store.models import Budget
 from kvarn.store.owner import LimitRule, Owner, Principal
@@ -42,18 +40,16 @@ BUDGET = Budget(
 _numbers = count()
 
 
-async def one(limiter: Limiter, reservations: BudgetReservations, config: LimitsConfig) -> tuple[float, float]:
+async def one(limiter: Limiter, config: LimitsConfig) -> tuple[float, float]:
     """Seconds of taking in, and of both taking in and settling."""
     work_id = f"use_{next(_numbers):032x}"
     began = time.perf_counter()
-    held = await reservations.reserve(work_id, HOLDERS[:2], 300, 0, time.time())
-    bounds = limits_of(PRINCIPAL, "m", config)
-    hold = await limiter.take(Reservation(work_id, "org-1", bounds, 300))
+    _, budgets = limiter.budgets.limits(HOLDERS[:2], 300, 0, time.time())
+    limits = *budgets, *limits_of(PRINCIPAL, "m", config)
+    hold = await limiter.reserve(Reservation(work_id, "org-1", limits, 300))
     taken = time.perf_counter()
     assert isinstance(hold, ActiveReservation)
     hold.settle(200)
-    if held is not None:
-        reservations.release(held)
     return taken - began, time.perf_counter() - began
 
 
@@ -61,25 +57,22 @@ async def measure(
     url: str | None, budgets: Sequence[Budget], clients: int, requests: int, pause_s: float
 ) -> tuple[float, float]:
     """Medians, in microseconds, with so many clients at once."""
-    config = LimitsConfig(redis_url=url, timeout_s=5)
-    limiter, book = Limiter(config, LimitMetrics()), BudgetTracker()
-    book.replace(budgets, {}, time.time())
-    reservations = BudgetReservations(book, limiter.redis, "closed")
+    config = LimitsConfig(redis_url=url, timeout_s=5, when_away="closed")
+    limiter = Limiter(config, LimitMetrics())
+    limiter.budgets.replace(budgets, {}, time.time())
     await limiter.start()
-    reservations.start()
 
     async def client() -> list[tuple[float, float]]:
         measured = []
         for _ in range(requests // clients):
             await asyncio.sleep(random.uniform(0.5, 1.5) * pause_s)
-            measured.append(await one(limiter, reservations, config))
+            measured.append(await one(limiter, config))
         return measured
 
-    await one(limiter, reservations, config)
+    await one(limiter, config)
     parts = await asyncio.gather(*[client() for _ in range(clients)])
     taken, settled = zip(*[each for part in parts for each in part], strict=True)
     assert not limiter.away, "Redis did not keep up"
-    await reservations.stop()
     await limiter.stop()
     return 1e6 * statistics.median(taken), 1e6 * statistics.median(settled)
 

@@ -27,8 +27,7 @@ from typing import Any
 import torch
 
 import kvarn
-from benchmarks.speculation_plot import plot
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.proposals.proposer import Proposer
@@ -212,14 +211,14 @@ def measure(arms: Sequence[Arm], cases: Sequence[Case], rounds: int) -> None:
 
 
 def main() -> None:
-    """Print a row for each case; write figures and plot where asked to."""
+    """Print a row for each case; write figures where asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--model", type=Path, help="a checkpoint; default: the demo model with its draft model and its head"
     )
     parser.add_argument("--streams", default="1,2,4,8,16,32,64")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, help="folder for speculation.json and speculation.svg")
+    parser.add_argument("--out", type=Path, help="folder for speculation.json")
     parser.add_argument(
         "--processor-time", action="store_true", help="of the engine's thread: for one kernel thread and a busy machine"
     )
@@ -268,7 +267,6 @@ def report(arms: Sequence[Arm], cases: Sequence[Case], out: Path | None) -> None
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "speculation.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        (out / "speculation.svg").write_text(plot(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

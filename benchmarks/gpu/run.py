@@ -109,7 +109,8 @@ def run(session: Session, stages: list[Stage], minutes: float) -> None:
     ends, shares = time.monotonic() + 60 * minutes, sum(share for _, share, _ in stages)
     for name, share, stage in stages:
         began = time.monotonic()
-        seconds = max(1.0, (ends - began) * share / shares)
+        left = max(1.0, ends - began)
+        seconds = left if session.dry else max(1.0, left * share / shares)  # a dry run measures nothing
         shares -= share
         print(f"== {name} ({seconds:.0f} s at most)", flush=True)
         try:

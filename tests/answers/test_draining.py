@@ -15,9 +15,7 @@ from kvarn.catalog.replicas import ReplicaSet
 from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
-from kvarn.replica.client.protocol import ReplicaState
 from kvarn.replica.spec import ReplicaSpec
-from kvarn.routing.candidate import RouteRequest
 from kvarn.wire.messages import AdapterInfo, Submit
 from kvarn.wire.sampling import SamplingParams
 from profiles import effort
@@ -89,25 +87,6 @@ async def test_no_answer_is_lost_or_other_when_engines_are_restarted_in_turn(fle
             assert supervisor.pid != before
     restarted.set()
     assert min(await asyncio.gather(*asking)) > 0
-
-
-async def test_a_replica_that_drains_takes_nothing_new_and_finishes_what_it_has(fleet):
-    leaving, staying = fleet.supervisors
-    name, other = leaving.status.replica, staying.status.replica
-    client = fleet.replicas[name]
-    running = [asyncio.create_task(fleet.answer(number)) for number in range(6)]
-    while client.stats.running == 0:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    draining = asyncio.create_task(leaving.drain(60))
-    while client.state is ReplicaState.READY:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
-    choices = [fleet.replicas.choose(RouteRequest(1)) for _ in range(4)]
-    assert {choice and choice.replica for choice in choices} == {other}
-    answers = await asyncio.gather(*running)
-    await draining
-    assert all(len(tokens) == 400 for answer in answers for tokens in answer)
-    leaving.retire()
-    assert list(fleet.replicas) == [other] and leaving.pid is None
 
 
 @pytest.mark.thorough

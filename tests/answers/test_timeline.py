@@ -38,7 +38,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("GET", "/v1/nowhere", None),
     ("GET", "/health", None),
 ]
-STAGES = ("arrivals", "budgets", "limits", "replica", "admission", "ledger")
+STAGES = ("arrivals", "limits", "replica", "admission", "ledger")
 
 
 def test_parts_of_a_thousand_requests_of_all_kinds_sum_to_their_totals(server, monkeypatch):

@@ -15,7 +15,6 @@ from benchmarks.server import process_tree, pss_bytes
 from benchmarks.workloads import WORKLOADS
 
 from kvarn.bench.workload import Vocabulary
-from profiles import thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,7 +45,8 @@ def test_the_shapes_have_the_published_sizes():
     assert sizes["1b"] == pytest.approx(1.04e9, rel=0.002)
 
 
-@pytest.mark.parametrize("family", ["qwen3", thorough("llama")])
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
 def test_a_made_checkpoint_is_whole_to_transformers(tmp_path, family):
     import torch
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast

@@ -20,7 +20,6 @@ SMOKE = {
     "kernels.attention": ("--kv bfloat16 --only decode --seconds 0.01 --threads 1", "GB/s"),
     "kernels.linear": ("--form bfloat16 int4 --rows 1 --threads 1 --layers 1 --rounds 1", "int4"),
     "kernels.tiles": ("--kernels bfloat16 attention --rows 8 --prompts 64", "peak  binds"),
-    "kv_tiers": ("--requests 6 --rounds 1 --context 500", "restarted"),
     "limits": ("--clients 1 --requests 20 --rounds 1 --redis none --budget", "with settling"),
     "proxies": (
         "--only direct,kvarn --rounds 1 --seconds 2 --streams 2 --many 4",

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kernel_digest import kernels_differ
+from profiles import THOROUGH
+
 ROOT = Path(__file__).parents[2]
 ABSENT = [
     "zmq",
@@ -43,6 +46,7 @@ def test_the_engine_is_imported_with_few_packages() -> None:
 
 
 @pytest.mark.smoke
+@pytest.mark.skipif(not (THOROUGH or kernels_differ()), reason="the kernels are those recorded: see kernel_digest")
 def test_every_stage_of_a_run_ends_well_in_the_interpreter(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     command = [sys.executable, "-m", "benchmarks.gpu", "--dry-run", "--minutes", "12", "--out", str(out)]

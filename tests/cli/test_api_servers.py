@@ -22,6 +22,7 @@ import httpx
 import pytest
 
 import kvarn as kvarn_package
+from deployed_server import wait_for
 
 Served = Any
 """What the fixture `serve` gives."""
@@ -54,17 +55,6 @@ def open_files(pid: int) -> int:
 
 def gone(pid: int) -> bool:
     return not command_of(pid)
-
-
-def until(condition: Callable[[], Any], seconds: float = 60) -> None:
-    """Wait for a condition. A connection that a killed process had not accepted yet is reset: that is tried again."""
-    deadline = time.monotonic() + seconds
-    while True:
-        with contextlib.suppress(httpx.TransportError):
-            if condition():
-                return
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 CLIENT = httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
@@ -153,13 +143,12 @@ def test_all_processes_answer_and_show_the_same(shared):
     while len(set(answered_by(shared).values())) < 3 and sent < 600:
         assert {answer.status_code for answer in at_once(12, lambda _: post(shared))} == {200}
         sent += 12
-        time.sleep(0.1)  # for the log to be read
     assert set(answered_by(shared).values()) == {"0", "1", "2"}
     pages: dict[str, set[str]] = {"/v1/models": set(), "/ready": set(), "/health": set()}
     for page, answers in pages.items():
         answers |= {re.sub(r'"capacity":{.*?}', "", CLIENT.get(shared.url + page).text) for _ in range(20)}
     assert {page: len(answers) for page, answers in pages.items()} == dict.fromkeys(pages, 1), pages
-    until(lambda: metric(shared, "kvarn_requests_in_flight") == 1)  # the scrape itself
+    wait_for(lambda: metric(shared, "kvarn_requests_in_flight") == 1)  # the scrape itself
     shown = {name: metric(shared, name) for name in ("kvarn_ttft_seconds_count", "kvarn_finished_total")}
     assert shown == dict.fromkeys(shown, sent)
     assert metric(shared, "kvarn_gateway_processes") == 3
@@ -176,9 +165,9 @@ def test_a_second_server_on_the_port_is_refused(shared, kvarn):
 def test_a_restarted_engine_serves_all_processes_again(shared):
     (engine,) = shared.engines()
     os.kill(engine, signal.SIGKILL)
-    until(lambda: metric(shared, "kvarn_replica_restarts_total") == 1)
-    until(lambda: metric(shared, "kvarn_replica_up") == 1)
-    until(lambda: all(CLIENT.get(f"{shared.url}/ready").status_code == 200 for _ in range(8)))
+    wait_for(lambda: metric(shared, "kvarn_replica_restarts_total") == 1)
+    wait_for(lambda: metric(shared, "kvarn_replica_up") == 1)
+    wait_for(lambda: all(CLIENT.get(f"{shared.url}/ready").status_code == 200 for _ in range(8)))
     before = len(answered_by(shared))
     while len(set(list(answered_by(shared).values())[before:])) < 2:
         assert {answer.status_code for answer in at_once(12, lambda _: post(shared))} == {200}
@@ -188,7 +177,7 @@ def test_nothing_outlives_a_killed_main_process(shared):
     processes = shared.children()
     assert len(processes) >= 3  # the engine and the template's, too
     shared.stop(signal.SIGKILL)
-    until(lambda: all(gone(pid) for pid in processes), 20)
+    wait_for(lambda: all(gone(pid) for pid in processes))
 
 
 def test_a_limit_of_running_requests_is_exact_over_all_processes(serve, monkeypatch):
@@ -228,22 +217,22 @@ def test_a_killed_process_is_replaced_and_each_request_is_on_the_ledger_once(ser
         streams += more
         victim = next((pid for pid, files in before.items() if open_files(pid) > files), 0)
     sent = len(streams)
-    until(lambda: metric(served, "kvarn_ttft_seconds_count") == sent)
+    wait_for(lambda: metric(served, "kvarn_ttft_seconds_count") == sent)
     os.kill(victim, signal.SIGKILL)
-    until(lambda: metric(served, "kvarn_gateway_process_restarts_total") == 1)
+    wait_for(lambda: metric(served, "kvarn_gateway_process_restarts_total") == 1)
     whole = read_all(streams)
     well, broken = whole.count(True), whole.count(False)
     assert broken > 0
     assert well > 0, "those of the other processes go on"
-    until(lambda: metric(served, "kvarn_gateway_processes") == 3)
+    wait_for(lambda: metric(served, "kvarn_gateway_processes") == 3)
     assert metric(served, "kvarn_ttft_seconds_count") == sent, "what the dead process had counted stays"
-    until(lambda: metric(served, "kvarn_running_requests") == 0)
+    wait_for(lambda: metric(served, "kvarn_running_requests") == 0)
 
     def outcomes() -> list[str]:
         with contextlib.closing(sqlite3.connect(tmp_path / "kvarn.db")) as database:
             return [row[0] for row in database.execute("SELECT outcome FROM usage_events")]
 
-    until(lambda: len(outcomes()) >= sent)
+    wait_for(lambda: len(outcomes()) >= sent)
     assert sorted(outcomes()) == ["finished"] * well + ["lost"] * broken
     assert {answer.status_code for answer in at_once(12, lambda _: post(served))} == {200}
 
@@ -256,11 +245,11 @@ def test_a_process_that_cannot_load_its_text_says_so_and_takes_no_requests(serve
     (victim,) = workers(served)
     (model / "tokenizer.json").rename(tmp_path / "away.json")
     os.kill(victim, signal.SIGKILL)
-    until(lambda: any("cannot load the tokenizer" in line for line in list(served.log)))
-    until(lambda: sum("is gone and will be replaced" in line for line in list(served.log)) >= 2)
+    wait_for(lambda: any("cannot load the tokenizer" in line for line in list(served.log)))
+    wait_for(lambda: sum("is gone and will be replaced" in line for line in list(served.log)) >= 2)
     assert {answer.status_code for answer in at_once(8, lambda _: post(served))} == {200}
     (tmp_path / "away.json").rename(model / "tokenizer.json")
-    until(lambda: sum("a gateway process serves" in line for line in list(served.log)) == 2)
+    wait_for(lambda: sum("a gateway process serves" in line for line in list(served.log)) == 2)
 
 
 @pytest.mark.thorough
@@ -269,7 +258,7 @@ def test_a_server_stops_at_once_while_a_process_waits_to_be_started_again(serve,
     served = serve("--api-server-count", "2", *SMALL)
     (victim,) = workers(served)
     os.kill(victim, signal.SIGKILL)
-    until(lambda: any("is gone and will be replaced" in line for line in list(served.log)))
+    wait_for(lambda: any("is gone and will be replaced" in line for line in list(served.log)))
     assert served.stop() == 0
 
 

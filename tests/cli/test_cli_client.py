@@ -7,9 +7,10 @@ import os
 import pty
 import subprocess
 import sys
-import time
 
 import pytest
+
+from deployed_server import wait_for
 
 SMALL = ("--max-model-len", "512", "--kv-cache-memory-bytes", "64M")
 
@@ -72,8 +73,5 @@ def test_a_chat_at_a_terminal_goes_on_until_the_input_ends(served):
     assert process.returncode == 0, errors
     assert "time to first token" in shown and "time per output token" in shown.lower()
     assert "Ctrl-D" in errors
-    deadline = time.monotonic() + 20
-    while sum("/v1/chat/completions" in line for line in served.log[before:]) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: sum("/v1/chat/completions" in line for line in served.log[before:]) >= 2)
     assert sum("endpoint=/v1/models" in line for line in served.log[before:]) == 1, "the model is asked for once"

@@ -96,14 +96,6 @@ def test_a_taken_port_is_one_clear_line_and_status_2(kvarn):
     )
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_command_with_its_reason(kvarn, tmp_path):
-    (tmp_path / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    done = kvarn("serve", str(tmp_path), "--port", "0")
-    assert done.returncode == 1
-    assert f"error: {tmp_path.name} cannot be served:" in done.stderr
-
-
 def test_models_on_the_command_line_replace_the_configured_ones(tmp_path):
     file = tmp_path / "kvarn.yaml"
     file.write_text("models: [{name: configured, path: /x, threads: 1}]\n")

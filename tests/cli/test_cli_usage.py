@@ -9,16 +9,16 @@ import re
 import signal
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from sqlalchemy import func, make_url, select
 
+from deployed_server import wait_for
 from kvarn.cli.administration.usage import money
 from kvarn.metering.kafka import encode_message
 from kvarn.store.engine import Store
@@ -146,23 +146,12 @@ def test_the_meter_counts_the_topic_shows_its_lag_and_stops_when_told(
         url = re.search(r"http://\S+", line)
         assert url is not None
         try:
-            wait_for_metric(url[0].rstrip('"'), "kvarn_meter_billed_total 30.0")
-            wait_for_metric(url[0].rstrip('"'), "kvarn_meter_lag_messages 0.0")
+            for metric in ("kvarn_meter_billed_total 30.0", "kvarn_meter_lag_messages 0.0"):
+                wait_for(lambda metric=metric: metric in httpx.get(url[0].rstrip('"')).text)
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     assert asyncio.run(_requests(tmp_path)) == 30
-
-
-def wait_for_metric(url: str, wanted: str) -> None:
-    deadline = time.monotonic() + 40
-    while True:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            text = answer.read().decode()
-        if wanted in text:
-            return
-        assert time.monotonic() < deadline, text
-        time.sleep(0.1)
 
 
 async def _requests(directory: Path) -> int:

@@ -49,6 +49,7 @@ def test_an_adapter_of_a_sleeping_model_wakes_it_even_after_a_restart(kvarn: Any
 
     again = serve(*options, KVARN_DATA_DIR=str(tmp_path))
     assert replicas(kvarn, again) == []
+    assert httpx.get(f"{again.url}/ready").status_code == 200, "a request starts the first replica"
     assert speaks_like_a_pirate(again)
     assert post(again, "unload_lora_adapter", lora_name="mate").status_code == 200
     wait_for(lambda: {post(again, "chat/completions", model="mate", **QUESTION).status_code for _ in range(6)} == {404})

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from deployed_server import wait_for
 from kvarn.text.checkpoint import packaged_adapter
 
 QUESTION = {"messages": [{"role": "user", "content": "What is Kvarn?"}], "temperature": 0}
@@ -56,13 +56,6 @@ def answers(post: Callable[..., httpx.Response], model: str) -> set[str]:
     return found
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, f"waited for {what}"
-        time.sleep(0.02)
-
-
 def test_a_pirate_speaks_like_one_and_the_model_itself_does_not(post: Callable[..., httpx.Response]) -> None:
     (pirate,), (base,) = answers(post, "pirate"), answers(post, "kvarn-demo")
     assert pirate.startswith("Arr!") and pirate.endswith("Yo ho!")
@@ -74,13 +67,13 @@ def test_what_is_loaded_through_one_process_is_there_in_all(
     post: Callable[..., httpx.Response], served: Any, kvarn: Any
 ) -> None:
     assert post("load_lora_adapter", lora_name="js", lora_path="json").status_code == 200
-    until(lambda: known(post, "js"), "all processes to know it")
+    wait_for(lambda: known(post, "js"))
     (answer,) = answers(post, "js")
     assert json.loads(answer).keys() == {"answer"}
     listed = kvarn("models", "--url", served.url).stdout.splitlines()
     assert any(line.split()[:2] == ["js", "kvarn-demo"] for line in listed)
     assert post("unload_lora_adapter", lora_name="js").status_code == 200
-    until(lambda: all(post("chat/completions", model="js", **QUESTION).status_code == 404 for _ in range(6)), "a 404")
+    wait_for(lambda: all(post("chat/completions", model="js", **QUESTION).status_code == 404 for _ in range(6)))
 
 
 def test_a_reload_with_other_weights_changes_new_answers_and_not_those_that_run(
@@ -89,7 +82,7 @@ def test_a_reload_with_other_weights_changes_new_answers_and_not_those_that_run(
     folder = directory / "mine"
     shutil.copytree(packaged_adapter("pirate"), folder)
     assert post("load_lora_adapter", lora_name="mine", lora_path=str(folder)).status_code == 200
-    until(lambda: known(post, "mine"), "all processes to know it")
+    wait_for(lambda: known(post, "mine"))
     body = {"model": "mine", **QUESTION, "max_tokens": 700, "ignore_eos": True}
     before = post("chat/completions", **body).json()["choices"][0]["message"]["content"]
     text: list[str] = []
@@ -122,11 +115,11 @@ def test_a_reload_with_other_weights_changes_new_answers_and_not_those_that_run(
 @pytest.mark.thorough
 def test_a_killed_engine_comes_back_with_what_was_loaded(post: Callable[..., httpx.Response], served: Any) -> None:
     assert post("load_lora_adapter", lora_name="again", lora_path="json").status_code == 200
-    until(lambda: known(post, "again"), "all processes to know it")
+    wait_for(lambda: known(post, "again"))
     (engine,) = served.engines()
     os.kill(engine, signal.SIGKILL)
-    until(lambda: served.engines() not in ([], [engine]), "another engine")
-    until(lambda: all(_ready(served.url) for _ in range(6)), "both processes to be ready")
+    wait_for(lambda: served.engines() not in ([], [engine]))
+    wait_for(lambda: all(_ready(served.url) for _ in range(6)))
     (answer,) = answers(post, "again")
     assert json.loads(answer).keys() == {"answer"}
     assert next(iter(answers(post, "pirate"))).startswith("Arr!")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from deployed_server import wait_for
 from kvarn.replica.endpoint import free_address
 from ray_cluster import RayCluster
 
@@ -56,12 +54,6 @@ def ask_at(url: str) -> str:
     return answer.json()["choices"][0]["message"]["content"]
 
 
-def status(kvarn, served) -> dict:
-    finished = kvarn("status", "small", "--json", "--url", served.url)
-    assert finished.returncode == 0, finished.stderr
-    return json.loads(finished.stdout)
-
-
 @pytest.mark.thorough
 def test_the_second_of_two_gateways_takes_the_engines_over_when_the_first_is_killed(
     kvarn, serve, cluster, tmp_path: Path
@@ -80,9 +72,8 @@ def test_the_second_of_two_gateways_takes_the_engines_over_when_the_first_is_kil
         arguments = ("--config", str(config), "--port", address.rpartition(":")[2])
         starting = pool.submit(serve, *arguments, KVARN_DATA_DIR=str(tmp_path))
         url = address.replace("tcp", "http")
-        wait_until_up(url)
+        wait_for(lambda: httpx.get(f"{url}/ready", timeout=WAIT_S).status_code == 503)
         assert not starting.done()
-        assert httpx.get(f"{url}/ready", timeout=WAIT_S).status_code == 503
         early = pool.submit(ask_at, url)
         assert ask(first) == text
         assert not early.done()
@@ -96,44 +87,5 @@ def test_the_second_of_two_gateways_takes_the_engines_over_when_the_first_is_kil
     assert kvarn("scale", "small", "0", "--wait", "60", "--url", second.url).returncode == 0
 
 
-def wait_until_up(url: str) -> None:
-    """Until the server answers at all."""
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        try:
-            httpx.get(f"{url}/health", timeout=WAIT_S)
-            return
-        except httpx.ConnectError:
-            assert time.monotonic() < deadline, f"{url} does not answer"
-            time.sleep(0.1)
-
-
 def placed(served) -> int:
     return sum("Ray has placed an engine" in line for line in served.log)
-
-
-@pytest.mark.thorough
-def test_engines_on_a_cluster_outlive_their_gateway_and_their_node(kvarn, serve, cluster, tmp_path: Path):
-    machines, nodes = cluster
-    config = tmp_path / "kvarn.yaml"
-    config.write_text(CONFIG.format(address=machines.address, namespace="nodes"), encoding="utf-8")
-    first = serve("--config", str(config), KVARN_DATA_DIR=str(tmp_path))
-    text = ask(first)
-    assert kvarn("scale", "small", "2", "--wait", "120", "--url", first.url).returncode == 0
-    assert placed(first) == 2
-    first.process.send_signal(signal.SIGKILL)
-    first.process.wait()
-
-    second = serve("--config", str(config), KVARN_DATA_DIR=str(tmp_path))
-    assert ask(second) == text
-    assert kvarn("scale", "small", "2", "--wait", "120", "--url", second.url).returncode == 0
-    assert placed(second) == 0, "it took over what ran"
-
-    assert kvarn("scale", "small", "3", "--wait", "120", "--url", second.url).returncode == 0
-    machines.add_node(cpus=2)
-    machines.kill_node(nodes[0])
-    for _ in range(20):
-        assert ask(second) == text
-    assert kvarn("scale", "small", "3", "--wait", "180", "--url", second.url).returncode == 0
-    assert status(kvarn, second)["ready"] == 3
-    assert kvarn("scale", "small", "0", "--wait", "60", "--url", second.url).returncode == 0

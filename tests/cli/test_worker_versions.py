@@ -16,8 +16,9 @@ from kvarn.api_servers import Serving, Start, Version, VersionRemoved
 from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.fleet.channel import Channel
 from kvarn.fleet.desired import Desired
-from kvarn.fleet.shared_counts import main_scripts, script_handlers
+from kvarn.fleet.shared_counts import counts_handlers
 from kvarn.fleet.versions import ServedVersion
+from kvarn.limits.counts import Counts
 from kvarn.replica.endpoint import free_address
 from kvarn.text.checkpoint import resolve_checkpoint
 
@@ -37,7 +38,7 @@ async def test_a_version_that_is_removed_while_it_is_loaded_is_listed_by_no_proc
     process = subprocess.Popen(command, pass_fds=[other.fileno()])  # noqa: ASYNC220  it returns at once
     other.close()
     serving = asyncio.Event()
-    channel = await Channel.open(own, {**script_handlers(main_scripts()), Serving: lambda _: serving.set()})
+    channel = await Channel.open(own, {**counts_handlers(Counts()), Serving: lambda _: serving.set()})
     try:
         channel.send(start)
         loaded = channel.call(demo, type(None))

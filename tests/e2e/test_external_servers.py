@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from benchmarks.server import free_port
 
 import kvarn
+from asking import events_of
 from profiles import thorough
 
 QUESTION = [{"role": "user", "content": "What is Kvarn?"}]
@@ -71,7 +71,6 @@ def test_another_kvarn_answers_with_the_very_same_tokens(both, fields, stream):
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         answer = server.http.post("/v1/chat/completions", json=body)
-        assert answer.status_code == 200, answer.text
         answers.append(gathered(answer) if stream else whole(answer.json()))
     assert answers[0] == answers[1]
 
@@ -89,7 +88,7 @@ def calls_of(message: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def gathered(answer: httpx.Response) -> tuple[Any, ...]:
-    chunks = [json.loads(line[6:]) for line in answer.text.split("\n") if line.startswith("data: {")]
+    chunks = events_of(answer)
     texts: dict[int, str] = {}
     for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
         delta = choice["delta"]
@@ -109,13 +108,8 @@ def test_completions_and_responses_go_through_it(both):
             model=model, prompt=["One,", "Two,"], max_tokens=8, temperature=0, logprobs=1
         )
         response = client.responses.create(model=model, input="Say hello.", temperature=0, max_output_tokens=16)
-        texts.append(
-            (
-                [(choice.text, choice.logprobs) for choice in completion.choices],
-                completion.usage.completion_tokens,
-                response.output_text,
-            )
-        )
+        choices = [(choice.text, choice.logprobs) for choice in completion.choices]
+        texts.append((choices, completion.usage.completion_tokens, response.output_text))
     assert texts[0] == texts[1]
 
 
@@ -137,25 +131,15 @@ def test_with_its_tokenizer_prompts_are_counted_exactly(both):
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
 
 
-@pytest.fixture(scope="module")
-def transformers(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A gateway in front of `transformers serve`, which runs the demo model with its own code."""
-    home, port = tmp_path_factory.mktemp("transformers"), free_port()
-    (home / "hub").mkdir()
-    model = str(Path(kvarn.__file__).parent / "assets" / "kvarn-demo")
-    program = Path(sys.executable).with_name("transformers")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(home), "OMP_NUM_THREADS": "2"}
-    with (home / "log").open("wb") as log:
-        command = [program, "serve", model, "--port", str(port), "--device", "cpu", "--dtype", "float32"]
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-    external = {"base_url": f"http://127.0.0.1:{port}/v1", "model": model, "probe": "health", "probe_interval_s": 0.2}
-    configuration = {
-        "gateway": {"port": 0},
-        "data_dir": str(home / "data"),
-        "models": [{"name": "far", "external": external}, {"name": "near", "path": "kvarn-demo", "dtype": "float32"}],
-    }
+@contextmanager
+def in_front_of(serving: Any, home: Path, command: list[Any], external: dict[str, Any], **environment: str) -> Any:
+    """A gateway in front of a program: its model is `far`; `near` is the demo model in our engine."""
+    with (home / "log-of-program").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | environment)
+    far = {"name": "far", "external": {"probe_interval_s": 0.2, **external}}
+    near = {"name": "near", "path": "kvarn-demo", "dtype": "float32"}
+    configuration = {"gateway": {"port": 0}, "data_dir": str(home / "data"), "models": [far, near]}
     try:
-        _wait_until_it_answers(f"http://127.0.0.1:{port}/health", process, home / "log")
         with serving(home, configuration) as server:
             yield server
     finally:
@@ -163,15 +147,18 @@ def transformers(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
         process.wait()
 
 
-def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 120
-    while True:
-        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
-        try:
-            if httpx.get(url, timeout=5).status_code == 200:
-                return
-        except httpx.HTTPError:
-            time.sleep(0.1)
+@pytest.fixture(scope="module")
+def transformers(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A gateway in front of `transformers serve`, which runs the demo model with its own code."""
+    home, port = tmp_path_factory.mktemp("transformers"), free_port()
+    (home / "hub").mkdir()
+    model = str(Path(kvarn.__file__).parent / "assets" / "kvarn-demo")
+    program = Path(sys.executable).with_name("transformers")
+    command = [program, "serve", model, "--port", str(port), "--device", "cpu", "--dtype", "float32"]
+    external = {"base_url": f"http://127.0.0.1:{port}/v1", "model": model, "probe": "health"}
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(home), "OMP_NUM_THREADS": "2"}
+    with in_front_of(serving, home, command, external, **offline) as server:
+        yield server
 
 
 @pytest.mark.thorough
@@ -183,7 +170,6 @@ def test_transformers_answers_as_our_engine_does(transformers, stream):
         if stream:
             body["stream_options"] = {"include_usage": True}
         answer = transformers.http.post("/v1/chat/completions", json=body)
-        assert answer.status_code == 200, answer.text
         answers.append(gathered(answer) if stream else whole(answer.json()))
     assert answers[0] == answers[1]
 
@@ -195,21 +181,10 @@ def llama(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
     if program is None or model is None:
         pytest.skip("llama.cpp is not installed: set LLAMA_SERVER to its llama-server and LLAMA_MODEL to a .gguf file")
     home, port = tmp_path_factory.mktemp("llama"), free_port()
-    command = [program, "--model", str(Path(model)), "--port", str(port), "--ctx-size", "1024", "--threads", "2"]
-    with (home / "log").open("wb") as log:
-        process = subprocess.Popen([*command, "--parallel", "2", "--jinja"], stdout=log, stderr=log)
-    external = {"base_url": f"http://127.0.0.1:{port}/v1", "api": "llama_cpp", "probe_interval_s": 0.2}
-    configuration = {
-        "gateway": {"port": 0},
-        "data_dir": str(home / "data"),
-        "models": [{"name": "far", "external": external}, {"name": "kvarn-demo", "path": "kvarn-demo"}],
-    }
-    try:
-        with serving(home, configuration) as server:
-            yield server
-    finally:
-        process.kill()
-        process.wait()
+    command = [program, "--model", model, "--port", str(port), "--ctx-size", "1024", "--threads", "2"]
+    external = {"base_url": f"http://127.0.0.1:{port}/v1", "api": "llama_cpp"}
+    with in_front_of(serving, home, [*command, "--parallel", "2", "--jinja"], external) as server:
+        yield server
 
 
 @pytest.mark.parametrize("stream", [True, False])

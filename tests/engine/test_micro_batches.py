@@ -31,8 +31,7 @@ def test_each_step_in_flight_has_sequences_of_its_own_and_no_unknown_token(make_
         world.submit(f"r{index}", 3 + index, max_tokens=12, n=1 + index % 2)
     world.run()
     assert most == stages
-    for index in range(7):
-        world.assert_answered(f"r{index}")
+    world.assert_all_answered()
 
 
 def test_decodes_are_spread_over_the_stages(make_world):
@@ -62,5 +61,4 @@ def test_sequences_that_give_way_while_they_fly_draw_the_same_tokens(make_world)
         world.submit(f"r{index}", 30, max_tokens=50)
     world.run()
     assert world.engine.stats().preemptions_total > 0
-    for index in range(4):
-        world.assert_answered(f"r{index}")
+    world.assert_all_answered()

@@ -22,8 +22,7 @@ def overfull(make_world, connector: DictConnector, **config):
         world.submit(f"r{index}", 30, max_tokens=50)
     world.run()
     assert world.engine.stats().preemptions_total > 0
-    for index in range(4):
-        world.assert_answered(f"r{index}")
+    world.assert_all_answered()
     return world
 
 
@@ -71,5 +70,4 @@ def test_a_prompt_preempted_half_way_goes_on_from_there(make_world):
     world.run()
     assert world.engine.stats().preemptions_total == 1
     assert num_computed_tokens(world) == 100 + 4 + 60 + 4
-    for name in ("batch", "chat"):
-        world.assert_answered(name)
+    world.assert_all_answered()

@@ -54,8 +54,7 @@ def test_proposals_take_neither_budget_nor_memory_from_others(make_world):
     assert any(row.num_proposals for plan in world.executor.plans for row in plan.rows)
     assert all(plan.num_tokens <= 24 for plan in world.executor.plans)
     world.run()
-    for index in range(4):
-        world.assert_answered(f"r{index}")
+    world.assert_all_answered()
 
 
 def test_an_engine_with_a_proposer_plans_one_step_at_a_time(make_world):

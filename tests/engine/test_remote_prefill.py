@@ -61,8 +61,7 @@ def answer_beside_a_decode(world: World) -> None:
         world.step()
     world.submit("long", LONG, max_tokens=4)
     world.run()
-    for name in ("running", "long"):
-        world.assert_answered(name)
+    world.assert_all_answered()
 
 
 def test_a_long_prompt_beside_running_answers_is_computed_elsewhere() -> None:

@@ -100,8 +100,7 @@ def test_when_memory_runs_out_the_latest_gives_way_and_loses_nothing(make_world)
     assert world.engine.stats().preemptions_total > 0
     resumed = [a.prompt_token_ids for plan in world.executor.plans for a in plan.new_sequences if a.output_token_ids]
     assert world.messages["a"].prompt_token_ids not in resumed
-    for name in "abc":
-        world.assert_answered(name)
+    world.assert_all_answered()
     assert world.engine.stats().prompt_tokens_total == 51
 
 
@@ -131,8 +130,7 @@ def test_the_lowest_priority_gives_way_even_if_it_came_first(make_world):
     world.run()
     resumed = [a for plan in world.executor.plans for a in plan.new_sequences if a.output_token_ids]
     assert {tuple(a.prompt_token_ids) for a in resumed} == {tuple(world.messages["batch"].prompt_token_ids)}
-    world.assert_answered("batch")
-    world.assert_answered("chat")
+    world.assert_all_answered()
 
 
 def test_equal_priorities_never_push_each_other_out_for_a_slot(make_world):
@@ -194,8 +192,7 @@ def test_nobody_starts_in_a_step_in_which_memory_ran_out(make_world):
         world.step()
         if world.engine.stats().preemptions_total > before:
             assert not world.executor.plans[-1].new_sequences
-    for name in "abc":
-        world.assert_answered(name)
+    world.assert_all_answered()
 
 
 def test_more_decodes_than_budget_take_turns(make_world):
@@ -244,8 +241,7 @@ def test_prompts_computed_side_by_side_end_up_in_the_same_blocks(make_world):
     tables = [sequence.blocks for sequence in world.engine.scheduler.running]
     assert tables[0][:3] == tables[1][:3] == tables[2][:3]
     world.run()
-    for name in "abc":
-        world.assert_answered(name)
+    world.assert_all_answered()
 
 
 def seconds_on_a_large_model(plan: StepPlan) -> float:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvarn.fairness.queue import Account, FairQueue, _LateShare
+from kvarn.fairness.late_share import LateShare
+from kvarn.fairness.queue import Account, FairQueue
 
 AGEING_S = 10.0
 _numbers = count()
@@ -57,41 +58,6 @@ def test_the_first_is_of_the_best_tier_and_there_of_the_tenant_served_least(item
     assert first.account.counter == min(item.account.counter for item in rivals)
 
 
-@given(ITEMS, st.data())
-def test_what_is_pushed_and_not_removed_is_offered_once_in_order_of_tiers(items, data) -> None:
-    accounts = [Account(str(number), 1.0) for number in range(4)]
-    waiting = [Item(accounts[tenant], priority, arrival) for tenant, priority, arrival, _ in items]
-    queue = make_queue(*waiting)
-    for item in data.draw(st.lists(st.sampled_from(waiting), unique_by=id)):
-        queue.remove(item)
-        waiting.remove(item)
-    assert len(queue) == len(waiting) == sum(queue.by_priority().values())
-    assert bool(queue) == bool(waiting)
-    offered = list(queue.candidates(50.0))
-    kept = {name: [item for item in waiting if item.account.name == name] for name in "0123"}
-    assert len(offered) == len(set(offered)) == sum(min(len(each), queue.LOOK_AHEAD) for each in kept.values())
-    tiers = [queue.tier(item, 50.0) for item in offered]
-    assert tiers == sorted(tiers)
-
-
-@given(
-    st.lists(st.sampled_from([1.0, 2.0, 5.0]), min_size=2, max_size=5),
-    st.lists(st.floats(0.5, 3.0), min_size=5, max_size=5),
-)
-def test_backlogged_tenants_are_served_by_weight_whatever_an_item_costs(weights, costs) -> None:
-    accounts = [Account(str(number), weight) for number, weight in enumerate(weights)]
-    queue = make_queue(*[Item(account, cost=costs[number]) for number, account in enumerate(accounts)])
-    served = dict.fromkeys(accounts, 0.0)
-    for _ in range(500):
-        item = queue.first(0.0)
-        queue.remove(item)
-        item.account.charge(item.cost)
-        served[item.account] += item.cost
-        queue.push(Item(item.account, cost=item.cost))
-    shares = [cost / account.weight for account, cost in served.items()]
-    assert max(shares) - min(shares) <= max(costs) / min(weights) + 1e-6, "no further apart than one item"
-
-
 def test_idle_time_earns_nothing_but_a_credit() -> None:
     busy, late = Account("busy", 1.0, counter=100.0), Account("late", 1.0)
     queue = make_queue(Item(busy))
@@ -135,7 +101,7 @@ def test_late_or_not_what_waits_is_offered_once_in_order_of_tiers_until_it_is_re
         offered = list(queue.candidates(now))
         assert offered and len(offered) == len(set(offered)) and set(offered) <= set(waiting)
         tiers = [queue.tier(item, now) for item in offered]
-        assert tiers == sorted(tiers)
+        assert tiers == sorted(tiers) and len(queue) == len(waiting) == sum(queue.by_priority().values())
         assert queue.num_late <= sum(item.late_from <= now for item in waiting)
         item = data.draw(st.sampled_from(offered))
         if data.draw(st.booleans()):
@@ -151,29 +117,33 @@ def test_late_or_not_what_waits_is_offered_once_in_order_of_tiers_until_it_is_re
 @given(
     st.lists(st.sampled_from([1.0, 2.0, 5.0]), min_size=2, max_size=5),
     st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=5, max_size=5),
+    st.lists(st.floats(0.5, 3.0), min_size=5, max_size=5),
+    st.sampled_from([0.0, 4.0]),
     st.randoms(use_true_random=False),
 )
-def test_lateness_moves_shares_by_no_more_than_its_bound(weights, late_part, chance) -> None:
-    """Some tenants' items are always late, others' never, others' at times."""
+def test_backlogged_tenants_are_served_by_weight_whatever_an_item_costs_and_however_many_are_late(
+    weights, late_part, costs, lateness_cost, chance
+) -> None:
     accounts = [Account(str(number), weight) for number, weight in enumerate(weights)]
     queue = DeadlineQueue(AGEING_S)
-    queue.lateness_cost = 4.0
+    queue.lateness_cost = lateness_cost
 
     def send(account: Account) -> None:
-        late = chance.random() < late_part[accounts.index(account)]
-        queue.push(Item(account, late_from=0.0 if late else float("inf")))
+        number = accounts.index(account)
+        late = lateness_cost > 0 and chance.random() < late_part[number]
+        queue.push(Item(account, cost=costs[number], late_from=0.0 if late else float("inf")))
 
     for account in accounts * 10:
         send(account)
     served = dict.fromkeys(accounts, 0.0)
     for _ in range(500):
         item = queue.first(0.0)
-        queue.start(item, 1.0)
-        item.account.charge(1.0)
-        served[item.account] += 1.0
+        queue.start(item, item.cost)
+        item.account.charge(item.cost)
+        served[item.account] += item.cost
         send(item.account)
     shares = [cost / account.weight for account, cost in served.items()]
-    assert max(shares) - min(shares) <= (queue.lateness_cost + 1) / min(weights) + 1e-6
+    assert max(shares) - min(shares) <= (lateness_cost + max(costs)) / min(weights) + 1e-6, "one item and the bound"
 
 
 def test_removing_what_does_not_wait_is_an_error() -> None:
@@ -182,7 +152,7 @@ def test_removing_what_does_not_wait_is_an_error() -> None:
 
 
 def test_a_small_item_takes_no_credit_from_the_late_ones() -> None:
-    share = _LateShare()
+    share = LateShare()
     for cost in [*[100.0] * 6, 0.1, 100.0]:
         share.started(cost, late=False)
     assert share.is_due

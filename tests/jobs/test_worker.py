@@ -174,7 +174,7 @@ async def test_the_reason_of_a_shutdown_outweighs_a_cancellation() -> None:
 
 async def test_a_named_job_runs_in_one_process_and_another_goes_on_after_its_end(store: Store) -> None:
     gate = Gate()
-    here, there = (NamedWorker("tests", store, "work", gate.run, lease_s=60, poll_s=60) for _ in range(2))
+    here, there = (NamedWorker("tests", store, "work", gate.run, lease_s=60) for _ in range(2))
     await here.poll()
     await there.poll()
     assert list(here.running) == ["work"] and not there.running

@@ -14,10 +14,10 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from sqlalchemy import func, select
 
 from kvarn.config.platform import KafkaConfig
-from kvarn.metering.billing import MeterMetrics, bill_ledger
+from kvarn.metering.billing import bill_ledger
 from kvarn.metering.kafka import SCHEMA, NewerSchemaError, decode_message, encode_message
 from kvarn.metering.meter import Meter
-from kvarn.metering.metrics import MeteringMetrics
+from kvarn.metering.metrics import MeteringMetrics, MeterMetrics
 from kvarn.metering.publisher import Publisher
 from kvarn.store.engine import Store
 from kvarn.store.ledger import LedgerEvent
@@ -104,21 +104,16 @@ def in_topic(config: KafkaConfig, count: int) -> list[Any]:
 
 
 def test_a_message_says_its_schema_and_a_newer_one_is_not_guessed_at() -> None:
-    event = make_event(1)
-    assert msgspec.json.decode(encode_message(event))["schema"] == SCHEMA
+    event = make_event(1, batch_id="batch_1")
+    message = msgspec.json.decode(encode_message(event))
+    assert (message["schema"], message["batch_id"]) == (SCHEMA, "batch_1")
     assert decode_message(encode_message(event)) == event
+    older = {name: each for name, each in message.items() if name != "batch_id"}
+    assert decode_message(msgspec.json.encode(older)) == make_event(1), "written before messages named the batch"
     with pytest.raises(NewerSchemaError, match="upgrade"):
         decode_message(b'{"schema":2,"id":7}')
     with pytest.raises(msgspec.DecodeError):
         decode_message(b'{"id":"use_1"}')
-
-
-def test_messages_name_the_batch_of_a_line_and_those_written_before_they_did_can_be_read() -> None:
-    event = make_event(1, batch_id="batch_1")
-    value = encode_message(event)
-    assert msgspec.json.decode(value)["batch_id"] == "batch_1" and decode_message(value) == event
-    older = {name: each for name, each in msgspec.json.decode(value).items() if name != "batch_id"}
-    assert decode_message(msgspec.json.encode(older)) == make_event(1)
 
 
 async def test_the_outbox_is_published_once_by_two_gateways_and_empty_afterwards(
@@ -168,28 +163,17 @@ async def test_a_message_of_a_newer_schema_stops_the_meter_and_stays(store: Stor
             await asyncio.wait_for(meter.run(), 30)
 
 
-async def test_hours_are_built_from_the_ledger_where_there_is_no_kafka(store: Store) -> None:
-    events = [
-        make_event(number, finished_at=1_790_000_000 + 600 * number, key_id=None if number % 2 else "key_1")
-        for number in range(700)
-    ]
-    await usage_events.record(store, events[:400])
-    await usage_events.record(store, events[400:])
-    await billing.bill(store, events[:10])
-    assert await bill_ledger(store) == 690
-    assert await bill_ledger(store) == 0
-    assert await billed(store) == (700, 700, 3500)
-
-
 async def test_the_ledger_is_looked_through_in_steps_and_late_events_are_found(store: Store) -> None:
     at = {1: 100, 2: 300, 3: 200, 4: 100}
     await usage_events.record(store, [make_event(number, finished_at=moment) for number, moment in at.items()])
     steps = [[event.id for event in events] async for events in billing.unbilled(store, step=3)]
     assert [set(step) for step in steps] == [{"use_1", "use_2", "use_3"}, {"use_4"}]
     assert await bill_ledger(store) == 4
-    await usage_events.record(store, [make_event(0, finished_at=1), make_event(25, finished_at=150)])  # were in a spool
-    assert await bill_ledger(store) == 2
-    assert await billed(store) == (6, 6, 30)
+    spooled = [make_event(number, finished_at=number, key_id="key_1") for number in range(10, 700)]
+    await usage_events.record(store, spooled)
+    await billing.bill(store, spooled[:10])
+    assert [await bill_ledger(store), await bill_ledger(store)] == [680, 0]
+    assert await billed(store) == (694, 694, 5 * 694)
 
 
 async def test_counting_the_ledger_leaves_no_hours_of_an_erased_organization(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -63,7 +64,11 @@ def status(kvarn, served, model: str) -> dict:
 
 
 def wait_for(condition) -> None:
+    """Wait for a condition. A connection that a killed process had not accepted yet is reset: that is tried again."""
     deadline = time.monotonic() + 120
-    while not condition():
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            if condition():
+                return
         assert time.monotonic() < deadline, "not within 120 s"
-        time.sleep(0.1)
+        time.sleep(0.05)

@@ -11,7 +11,7 @@ from itertools import cycle
 from engine_adapters import ScriptedAdapters
 from guesses import FreeProposer
 from kvarn.config.disaggregation import DisaggregationConfig
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine import AdmissionError, EngineCore, EngineParts
 from kvarn.engine.memory.remote_prefill import PrefillPeer
@@ -347,6 +347,11 @@ class World:
         told = self.events(request_id)
         finished = next(each for each in engine_events(told) if each.kind is EngineEventKind.FINISHED)
         assert sum(spent_by_phase(told).values()) == finished.at_us, f"phases of {request_id} do not sum"
+
+    def assert_all_answered(self) -> None:
+        """The same of all requests that were taken."""
+        for request_id in self.messages.keys() - self.refused.keys():
+            self.assert_answered(request_id)
 
     def events(self, request_id: str) -> list[int]:
         """What the engine told of a request's time."""

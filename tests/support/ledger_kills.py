@@ -84,7 +84,6 @@ class Clients:
     """Threads that send requests, one after the other, and go on when the gateway is back."""
 
     gateway: Gateway
-    seed: int = 0
     told: list[Told] = field(default_factory=list)
     chunks: int = 0
     """Parts of streams that have arrived, at all clients."""
@@ -112,7 +111,7 @@ class Clients:
             time.sleep(0.001)
 
     def _work(self, number: int) -> None:
-        draw = random.Random(self.seed * 1000 + number)
+        draw = random.Random(number)
         count = 0
         while not self._stopping.is_set():
             port = self.gateway.port
@@ -120,7 +119,7 @@ class Clients:
                 time.sleep(0.01)
                 continue
             count += 1
-            told = Told(f"req-{self.seed}-{number}-{count}", draw.choice(["stream", "stream", "whole", "vectors"]))
+            told = Told(f"req-{number}-{count}", draw.choice(["stream", "stream", "whole", "vectors"]))
             try:
                 self._ask(port, told, "y" * draw.randrange(1, MAX_PROMPT_CHARS))
             except (OSError, http.client.HTTPException):

@@ -58,46 +58,29 @@ def test_the_defaults_are_openais(model: Tokenizer) -> None:
 
 
 def test_every_field_reaches_the_engine(model: Tokenizer) -> None:
+    same = {"top_k": 5, "top_p": 0.5, "min_p": 0.1, "min_tokens": 3, "max_tokens": 20, "prompt_logprobs": 2, "n": 3}
+    same |= {"repetition_penalty": 1.5, "presence_penalty": -2.0, "frequency_penalty": 2.0}
     params = chat(
         model,
+        **same,
         seed=-1,
         temperature=0,
-        top_k=5,
-        top_p=0.5,
-        min_p=0.1,
-        repetition_penalty=1.5,
-        presence_penalty=-2,
-        frequency_penalty=2,
         logit_bias={"7": -100, "9": 2.5},
         allowed_token_ids=[9, 7, 9],
         bad_words=["mill"],
         stop_token_ids=[7],
-        min_tokens=3,
-        max_tokens=20,
         logprobs=True,
         top_logprobs=4,
-        prompt_logprobs=2,
-        n=3,
     )
-    words = [model.encode(word, add_special_tokens=False) for word in ("mill", " mill")]
     assert params == SamplingParams(
+        **same,
         seed=2**64 - 1,
         temperature=0.0,
-        top_k=5,
-        top_p=0.5,
-        min_p=0.1,
-        repetition_penalty=1.5,
-        presence_penalty=-2.0,
-        frequency_penalty=2.0,
         logit_bias={7: -100.0, 9: 2.5},
         allowed_token_ids=[7, 9],
-        bad_words=words,
+        bad_words=[model.encode(word, add_special_tokens=False) for word in ("mill", " mill")],
         stop_token_ids=[0, 1, 7],
-        min_tokens=3,
-        max_tokens=20,
         logprobs=4,
-        prompt_logprobs=2,
-        n=3,
     )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 

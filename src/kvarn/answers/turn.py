@@ -112,7 +112,7 @@ class Turn:
     max_output_tokens: int
     output_bounded: bool = True
     priority: int = 0  # tier in the engine; lower runs first, 10 is batch
-    service_tier: str = "default"
+    service_tier: str = "default"  # OpenAI's name of that tier
     sequences: int = 1
     slo: SloConfig | None = None  # its latency targets in the engine; None: it has none
     usage: TokenUsage = field(default_factory=TokenUsage)

@@ -22,10 +22,11 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.channel import Channel, ChannelClosedError, Handlers
 from kvarn.fleet.desired import Desired
 from kvarn.fleet.launch.process_exit import describe_exit, exit_of
-from kvarn.fleet.shared_counts import SharedState, main_scripts, script_handlers
+from kvarn.fleet.shared_counts import SharedState, counts_handlers
 from kvarn.fleet.supervision.restart import keep_running
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
+from kvarn.limits.counts import Counts
 from kvarn.observe.merge import MetricFamily, as_registry, merge_families, totals_of
 from kvarn.observe.metrics import GatewayMetrics
 
@@ -59,7 +60,7 @@ class GatewayProcesses:
         self._config = config.model_copy(update={"gateway": gateway})
         self._models = models
         self._replicas = replicas
-        self._scripts = main_scripts()
+        self._counts = Counts()
         self._metrics: GatewayMetrics | None = None
         self._numbers = itertools.count(1)
         self._running: dict[int, _Process] = {}
@@ -68,7 +69,7 @@ class GatewayProcesses:
         self._stopping = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
-        self.shared = SharedState(self._scripts, self._all_metrics, is_main=True)
+        self.shared = SharedState(self._counts, self._all_metrics, is_main=True)
 
     def start(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
@@ -163,7 +164,7 @@ class GatewayProcesses:
             self._changed.set()
             _log.info("a gateway process serves", extra={"number": running.number, "pid": running.process.pid})
 
-        return {**script_handlers(self._scripts), Serving: serving, ReadMetrics: lambda _: self._all_families()}
+        return {**counts_handlers(self._counts), Serving: serving, ReadMetrics: lambda _: self._all_families()}
 
     async def _all_metrics(self) -> CollectorRegistry:
         return as_registry(await self._all_families())

@@ -22,7 +22,7 @@ from kvarn.catalog.models import limits_of
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.channel import Channel, ChannelClosedError, Handlers
-from kvarn.fleet.shared_counts import RemoteScripts, SharedState
+from kvarn.fleet.shared_counts import RemoteCounts, SharedState
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import GatewayServer, bind, build_server, collect_garbage_less
 from kvarn.observe.logging import configure_gateway_logging
@@ -73,7 +73,7 @@ async def serve(end: socket.socket) -> int:
     async def all_metrics() -> CollectorRegistry:
         return as_registry(await channel.call(ReadMetrics(), list[MetricFamily]))
 
-    app = create_app(config, live.by_name, shared=SharedState(RemoteScripts(channel), all_metrics, is_main=False))
+    app = create_app(config, live.by_name, shared=SharedState(RemoteCounts(channel), all_metrics, is_main=False))
     metrics = own_metrics = app.state.gateway.metrics
     live.on_added = lambda model: own_metrics.add_model(model.name, config.slo_of(model.config))
     server = build_server(app, config.gateway)

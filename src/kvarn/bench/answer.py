@@ -80,7 +80,6 @@ class AnswerStream:
             self.feed(self._latest, 200, b"\n")
 
     def refusal(self) -> str:
-        """Message of an error response."""
         try:
             read = msgspec.json.decode(self._refusal)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -147,7 +146,6 @@ async def ask(
 
 
 def _judge(record: Record, stream: AnswerStream, status: int) -> None:
-    """Keep what a complete response brought, or say why it does not count."""
     if status != 200:
         record.error, record.message = f"http_{status}", stream.refusal()
         return

@@ -18,8 +18,6 @@ from kvarn.clock import SYSTEM_CLOCK
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests to run against a target."""
-
     target: Target
     requests: Sequence[BenchRequest]
     concurrency: int | None = None
@@ -29,8 +27,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunProgress(msgspec.Struct):
-    """Counts of a run under way, for its progress display."""
-
     total: int
     sent: int = 0
     done: int = 0
@@ -40,7 +36,6 @@ class RunProgress(msgspec.Struct):
 
     @property
     def running(self) -> int:
-        """Sent and not yet answered."""
         return self.sent - self.done
 
 

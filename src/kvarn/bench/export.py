@@ -33,7 +33,6 @@ def environment() -> dict[str, Any]:
 
 
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's marketing name where the system tells it."""
     if cpuinfo.exists():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
@@ -54,7 +53,6 @@ def document(outcome: Outcome, summary: Summary, parameters: Mapping[str, Any]) 
 
 
 def write_json(path: Path, outcome: Outcome, summary: Summary, parameters: Mapping[str, Any]) -> None:
-    """Write the document; raises OSError."""
     encoded = msgspec.json.encode(document(outcome, summary, parameters))
     path.write_bytes(msgspec.json.format(encoded, indent=1) + b"\n")
 

@@ -73,7 +73,6 @@ class HttpClient:
         return await self._exchange(await self._connect(), message, on_body)
 
     def close(self) -> None:
-        """Close kept connections."""
         while self._idle:
             self._idle.pop().close()
 
@@ -125,16 +124,13 @@ class _Connection(asyncio.Protocol):
         return self._done
 
     def close(self) -> None:
-        """Drop the connection."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the way out."""
         self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is one only in its ways
 
     def data_received(self, data: bytes) -> None:
-        """Stamp first, parse after."""
         self._now = SYSTEM_CLOCK.now()
         self.response_began = True
         try:
@@ -151,21 +147,17 @@ class _Connection(asyncio.Protocol):
             self._fail(HttpBrokenError(f"the connection ended before the answer did{f': {exc}' if exc else ''}"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note whether the response tells its own end."""
         if name.lower() in (b"content-length", b"transfer-encoding"):
             self._framed = True
 
     def on_headers_complete(self) -> None:
-        """Keep the status."""
         self._status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        """Hand a piece of the body on."""
         if self._on_body is not None and self._done is not None and not self._done.done():
             self._on_body(self._now, self._status, body)
 
     def on_message_complete(self) -> None:
-        """The response is whole."""
         self.reusable = self._framed and self._parser.should_keep_alive()
         self._succeed()
 

@@ -35,12 +35,10 @@ class Frame(msgspec.Struct, frozen=True):
     x_low: float = 0.0
 
     def x(self, value: float) -> float:
-        """Pixel of an x value."""
         share = (value - self.x_low) / ((self.x_high - self.x_low) or 1.0)
         return LEFT + share * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        """Pixel of a y value."""
         return HEIGHT - BOTTOM - value / (self.y_high or 1.0) * (HEIGHT - TOP - BOTTOM)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvarn.clock import SYSTEM_CLOCK
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.costs.decoder import DecoderCosts, StepWork
 from kvarn.costs.roofline import Ceilings, floor_s
 from kvarn.engine import EngineCore, EngineParts
@@ -35,7 +35,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For a table."""
         return f"decode {self.batch} x {self.context}" if self.batch else f"prefill {self.context}"
 
     def longest(self, steps: int) -> int:
@@ -45,8 +44,6 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One case, measured."""
-
     case: Case
     work: StepWork
     floor_s: float

@@ -47,8 +47,6 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that met the targets."""
-
     slo: Slo
     good: int
     ratio: float
@@ -143,7 +141,6 @@ def concurrency_steps(records: Iterable[Record]) -> list[tuple[float, int]]:
 
 
 def peak_concurrency(records: Iterable[Record]) -> int:
-    """Most requests in flight at once."""
     return max((running for _, running in concurrency_steps(records)), default=0)
 
 

@@ -23,7 +23,6 @@ PERCENTILES = ("mean", "p50", "p95", "p99", "max")
 
 
 def figures(summary: Summary) -> list[tuple[str, str]]:
-    """Name and value of all that is no latency, in the order to read."""
     rows = [
         ("requests", _requests(summary)),
         ("duration", f"{summary.duration_s:.2f} s"),
@@ -51,7 +50,6 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
 
 
 def print_summary(console: Console, summary: Summary, title: str) -> None:
-    """Print two tables: latencies and figures."""
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("ms")
     for heading in PERCENTILES:
@@ -65,7 +63,6 @@ def print_summary(console: Console, summary: Summary, title: str) -> None:
 
 
 def latencies(summary: Summary) -> Iterator[tuple[str, str, Distribution]]:
-    """Short name, meaning and distribution of each measured latency."""
     for name, field, meaning in LATENCIES:
         distribution: Distribution | None = getattr(summary, field)
         if distribution is not None:

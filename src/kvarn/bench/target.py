@@ -38,12 +38,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def root(self) -> str:
-        """The URL without a trailing `/v1`."""
         return self.url.rstrip("/").removesuffix("/v1")
 
     @property
     def path(self) -> str:
-        """Path of generating requests, from the root of the host."""
         tail = "completions" if self.endpoint is Endpoint.COMPLETIONS else "chat/completions"
         return f"{urlsplit(self.root).path}/v1/{tail}"
 

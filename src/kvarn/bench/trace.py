@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
@@ -29,8 +29,6 @@ class TraceError(ValueError):
 
 
 class TraceEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One recorded request."""
-
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
@@ -84,8 +82,8 @@ def parse_trace(lines: Iterable[str], form: TraceFormat = "auto") -> Iterator[Tr
         return
     if form == "auto":
         form = "mooncake" if first.lstrip().startswith("{") else "azure"
-    together = _chain_first(first, rest)
-    yield from _parse_mooncake(together) if form == "mooncake" else _parse_azure(together)
+    parse = _parse_mooncake if form == "mooncake" else _parse_azure
+    yield from parse(chain([first], rest))
 
 
 def scale_trace(entries: Iterable[TraceEntry], scaling: Scaling) -> list[BenchRequest]:
@@ -169,8 +167,3 @@ def _checked(number: int, entry: TraceEntry) -> TraceEntry:
     if entry.prompt_tokens < 1 or entry.output_tokens < 0 or min(entry.hash_ids, default=0) < 0:
         raise TraceError(f"line {number} of the trace has a length or block id below its least value")
     return entry
-
-
-def _chain_first(first: str, rest: Iterator[str]) -> Iterator[str]:
-    yield first
-    yield from rest

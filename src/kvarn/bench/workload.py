@@ -62,7 +62,6 @@ class Lengths(msgspec.Struct, frozen=True):
         return str(self.low) if self.low == self.high else f"{self.low}:{self.high}"
 
     def draw(self, count: int, generator: np.random.Generator) -> list[int]:
-        """`count` lengths."""
         drawn: list[int] = generator.integers(self.low, self.high, size=count, endpoint=True).tolist()
         return drawn
 
@@ -74,8 +73,6 @@ class Segment(msgspec.Struct, frozen=True):
     length: int
 
     def token_ids(self, vocabulary: Vocabulary, seed: int) -> list[int]:
-        """The tokens. The first one spells the key (modulo the vocabulary), so that two segments of different keys
-        part at once and no prompt shares more with another than its recipe says."""
         span = vocabulary.high - vocabulary.low
         ids: list[int] = (vocabulary.low + _generator(seed, self.key).integers(span, size=self.length)).tolist()
         if ids:
@@ -92,8 +89,6 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request to send."""
-
     index: int
     segments: tuple[Segment, ...]
     output_tokens: int
@@ -106,7 +101,6 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(segment.length for segment in self.segments)
 
     def token_ids(self, vocabulary: Vocabulary, seed: int) -> list[int]:
-        """The prompt as token ids."""
         return [token for segment in self.segments for token in segment.token_ids(vocabulary, seed)]
 
     def text(self, seed: int) -> str:

@@ -90,7 +90,6 @@ class AdapterLoader:
 
 
 def allowed_directories(config: KvarnConfig, model: ServedModel) -> list[Path]:
-    """Directories from which adapters may be loaded while the server runs."""
     configured = model.config.lora.directories
     return [Path(config.data_dir, "adapters")] if configured is None else list(map(Path, configured))
 

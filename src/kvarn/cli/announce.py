@@ -71,7 +71,6 @@ async def show_start(models: list[ServedModel]) -> list[ServedModel]:
 
 
 def show_welcome(ready: list[ServedModel], url: str, took_s: float, *, needs_key: bool) -> None:
-    """Say how to reach the models that are ready."""
     first = ready[0]
     kind = first.card.kind if first.card is not None else "generate"
     names = ", ".join(model.name for model in ready)

@@ -27,9 +27,8 @@ from kvarn.bench.workload import (
     synthetic_requests,
     warm_up_requests,
 )
-from kvarn.cli.application import application
+from kvarn.cli.application import application, expand_options
 from kvarn.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, stop
-from kvarn.cli.parameters import expand_options
 from kvarn.cli.roofline import roofline
 from kvarn.cli.values import api_key as read_api_key
 
@@ -55,8 +54,6 @@ def _parser(parse: Callable[[str], ValueT]) -> Callable[[str | ValueT], ValueT]:
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """The command line."""
-
     url: Annotated[str, Option(help="Root of the server.")] = "http://127.0.0.1:8000"
     model: Annotated[str | None, Option(help="Model.", show_default="the first the server lists")] = None
     api_key: Annotated[
@@ -113,7 +110,6 @@ class BenchOptions:
 
     @property
     def target(self) -> Target:
-        """The server, and how requests are sent."""
         return Target(
             url=self.url,
             model=self.model or "",
@@ -126,7 +122,6 @@ class BenchOptions:
         )
 
     def parameters(self) -> dict[str, Any]:
-        """The parameters that a report lists."""
         hidden = ("api_key", "json_path", "html_path")
         return {
             name: msgspec.to_builtins(getattr(self, name), enc_hook=str)

@@ -12,9 +12,8 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from kvarn.cli.application import application
+from kvarn.cli.application import application, expand_options
 from kvarn.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, show, stop
-from kvarn.cli.parameters import expand_options
 from kvarn.cli.values import api_key as read_api_key
 
 _TIMEOUT = httpx.Timeout(600.0, connect=10.0)
@@ -29,8 +28,6 @@ class ClientError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """An OpenAI-compatible server."""
-
     url: Annotated[str, typer.Option(help="Root of the server, with or without /v1.")] = "http://127.0.0.1:8000"
     api_key: Annotated[
         str | None,
@@ -38,34 +35,18 @@ class Server:
     ] = None
 
     def models(self) -> list[dict[str, Any]]:
-        """The models the server lists.
-
-        Raises:
-            ClientError: It cannot be reached, or refuses.
-        """
-        with self._request("GET", "models") as response:
-            models: list[dict[str, Any]] = _json(response.read()).get("data", [])
+        """The models the server lists. Raises ClientError."""
+        models: list[dict[str, Any]] = self.ask("GET", "models").get("data", [])
         return models
 
     def ask(self, method: str, operation: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The answer to a request.
-
-        Raises:
-            ClientError: The server cannot be reached, or refuses.
-        """
+        """The answer to a request. Raises ClientError where the server cannot be reached, or refuses."""
         with self._request(method, operation, body) as response:
             return _json(response.read())
 
     def stream(self, operation: str, body: dict[str, Any]) -> Iterator[str]:
-        """The pieces of an answer's text as they come.
-
-        Args:
-            operation: `chat/completions` or `completions`.
-            body: The request's fields; those that are None are left out.
-
-        Raises:
-            ClientError: The server cannot be reached or refuses, or the answer breaks off.
-        """
+        """The pieces of an answer's text as they come; fields of `body` that are None are left out. Raises ClientError,
+        also where the answer breaks off."""
         fields = {name: value for name, value in body.items() if value is not None} | {"stream": True}
         with self._request("POST", operation, fields) as response:
             for line in response.iter_lines():
@@ -78,11 +59,7 @@ class Server:
                     yield choice.get("text") or choice.get("delta", {}).get("content") or ""
 
     def first_model(self) -> str:
-        """The first generating model that is ready, else the first generating one.
-
-        Raises:
-            ClientError: The server cannot be reached, or shows none.
-        """
+        """The first generating model that is ready, else the first generating one. Raises ClientError."""
         models = [model for model in self.models() if model.get("kind", "generate") == "generate"]
         if not models:
             raise ClientError(f"{self.url} serves no generating model that this key may use")

@@ -13,7 +13,7 @@ import yaml
 from kvarn.cli.application import application
 from kvarn.cli.options import ServeOptions
 from kvarn.cli.output import EXIT_USAGE, stop
-from kvarn.cli.values import ConfigPath
+from kvarn.cli.values import ConfigPath, set_value
 from kvarn.config.load import ConfigError, load_config
 from kvarn.config.schema import KvarnConfig
 from kvarn.text.local_path import local_path
@@ -49,11 +49,7 @@ def configure(options: ServeOptions, warn: Callable[[str], None]) -> KvarnConfig
         if path in given:
             raise ConfigError(f"{given[path]} and {flag} set the same thing ({path}): give one of them")
         given[path] = flag
-        target = every_model if path.startswith("models.") else settings
-        *sections, name = path.removeprefix("models.").split(".")
-        for section in sections:
-            target = target.setdefault(section, {})
-        target[name] = value
+        set_value(every_model if path.startswith("models.") else settings, path.removeprefix("models."), value)
     key = os.environ.get("KVARN_API_KEY", "").strip()
     if key and "auth.api_keys" not in given:  # not by the flag's declaration: that would split it at spaces
         settings["auth"] = {"api_keys": [key]}

@@ -10,11 +10,10 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from kvarn.cli.application import application
+from kvarn.cli.application import application, expand_options
 from kvarn.cli.client import ClientError, Server, one_line_errors
 from kvarn.cli.output import EXIT_FAILED, show, stop
-from kvarn.cli.parameters import expand_options
-from kvarn.cli.values import read_settings
+from kvarn.cli.values import read_settings, set_value
 from kvarn.clock import SYSTEM_CLOCK
 
 _COLUMNS = ("model", "version", "replicas", "ready", "state", "problem")
@@ -69,7 +68,7 @@ def deploy(
     """Deploy a version of a model. Settings that are left out stay as in the present version."""
     wanted = _read(file)
     for name, value in read_settings(settings, "--set").items():
-        _put(wanted, name.split("."), value)
+        set_value(wanted, name, value)
     if path is not None:
         wanted["path"] = _absolute(path)
     steps = _rollout(canary, read_settings(rollout, "--rollout"), shadow=shadow)
@@ -201,12 +200,6 @@ def _read(file: Path | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise typer.BadParameter(f"{file} holds no settings", param_hint="--file")
     return found
-
-
-def _put(settings: dict[str, Any], path: list[str], value: Any) -> None:
-    for name in path[:-1]:
-        settings = settings.setdefault(name, {})
-    settings[path[-1]] = value
 
 
 def _absolute(path: str) -> str:

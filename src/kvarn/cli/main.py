@@ -41,7 +41,6 @@ class _LazyCommand(TyperCommand):
     """Shows its help in a list; parsing and running it are left to the command in its module."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Parse the arguments with the command of the module, which the context then runs."""
         assert self.name is not None
         module = import_module(f"kvarn.cli.{_COMMANDS[self.name][0]}")
         command = typer.main.get_command(module.app)

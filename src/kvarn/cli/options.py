@@ -17,8 +17,7 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from kvarn.cli.application import COMMON, GroupedCommand, application
-from kvarn.cli.parameters import option, parameters_of, with_parameters
+from kvarn.cli.application import COMMON, GroupedCommand, application, option, parameters_of, with_parameters
 from kvarn.cli.values import (
     absolute_path,
     absolute_paths,
@@ -53,8 +52,6 @@ _OPTIONAL_SECTIONS = ("models.kv_tiers.",)
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag that sets a setting."""
-
     setting: str
     """Its path in the configuration, such as `gateway.port`; `models.` is each served model."""
     other_name: str | None = None
@@ -91,7 +88,6 @@ class Flag:
 
     @property
     def type(self) -> Any:
-        """The type that typer parses."""
         annotation = self._documented()[0].annotation
         if get_origin(annotation) is not tuple and NoneType in get_args(annotation):
             annotation = next(part for part in get_args(annotation) if part is not NoneType)
@@ -205,7 +201,6 @@ class ServeOptions:
     """Values of `FLAGS` that were given, by name."""
 
     def settings(self) -> Iterator[tuple[str, str, Any]]:
-        """The name of each flag that was given, the path of its setting, and the value."""
         for name, value in self.flags.items():
             flag = FLAGS[name]
             yield name, flag.setting, value if flag.join is None else flag.join(value)

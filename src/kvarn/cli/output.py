@@ -25,7 +25,6 @@ _PIPE_WIDTH = 250
 
 
 def stop(message: str, status: int) -> NoReturn:
-    """End the command with one line of error."""
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(status)
 
@@ -53,7 +52,6 @@ def show(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = (), *, as_j
 
 
 def show_fields(fields: Mapping[str, Any]) -> None:
-    """Print the fields of one object below each other."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in fields.items():
         table.add_row(_title(name), Text(_cell(name, value)))

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kvarn.cli.application import application
+from kvarn.cli.application import application, expand_options
 from kvarn.cli.client import Server, one_line_errors
 from kvarn.cli.output import EXIT_USAGE, show, stop
-from kvarn.cli.parameters import expand_options
 
 _PATH = "rollouts"
 _COLUMNS = ("model", "stable", "candidate", "phase", "share", "answered", "waits_for", "failure")

@@ -234,7 +234,6 @@ class _Gateway:
         await bind_version(self._app.state.gateway.store, model, version, fingerprints)
 
     async def _all_metrics(self) -> CollectorRegistry:
-        """The metrics of all gateway processes together."""
         gateway = self._app.state.gateway
         registry: CollectorRegistry = gateway.metrics.registry
         return registry if gateway.control.shared is None else await gateway.control.shared.metrics()

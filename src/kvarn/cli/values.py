@@ -42,7 +42,6 @@ def api_key(text: str) -> str:
 
 
 def absolute_path(text: str) -> str:
-    """A path as seen from the present directory."""
     return str(Path(text).expanduser().absolute())
 
 
@@ -129,7 +128,6 @@ def origins(texts: list[str]) -> list[str]:
 
 
 def absolute_paths(texts: list[str]) -> list[str]:
-    """Paths as seen from the present directory."""
     return [absolute_path(text) for text in texts]
 
 
@@ -150,6 +148,14 @@ def lora_modules(texts: list[str]) -> list[dict[str, str]]:
             module = {"name": name, "path": path}
         modules.append(module)
     return modules
+
+
+def set_value(settings: dict[str, Any], path: str, value: Any) -> None:
+    """Set a nested value by its path, such as `engine.max_num_seqs`."""
+    *sections, name = path.split(".")
+    for section in sections:
+        settings = settings.setdefault(section, {})
+    settings[name] = value
 
 
 def read_settings(texts: Sequence[str] | None, option: str) -> dict[str, Any]:

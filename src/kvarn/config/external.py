@@ -143,6 +143,5 @@ class ExternalConfig(Section):
 
     @property
     def base_urls(self) -> tuple[str, ...]:
-        """Its addresses, without a slash at the end."""
         urls = (self.base_url,) if isinstance(self.base_url, str) else self.base_url
         return tuple(url.rstrip("/") for url in urls)

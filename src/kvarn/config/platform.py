@@ -72,8 +72,8 @@ class LimitsConfig(Section):
     kept in the main gateway process, exact for all processes of one server."""
 
     when_away: Literal["open", "closed"] = "open"
-    """While Redis is away: `open` counts in each server alone (budgets in each gateway process), `closed` answers 503
-    to requests under a limit or a budget."""
+    """While Redis is away: `open` counts in each server alone, `closed` answers 503 to requests under a limit or a
+    budget."""
 
     timeout_s: float = Field(0.25, gt=0)
     """Seconds Redis may take to answer before it counts as away."""

@@ -138,7 +138,6 @@ class RouteConfig(Section):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Every model that it names."""
         shadow = () if self.shadow is None else (self.shadow,)
         parts = (*self.targets, *self.pins, *self.rules, *shadow, *self.fallback)
         return tuple(dict.fromkeys(part.model for part in parts))

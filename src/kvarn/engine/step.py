@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.costs.prefill_speed import longest_step_s
 from kvarn.costs.step_times import StepShape
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager
@@ -29,17 +29,17 @@ from kvarn.shapes import BLOCK_SIZE
 _NO_PROPOSALS: list[int] = []
 
 
+@dataclass(slots=True)
 class RowExtras:
     """Work of a step for one row beside computing its tokens."""
 
-    def __init__(self) -> None:
-        self.charged = 0
-        self.copies: list[BlockCopy] = []
-        self.proposals: list[int] = []
-        """Tokens to verify at its end; they count as the row's."""
-        self.is_forced = False
-        """Whether its proposals are what the mask forces: there is nothing to verify."""
-        self.saves: list[StateSave] = []
+    charged: int = 0
+    copies: list[BlockCopy] = field(default_factory=list)
+    proposals: list[int] = field(default_factory=list)
+    """Tokens to verify at its end; they count as the row's."""
+    is_forced: bool = False
+    """Whether its proposals are what the mask forces: there is nothing to verify."""
+    saves: list[StateSave] = field(default_factory=list)
 
 
 class StepBuilder:
@@ -54,9 +54,9 @@ class StepBuilder:
         self.shape = StepShape()
         self.rows: dict[Sequence, int] = {}
         """Tokens of each sequence to be computed. A row can still be taken out of the step."""
-        self.extras: dict[Sequence, RowExtras] = {}
+        self.extras: dict[Sequence, RowExtras] = {}  # extras of the few rows that have any
         self.admitted: list[Sequence] = []
-        self.preempted = False
+        self.preempted = False  # whether memory ran out: then nobody new starts in this step
         self._masks: dict[int, RowMasks] = {}
         self._config = config
         self._step_time = step_time
@@ -212,7 +212,7 @@ class SubmittedStep:
     """A step whose result is not there yet."""
 
     plan: StepPlan
-    sequences: Collection[Sequence]
+    sequences: Collection[Sequence]  # one for each of the plan's rows, in their order
     shape: StepShape
     discarded: set[Sequence] = field(default_factory=set)
     """Sequences that stopped or were preempted since the step was planned: its results for them are dropped."""

@@ -25,11 +25,11 @@ from kvarn.wire.openai.errors import ApiError
 class ExternalPrompt:
     """A prompt as it is sent to another server."""
 
-    path: str
+    path: str  # below the server's address
     body: dict[str, Any]
     key: bytes
     """Its beginning, by which a replica is chosen."""
-    tokens: int
+    tokens: int  # estimated or counted
 
 
 class TokenAccount:
@@ -80,7 +80,7 @@ class _Choices:
         self._observer = observer
         self._held = held
         self._ends: dict[int, ChoiceDelta] = {}
-        self._cut_off: set[int] = set()
+        self._cut_off: set[int] = set()  # choices that moderation has ended
 
     @property
     def all_ended(self) -> bool:

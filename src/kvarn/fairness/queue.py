@@ -7,10 +7,10 @@ Each tenant's items are sorted by `arrival + priority * ageing`. That single, fi
 needed: at any moment the tiers of a tenant's items only grow along the list, and within a tier items stand by the time
 at which they came into that tier.
 
-Where items have deadlines, those that have missed them stand apart (`FairQueue.is_late`). Within a tenant and tier they
-go behind the others, and so they do across tenants whose counters are near each other. That alone would starve them
-while there is always somebody in time: so a fixed share of what a tenant starts is that of its late items, and of what
-all start, that of the tenants whose items are all late, where these have been served no more than the others.
+Items that have missed their deadline (`FairQueue.is_late`) are kept apart. Within a tenant and tier they go behind the
+others, and so they do across tenants whose counters are near each other. That alone would starve them while some item
+is always in time: so late items get a fixed share of what their tenant starts, and tenants whose items are all late a
+fixed share of what all start, where they have been served no more than the others.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from kvarn.fairness.late_share import LateShare
 
 
 class Account:
@@ -44,61 +46,31 @@ class Waiting(Protocol):
     @property
     def account(self) -> Account:
         """The account of its tenant."""
-        ...
 
     @property
     def priority(self) -> int:
         """Lower goes first."""
-        ...
 
     @property
     def arrival_s(self) -> float:
-        """Arrival on the queue's clock, in seconds."""
-        ...
+        """Seconds on the queue's clock."""
 
     @property
     def order(self) -> Any:
         """Breaks ties: comparable, different for each item."""
-        ...
 
 
 ItemT = TypeVar("ItemT", bound=Waiting)
 
 
 class _Entry(NamedTuple, Generic[ItemT]):
-    """A waiting item, with what its order depends on beside it: it is compared more often than anything else."""
+    """A waiting item, with its sort key beside it: it is compared more often than anything else."""
 
     key: float
     order: Any
     priority: int
     arrival_s: float
     item: ItemT
-
-
-class _LateShare:
-    """The least share of all that is started which late items get, by cost."""
-
-    SHARE = 1 / 8
-    MOST_CREDIT = 8
-    """Items whose cost they may catch up with, where others of a better tier were served all the time."""
-    __slots__ = ("_credit", "_turn_at")
-
-    def __init__(self) -> None:
-        self._credit = self._turn_at = 0.0
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is a late item's turn."""
-        return 0 < self._turn_at <= self._credit
-
-    def started(self, cost: float, *, late: bool) -> None:
-        """An item was started while others, late or not, waited."""
-        if late:
-            self._credit -= (1 - self.SHARE) * cost
-        else:
-            more = min(self._credit + self.SHARE * cost, self.MOST_CREDIT * cost)
-            self._credit = max(self._credit, more)  # a small item takes none away
-        self._turn_at = (1 - self.SHARE) * cost
 
 
 class _Tenant(Generic[ItemT]):
@@ -111,12 +83,8 @@ class _Tenant(Generic[ItemT]):
         self.entries: list[_Entry[ItemT]] = []
         self.late: list[_Entry[ItemT]] = []
         """Items that were found to be late when it was their turn."""
-        self.share = _LateShare()
+        self.share = LateShare()
         """The share of the late items."""
-
-    def heads(self) -> list[_Entry[ItemT]]:
-        """The first of either list."""
-        return [entries[0] for entries in (self.entries, self.late) if entries]
 
 
 class _Turn(NamedTuple, Generic[ItemT]):
@@ -150,14 +118,10 @@ class FairQueue(Generic[ItemT]):
         self._tenants: dict[str, _Tenant[ItemT]] = {}
         self._by_priority = Counter[int]()
         self._last_counter = 0.0
-        self._num_late = 0
-        self._share = _LateShare()
-        """The share of tenants whose items are all late."""
-
-    @property
-    def num_late(self) -> int:
+        self.num_late = 0
         """Waiting items that were found to be late."""
-        return self._num_late
+        self._share = LateShare()
+        """The share of tenants whose items are all late."""
 
     def is_late(self, item: ItemT, now: float) -> bool:
         """Whether an item has missed its deadline; it will never be in time again."""
@@ -170,7 +134,6 @@ class FairQueue(Generic[ItemT]):
         return bool(self._tenants)
 
     def by_priority(self) -> dict[int, int]:
-        """Waiting items by their priority."""
         return dict(sorted(self._by_priority.items()))
 
     @property
@@ -179,20 +142,15 @@ class FairQueue(Generic[ItemT]):
         return min(self._by_priority, default=None)
 
     def lift(self, account: Account, credit: float = 0.0) -> None:
-        """Bring a tenant's counter near the others': idle time earns nothing.
-
-        It becomes at least the least counter among the others that wait, less `credit`; where nobody waits, that of the
-        tenant that left the queue last.
-        """
+        """Raise a tenant's counter to `floor` less `credit`: idle time earns nothing."""
         account.counter = max(account.counter, self.floor(account) - credit)
 
     def floor(self, account: Account) -> float:
-        """The least counter among the others that wait; where nobody does, that of the tenant that left last."""
+        """The least counter among the other tenants that wait; in an empty queue that of the last that left it."""
         others = [each.account.counter for each in self._tenants.values() if each.account is not account]
         return min(others, default=self._last_counter)
 
     def push(self, item: ItemT) -> None:
-        """Add an item."""
         account = item.account
         tenant = self._tenants.get(account.name)
         if tenant is None:
@@ -202,13 +160,12 @@ class FairQueue(Generic[ItemT]):
         self._by_priority[priority] += 1
 
     def remove(self, item: ItemT) -> None:
-        """Take out an item that waits."""
         account = item.account
         tenant = self._tenants[account.name]
         is_late = self._is_apart(tenant, item)
         entries = tenant.late if is_late else tenant.entries
         del entries[bisect_left(entries, (self._key(item), item.order))]
-        self._num_late -= is_late
+        self.num_late -= is_late
         if not tenant.entries and not tenant.late:
             del self._tenants[account.name]
         self._last_counter = account.counter
@@ -219,9 +176,9 @@ class FairQueue(Generic[ItemT]):
 
     def start(self, item: ItemT, cost: float) -> None:
         """Take out an item that is served now, at a cost that counts for the share of the late ones."""
-        tenant, num_late = self._tenants[item.account.name], self._num_late
+        tenant, num_late = self._tenants[item.account.name], self.num_late
         if not num_late:
-            self._share = _LateShare()
+            self._share = LateShare()
         elif len(self) > num_late:  # else it takes nobody's turn
             late = self._is_apart(tenant, item)
             if tenant.entries and tenant.late:
@@ -231,13 +188,12 @@ class FairQueue(Generic[ItemT]):
         self.remove(item)
 
     def tier(self, item: ItemT, now: float, best: int | None = None) -> int:
-        """Priority after ageing, never better than `best`: that of all that wait, if it is left out."""
+        """Priority after ageing, never better than `best`; default: the best of all that wait."""
         if best is None:
             best = min(self._by_priority, default=item.priority)
         return self._tier(item.priority, item.arrival_s, now, best)
 
     def first(self, now: float) -> ItemT | None:
-        """The item whose turn it is."""
         return next(self.candidates(now), None)
 
     def candidates(self, now: float) -> Iterator[ItemT]:
@@ -262,7 +218,9 @@ class FairQueue(Generic[ItemT]):
             _, _, _, position, entries, tenant = heapq.heappop(heap)
             if position < len(entries):
                 entry = entries[position]
-                if entry.item is not given and (position == 0 or entries is tenant.late or not self._late(entry, now)):
+                if entry.item is not given and (
+                    position == 0 or entries is tenant.late or not self.is_late(entry.item, now)
+                ):
                     yield entry.item
                 best = min(self._by_priority, default=best)
                 if position < len(entries) and entries[position] is entry:
@@ -277,7 +235,7 @@ class FairQueue(Generic[ItemT]):
 
     def heads(self) -> list[ItemT]:
         """The first item of each tenant."""
-        return [tenant.heads()[0].item for tenant in self._tenants.values()]
+        return [(tenant.entries or tenant.late)[0].item for tenant in self._tenants.values()]
 
     def last(self) -> ItemT | None:
         """The item that would come last: of the worst tier the latest."""
@@ -292,25 +250,21 @@ class FairQueue(Generic[ItemT]):
     def _set_late_apart(self, tenant: _Tenant[ItemT], now: float) -> None:
         """Leave a tenant an item in time as its first, where it has one."""
         late = 0
-        while late < len(tenant.entries) and self._late(tenant.entries[late], now):
+        while late < len(tenant.entries) and self.is_late(tenant.entries[late].item, now):
             late += 1
         for entry in tenant.entries[:late]:
             insort(tenant.late, entry)
         del tenant.entries[:late]
-        self._num_late += late
+        self.num_late += late
 
     def _is_apart(self, tenant: _Tenant[ItemT], item: ItemT) -> bool:
         """Whether an item that waits stands among its tenant's late ones."""
         place = bisect_left(tenant.late, (self._key(item), item.order))
         return place < len(tenant.late) and tenant.late[place].item is item
 
-    def _late(self, entry: _Entry[ItemT], now: float) -> bool:
-        return self.is_late(entry.item, now)
-
     def _late_turn(self, turns: list[_Turn[ItemT]]) -> ItemT | None:
-        """The item that goes first because nothing but late ones is left of its tenant, which has been served no more
-        than the others, and the others of the best tier have had their share."""
-        if not self._num_late or not self._share.is_due:
+        """The late item of the best tier whose turn it is by the share of tenants that have late items only."""
+        if not self.num_late or not self._share.is_due:
             return None
         late = min((turn for turn in turns if not turn.tenant.entries), default=None, key=lambda turn: turn[:3])
         if late is None or late.tier != turns[0].tier or late.tenant.account.counter > turns[0].counter:

@@ -13,16 +13,15 @@ ResultT = TypeVar("ResultT")
 
 
 class FairSemaphore:
-    """A number of places. Those who wait get them round robin by tenant, first come, first served within each.
-
-    A tenant whose place is given back goes behind the others that wait.
+    """A number of places. They go round robin by tenant, first come, first served within each; a tenant whose place is
+    given back goes behind the others that wait.
 
     Args:
         places: How many there are.
         per_tenant: How many one tenant may hold.
         times_free: A tenant may hold at most this many times what is left free: the dynamic thresholds that switches
-            share their buffers by (Choudhury and Hahne, 1998). Whoever comes next always finds some places free.
-            None: it may hold all.
+            share their buffers by (Choudhury and Hahne, 1998), so that some places are always free. None: it may hold
+            all.
     """
 
     def __init__(
@@ -38,11 +37,9 @@ class FairSemaphore:
         """The tenant whose turn is next stands first."""
 
     def held(self, tenant: str) -> int:
-        """Places that a tenant holds."""
         return self._held[tenant]
 
     def holders(self) -> set[str]:
-        """Tenants that hold places."""
         return set(self._held)
 
     def try_acquire(self, tenant: str, places: int = 1) -> bool:
@@ -66,7 +63,6 @@ class FairSemaphore:
             raise
 
     def release(self, tenant: str, places: int = 1) -> None:
-        """Give places back."""
         self.used -= places
         self._held[tenant] -= places
         if not self._held[tenant]:
@@ -77,7 +73,6 @@ class FairSemaphore:
 
     @asynccontextmanager
     async def place(self, tenant: str) -> AsyncGenerator[None, None]:
-        """A place for as long as the block lasts."""
         await self.acquire(tenant)
         try:
             yield

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class Checkpoints:
     """The files of a version's engines on this machine."""
 
-    model: ModelConfig
+    model: ModelConfig  # with the adapters' directories
     directory: Path
     draft_directory: Path | None
 
@@ -41,7 +41,6 @@ class VersionChangedError(Exception):
 
 
 def fingerprints_of(found: Checkpoints) -> dict[str, Any]:
-    """Digests of a version's checkpoint, draft model and configured adapters."""
     fingerprints: dict[str, Any] = {"checkpoint": checkpoint_fingerprint(found.directory)}
     if found.draft_directory is not None:
         fingerprints["draft model"] = checkpoint_fingerprint(found.draft_directory)

@@ -2,61 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-import msgspec
 from prometheus_client import CollectorRegistry
 
 from kvarn.fleet.channel import Channel, ChannelClosedError, Handlers
-from kvarn.limits.local import SlidingWindows
-from kvarn.limits.scripts import COUNTS, Call, LocalScripts, ScriptRunner
-from kvarn.limits.types import LimitsAwayError
-from kvarn.metering.budget_counts import BudgetCounts
-from kvarn.metering.budget_reservations import BUDGETS
-
-
-class _RunScript(msgspec.Struct, frozen=True, array_like=True):
-    """Run a script of the main process; the answer is its bytes."""
-
-    name: str
-    keys: list[str]
-    argument: bytes
+from kvarn.limits.backend import CountsBackend
+from kvarn.limits.counts import Counts
+from kvarn.limits.types import Decision, LimitsAwayError, Reservation, Update
 
 
 @dataclass(frozen=True, slots=True)
 class SharedState:
-    scripts: ScriptRunner
+    counts: CountsBackend
+    """Limits and budgets, in the main process."""
     metrics: Callable[[], Awaitable[CollectorRegistry]]
     is_main: bool
     """This process supervises the engines and shows their metrics."""
 
 
-def main_scripts() -> LocalScripts:
-    return LocalScripts({COUNTS.name: SlidingWindows().run, BUDGETS.name: BudgetCounts().run})
+def counts_handlers(counts: Counts) -> Handlers:
+    """Handlers of the calls of other processes."""
+    return {Reservation: counts.decide, Update: counts.update}
 
 
-def script_handlers(scripts: LocalScripts) -> Handlers:
-    return {_RunScript: lambda call: scripts.run(call.name, call.keys, call.argument)}
+class RemoteCounts:
+    """A `CountsBackend` in the main process."""
 
+    away = False
 
-class RemoteScripts(ScriptRunner):
     def __init__(self, channel: Channel) -> None:
-        super().__init__()
         self._channel = channel
 
-    async def ask(self, call: Call) -> bytes:
-        """Run a script and wait for its answer. Raises `LimitsAwayError` where the main process is gone; this one ends
-        too."""
-        call.reply = self._channel.call(_message(call), bytes)
+    async def reserve(self, reservation: Reservation) -> Decision:
+        """Have the main process decide. Raises `LimitsAwayError` where that is gone; this one ends too."""
         try:
-            return await call.reply
+            return await self._channel.call(reservation, Decision)
+        except asyncio.CancelledError:  # it may have been admitted
+            self.update(Update(reservation, whole=True))
+            raise
         except ChannelClosedError as error:
             raise LimitsAwayError(str(error)) from None
 
-    def send(self, call: Call) -> None:
-        self._channel.send(_message(call))
-
-
-def _message(call: Call) -> _RunScript:
-    return _RunScript(call.script.name, call.keys, call.argument)
+    def update(self, update: Update) -> None:
+        """Renew or settle a reservation there."""
+        self._channel.send(update)

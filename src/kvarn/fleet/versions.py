@@ -60,7 +60,7 @@ class VersionTable:
     def __init__(
         self, on_ended: Callable[[], None], bind: BindVersion | None = None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        self.known: dict[tuple[str, int], ServedVersion] = {}
+        self.known: dict[tuple[str, int], ServedVersion] = {}  # by model and number
         self.problems: dict[str, str] = {}
         """The reason why a version is not as desired, by its name."""
         self.listeners: list[FleetListener] = []
@@ -89,7 +89,6 @@ class VersionTable:
         return self._result(desired, self._starting, replica, partial(self._bound, desired))
 
     def serving(self, model: str) -> ServedVersion | None:
-        """The latest version of a model that has served."""
         served = [each for (name, _), each in self.known.items() if name == model and not each.is_candidate]
         return served[-1] if served else None
 

@@ -17,7 +17,6 @@ from kvarn.answers.model_routes import ModelRoutes
 from kvarn.answers.moderation.checks import Moderation
 from kvarn.answers.observer import Observer
 from kvarn.answers.stages.arrivals import ArrivalsStage
-from kvarn.answers.stages.budgets import BudgetStage
 from kvarn.answers.stages.ledger import LedgerStage
 from kvarn.answers.stages.limits import LimitsStage
 from kvarn.answers.stages.replica import ReplicaStage
@@ -129,8 +128,7 @@ def _steps(
     """The parts of an answer's life, in order: arrivals are counted first, the ledger comes last."""
     stages: list[Stage] = [
         ArrivalsStage(services.arrivals),
-        BudgetStage(services.metering),
-        LimitsStage(services.limiter, services.config.limits, services.limit_metrics),
+        LimitsStage(services.limiter, services.metering.prices, services.config.limits, services.limit_metrics),
         *_copy_stages(services, text),
         LedgerStage(services.metering),
     ]

@@ -57,9 +57,8 @@ class Services:
             registry, lambda: health.state is StoreState.AWAY, lambda: health.state is StoreState.READ_ONLY
         )
         self.limit_metrics = LimitMetrics(registry)
-        self.limiter = Limiter(config.limits, self.limit_metrics, local=shared.scripts if shared else None)
-        reservations = self.limiter.redis or (shared.scripts if shared else None)
-        self.metering = Metering(config, self.store, registry, reservations)
+        self.limiter = Limiter(config.limits, self.limit_metrics, local=shared.counts if shared else None)
+        self.metering = Metering(config, self.store, registry, self.limiter.budgets)
         self.identity = Identity(config, self.store)
         self.prompts = PromptLog(config, self.store)
         self.arrivals = ArrivalMetrics(registry)

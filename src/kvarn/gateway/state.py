@@ -32,7 +32,7 @@ class ControlPlane:
     golden: GoldenModels  # the prompts and models that it compares
     shadows: Shadows
     rollouts: Rollouts
-    external: Sequence[ExternalModel]
+    external: Sequence[ExternalModel]  # models that other servers run
     traces: Traces
 
 

@@ -21,7 +21,6 @@ class LastUsed:
         self._used_at: dict[str, int] = {}
 
     def mark(self, key_id: str) -> None:
-        """The key is being used now."""
         self._used_at[key_id] = int(self._store.now())
 
     async def write(self) -> None:

@@ -15,8 +15,6 @@ from kvarn.store.repositories.organization_deletion import delete_erased_usage
 from kvarn.store.repositories.retention import delete_expired
 from kvarn.store.repositories.stored_bytes import SUM_EVERY_S, sum_stored_bytes
 
-_POLLS = 4
-"""Times in an interval that each gateway looks whether the job is due."""
 _MOVE_EVERY_S = 600.0
 
 _log = logging.getLogger("kvarn.jobs")
@@ -28,10 +26,7 @@ def stored_bytes_worker(store: Store) -> NamedWorker:
     async def work(_: NamedJob) -> None:
         await sum_stored_bytes(store)
 
-    poll_s = SUM_EVERY_S / _POLLS
-    return NamedWorker(
-        "sums of stored bytes", store, "stored_bytes", work, lease_s=SUM_EVERY_S, poll_s=poll_s, periodic=True
-    )
+    return NamedWorker("sums of stored bytes", store, "stored_bytes", work, lease_s=SUM_EVERY_S, periodic=True)
 
 
 def content_worker(store: Store) -> NamedWorker:
@@ -41,14 +36,11 @@ def content_worker(store: Store) -> NamedWorker:
         if moved := await move_contents(store):
             _log.info("moved contents of files out of the database", extra={"files": moved})
 
-    poll_s = _MOVE_EVERY_S / _POLLS
-    return NamedWorker(
-        "moves of file contents", store, "contents", work, lease_s=_MOVE_EVERY_S, poll_s=poll_s, periodic=True
-    )
+    return NamedWorker("moves of file contents", store, "contents", work, lease_s=_MOVE_EVERY_S, periodic=True)
 
 
 def retention_worker(store: Store, config: RetentionConfig) -> NamedWorker:
-    """Sweeps once in an interval. Where a kind of object could not be swept, whoever looks next tries again."""
+    """Sweeps once in an interval. If a kind of object could not be swept, the next process to look tries again."""
 
     async def sweep(job: NamedJob) -> None:
         swept = await delete_expired(store, config)
@@ -62,6 +54,5 @@ def retention_worker(store: Store, config: RetentionConfig) -> NamedWorker:
             _log.warning("retention sweep of %s failed; will retry: %s", name, error, exc_info=trace)
         job.failed = bool(swept.failures)
 
-    interval_s = config.sweep_interval_s
-    poll_s = interval_s / _POLLS
-    return NamedWorker("retention sweeps", store, "retention", sweep, lease_s=interval_s, poll_s=poll_s, periodic=True)
+    lease_s = config.sweep_interval_s
+    return NamedWorker("retention sweeps", store, "retention", sweep, lease_s=lease_s, periodic=True)

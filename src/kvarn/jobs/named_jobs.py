@@ -1,4 +1,4 @@
-"""Jobs that have no row of their own: one process of a deployment at a time does the work of that name."""
+"""Jobs without a row of their own: one process of a deployment at a time does the work of a name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvarn.store.repositories import leases
 
 @dataclass(slots=True, eq=False)
 class NamedJob(Job):
-    """A job that a row of the table `leases` stands for."""
+    """A job whose lease is a row of the table `leases`."""
 
     holder: str
 
@@ -26,9 +26,8 @@ class NamedWorker(Worker[NamedJob]):
         store: The database.
         name: Of the job.
         work: Does it.
-        lease_s: Seconds after which another process takes it over.
-        poll_s: See `Worker`.
-        periodic: The lease of a job that succeeded is kept: it says when the job is due again.
+        lease_s: Seconds after which another process takes it over; renewed four times in that.
+        periodic: Keep the lease of a job that succeeded, which says when the job is due again.
     """
 
     def __init__(
@@ -39,10 +38,9 @@ class NamedWorker(Worker[NamedJob]):
         work: Callable[[NamedJob], Awaitable[None]],
         *,
         lease_s: float,
-        poll_s: float,
         periodic: bool = False,
     ) -> None:
-        super().__init__(kind, poll_s=poll_s)
+        super().__init__(kind, poll_s=lease_s / 4)
         self._store = store
         self._name = name
         self._do = work
@@ -50,21 +48,18 @@ class NamedWorker(Worker[NamedJob]):
         self._periodic = periodic
 
     async def claim(self, free: int) -> Sequence[NamedJob]:
-        """Take it."""
         holder = new_id("job-")  # a new one each time: a lease that is kept is not taken again by its own process
         if not free or self.running or not await leases.take(self._store, self._name, holder, self._lease_s):
             return []
         return [NamedJob(self._name, "", holder)]
 
     async def renew(self, jobs: Sequence[NamedJob]) -> Collection[str]:
-        """Hold it for longer."""
         return [job.id for job in jobs if await leases.take(self._store, self._name, job.holder, self._lease_s)]
 
     async def run(self, job: NamedJob) -> None:
-        """Do it."""
         await self._do(job)
 
     async def release(self, job: NamedJob) -> None:
-        """Give it back, unless it shall rest."""
+        """Give the lease back, unless the job rests until it expires."""
         if not self._periodic or job.failed or job.stop_reason is not None:
             await leases.give_back(self._store, self._name, job.holder)

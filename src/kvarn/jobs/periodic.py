@@ -13,7 +13,7 @@ _log = logging.getLogger("kvarn.jobs")
 
 
 class Periodic:
-    """Repeats some work. A failure is logged, and the next try comes all the same.
+    """Repeats some work. A failure is logged, and the work tried again.
 
     Args:
         what: The work, in the log: a plural.
@@ -34,15 +34,13 @@ class Periodic:
 
     @property
     def running(self) -> bool:
-        """Whether it has been started and not stopped."""
         return self._task is not None
 
     def start(self) -> None:
-        """Repeat it from now on."""
         self._task = asyncio.create_task(self._repeat(), name=self._what)
 
     def wake(self) -> None:
-        """Do it at once, or again where it is under way."""
+        """Do it at once, or once more if it is under way."""
         self._woken.set()
 
     async def stop(self) -> None:

@@ -14,8 +14,8 @@ _log = logging.getLogger("kvarn.jobs")
 
 
 async def run_to_completion(work: Awaitable[ResultT]) -> ResultT:
-    """Await work that is done to its end even where the caller is cancelled meanwhile, be it more than once; the
-    caller's cancellation is raised after that, and an error of the work is logged."""
+    """Await work that runs to its end even if the caller is cancelled, once or more often. The cancellation is raised
+    after that, and an error of the work is logged."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -1,8 +1,8 @@
-"""The background worker of a process: it takes jobs that nobody holds, runs some at once, and renews their leases.
+"""The background worker of a process: takes jobs that no process holds, runs some at once, and renews their leases.
 
-A job is a row of the database with a holder and an expiry, its lease (a `Worker` says in which table). A process that
-dies renews no lease: when one has run out, another process takes the job over. Clocks of two machines may differ, so
-what a job does must bear being done twice, or be refused by the database once the lease is lost.
+A job is a row of the database with a holder and an expiry, its lease; a subclass of `Worker` says in which table. The
+leases of a process that dies expire, and another process takes its jobs over. Clocks of two machines may differ, so a
+job must bear being done twice, or be refused by the database once the lease is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvarn.store.errors import StoreAwayError
 _log = logging.getLogger("kvarn.jobs")
 
 StopReason = Literal["cancelled", "shutdown", "lost"]
-"""Why a job is stopped: by its client, by the end of this process, or since another process holds it now."""
+"""Stopped by its client, by the end of this process, or because another process holds it now."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,17 +36,13 @@ class Job:
     task: asyncio.Task[None] | None = field(default=None, kw_only=True)
     stop_reason: StopReason | None = field(default=None, kw_only=True)
     finishing: bool = field(default=False, kw_only=True)
-    """Its end is being written, and its lease ends with that: one that cannot be renewed is not lost."""
+    """Its end is being written, which ends its lease: a lease that cannot be renewed is not lost."""
     failed: bool = field(default=False, kw_only=True)
-    """It ended in an error that nobody foresaw."""
+    """It ended in an unforeseen error."""
 
     async def stop(self, reason: StopReason, timeout_s: float | None = None) -> bool:
-        """Cancel it and wait for its end, for `timeout_s` at most. A client's cancellation gives way to the other
-        reasons, which may come while the job's end is still being written.
-
-        Returns:
-            Whether it has ended; if not, it will.
-        """
+        """Cancel it, and return whether it has ended within `timeout_s`. The other reasons override a client's
+        cancellation: they may come while the job's end is still being written."""
         assert self.task is not None
         if self.stop_reason in (None, "cancelled"):
             self.stop_reason = reason
@@ -59,7 +55,7 @@ JobT = TypeVar("JobT", bound=Job)
 
 
 class Worker(ABC, Generic[JobT]):
-    """Runs the jobs of one kind. A subclass says where their leases are, and what a job does.
+    """Runs the jobs of one kind. A subclass says where their leases are and what a job does.
 
     Args:
         kind: What they are called in the log, in the plural.
@@ -82,12 +78,11 @@ class Worker(ABC, Generic[JobT]):
 
     @abstractmethod
     async def claim(self, free: int) -> Sequence[JobT]:
-        """Take at most `free` jobs that nobody holds and that are not running here. Called again until it returns none;
-        also called, once, where `free` is 0."""
+        """Take at most `free` jobs that no process holds. Called again until it returns none, and once with 0."""
 
     @abstractmethod
     async def renew(self, jobs: Sequence[JobT]) -> Collection[str]:
-        """Hold these jobs for longer; the ids of those that are still held. Called at each poll, also without jobs."""
+        """Renew leases; returns the ids of the jobs still held. Called at each poll, also without jobs."""
 
     @abstractmethod
     async def run(self, job: JobT) -> None:
@@ -95,15 +90,13 @@ class Worker(ABC, Generic[JobT]):
 
     @abstractmethod
     async def release(self, job: JobT) -> None:
-        """The job's task has ended, `job.stop_reason` says why: let another process take it, where it shall go on."""
+        """Let another process take an ended job, if it is to go on; `job.stop_reason` says why it ended."""
 
     @property
     def free(self) -> int:
-        """Places that are not taken."""
         return self._max_running - len(self.running) - self._reserved.total()
 
     def taken_by(self, organization_id: str) -> int:
-        """Places that an organisation has."""
         running = sum(job.organization_id == organization_id for job in self.running.values())
         return running + self._reserved[organization_id]
 
@@ -118,27 +111,24 @@ class Worker(ABC, Generic[JobT]):
             self._reserved += Counter()  # drops those with none
 
     def start(self) -> None:
-        """Begin to take jobs."""
         self._polls.start()
 
     async def stop(self) -> None:
-        """Stop every job and give its lease back, so that another process goes on with it at once."""
+        """Stop every job and give its lease back, so that another process continues it at once."""
         await self._polls.stop()
         await asyncio.gather(*[job.stop("shutdown") for job in list(self.running.values())])
         await self.idle()
 
     async def idle(self) -> None:
-        """Wait until no job runs and every lease that is to be released has been."""
+        """Wait until no job runs and every lease is released."""
         while tasks := [*[job.task for job in self.running.values() if job.task is not None], *self._releases]:
             await asyncio.wait(tasks)
             await asyncio.sleep(0)  # their callbacks are run
 
     def wake(self) -> None:
-        """There may be a job now: look for it at once."""
         self._polls.wake()
 
     def launch(self, job: JobT) -> None:
-        """Run a job whose lease is held."""
         self.running[job.id] = job
         job.task = asyncio.create_task(self._work(job), name=f"{self._kind} {job.id}")
         job.task.add_done_callback(lambda _: self._ended(job))
@@ -149,10 +139,10 @@ class Worker(ABC, Generic[JobT]):
         held = await self.renew(jobs)
         lost = [job for job in jobs if job.id not in held and job.id in self.running and not job.finishing]
         await asyncio.gather(*[job.stop("lost") for job in lost])
-        deadline = SYSTEM_CLOCK.now() + self._poll_s  # the leases want to be renewed again
+        deadline = SYSTEM_CLOCK.now() + self._poll_s  # leases are due for renewal
         while True:
             free = max(0, self.free)
-            with self.reserve():  # a client's job shall not take the place meanwhile
+            with self.reserve():  # no client's job takes the place meanwhile
                 claimed = await self.claim(free)
                 for job in claimed:
                     self.launch(job)
@@ -178,6 +168,6 @@ class Worker(ABC, Generic[JobT]):
         try:
             await self.release(job)
         except StoreAwayError as error:
-            _log.debug("%s: the lease of %s runs out by itself: %s", self._kind, job.id, error)
+            _log.debug("%s: the lease of %s will expire by itself: %s", self._kind, job.id, error)
         except Exception:
             _log.exception("%s: %s could not be released", self._kind, job.id)

@@ -1,27 +1,41 @@
--- The counts of several gateways: the algorithm of local.py (see there), in one atomic step, by this server's clock.
+-- The rule of counts.py (see there) for several gateways: in one atomic step, by this server's clock.
 --
--- KEYS[1]    mark of the request
--- KEYS[i]    count of the limit i - 1
--- ARGV[1]    MessagePack: operation (take, renew, settle), slot_ms, window, lease_ms, id of the work, tokens reserved,
---            tokens used, whether a settlement gives the request back too, then kind and limit of each limit
--- Returns    MessagePack: whether a reservation was admitted, or the request was known; for a reservation then used, wait_ms and
---            reset_ms of each limit
---
--- A window is kept as {slot, count, slot, count, ...}, oldest first; running requests as a sorted set by moment of
--- expiry; a mark as {slot, charged, expires_ms}.
+-- ARGV[1]  MessagePack: operation (reserve, renew, settle), slot_ms, window, lease_ms, keep_ms, id of the work, tokens reserved,
+--          tokens used, whether a settlement gives the request back too, then of each limit {kind, maximum, amount}, of a
+--          budget {kind, maximum, amount, spent, gateway, unread}
+-- KEYS[1]  mark of the request: {slot, charged, expires_ms}
+-- KEYS     of each limit in turn:
+--          requests, tokens     one: the window {slot, count, slot, count, ...}, oldest first
+--          concurrency, budget  two: a hash of what each holder holds and their sum, `held`; a sorted set of the holders by
+--                               the moment at which their leases end
+--          budget               one more: what is spent in the caller's period, by whose name it is called: gateways whose
+--                               clocks are in different periods do not disturb each other
+-- Returns  MessagePack: of reserve {admitted, {{used, wait_ms, reset_ms}, ...}}
 
 local NEVER, END_GUESS_MS = -1, 1000
 local request = cmsgpack.unpack(ARGV[1])
-local operation, slot_ms, window, lease_ms, work, reserved, used, whole = unpack(request, 1, 8)
+local operation, slot_ms, window, lease_ms, keep_ms, work, reserved, used, whole = unpack(request, 1, 9)
 
 local time = redis.call("TIME")
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local slot = math.floor(now / slot_ms)
 
-local limits = {}
-for i = 2, #KEYS do
-  local kind = request[5 + 2 * i]
-  limits[i - 1] = { key = KEYS[i], kind = kind, maximum = request[6 + 2 * i], amount = kind == "tokens" and reserved or 1 }
+local limits, windows, next_key = {}, false, 2
+local function take_key()
+  next_key = next_key + 1
+  return KEYS[next_key - 1]
+end
+for i = 10, #request do
+  local kind, maximum, amount, spent, gateway, unread = unpack(request[i], 1, 6)
+  local limit = { kind = kind, maximum = maximum, amount = amount, read = spent, gateway = gateway, unread = unread, key = take_key() }
+  limit.is_window = kind == "requests" or kind == "tokens"
+  if limit.is_window then windows = true else limit.leases = take_key() end
+  if kind == "budget" then limit.period = take_key() end
+  limits[i - 9] = limit
+end
+
+local function decimal(number)
+  return string.format("%.0f", number)
 end
 
 local function end_ms(of_slot)
@@ -68,23 +82,51 @@ local function add_to_window(key, charges, of_slot, amount)
   end
 end
 
-local function running(key)
-  redis.call("ZREMRANGEBYSCORE", key, "-inf", now)
-  redis.call("ZREMRANGEBYSCORE", key, "(" .. string.format("%d", now + lease_ms), "+inf")  -- the clock was set back
-  return redis.call("ZCARD", key)
+local function held_by(limit, holder)
+  return tonumber(redis.call("HGET", limit.key, holder) or 0)
 end
 
-local function hold_place(key)
-  redis.call("ZADD", key, now + lease_ms, work)
-  redis.call("PEXPIRE", key, lease_ms)
-end
-
-local function read(limit)
-  if limit.kind == "concurrency" then
-    local count = running(limit.key)
-    local wait = count < limit.maximum and 0 or limit.maximum > 0 and END_GUESS_MS or NEVER
-    return { count, wait, 0 }
+local function hold(limit, holder, amount)
+  local before = held_by(limit, holder)
+  if amount > 0 then
+    redis.call("HSET", limit.key, holder, decimal(amount))
+    redis.call("ZADD", limit.leases, decimal(now + lease_ms), holder)
+    redis.call("PEXPIRE", limit.leases, lease_ms)
+  elseif before > 0 then
+    redis.call("HDEL", limit.key, holder)
+    redis.call("ZREM", limit.leases, holder)
   end
+  if amount ~= before then redis.call("HINCRBY", limit.key, "held", decimal(amount - before)) end
+  if amount > 0 then redis.call("PEXPIRE", limit.key, lease_ms) end
+end
+
+-- Ends leases, and takes over what the caller knows of a budget.
+local function read_hold(limit)
+  for _, holder in ipairs(redis.call("ZRANGEBYSCORE", limit.leases, "-inf", decimal(now))) do hold(limit, holder, 0) end
+  local latest = decimal(now + lease_ms)
+  for _, holder in ipairs(redis.call("ZRANGEBYSCORE", limit.leases, "(" .. latest, "+inf")) do  -- the clock was set back
+    redis.call("ZADD", limit.leases, latest, holder)
+  end
+  limit.spent, limit.certain = 0, 0
+  if limit.period then
+    limit.spent = math.max(tonumber(redis.call("GET", limit.period)) or 0, limit.read)
+    limit.certain = math.max(limit.spent, limit.read + limit.unread)
+    redis.call("SET", limit.period, decimal(limit.spent), "PX", keep_ms)
+    if operation ~= "reserve" then hold(limit, limit.gateway, limit.unread) end  -- updates are sent in order
+  end
+end
+
+local function usage_of_hold(limit)
+  local held, wait = held_by(limit, "held"), 0
+  if limit.certain >= limit.maximum or limit.certain + limit.amount > limit.maximum then
+    wait = NEVER
+  elseif limit.spent + held + limit.amount > limit.maximum then
+    wait = END_GUESS_MS
+  end
+  return { limit.period and limit.certain or held, wait, 0 }
+end
+
+local function usage_of_window(limit)
   local charges, total = read_window(limit.key)
   local excess, wait = total + limit.amount - limit.maximum, 0
   if excess > 0 then
@@ -97,26 +139,29 @@ local function read(limit)
       end
     end
   end
-  return { total, wait, #charges > 0 and end_ms(charges[#charges - 1]) - now or 0, charges }
+  limit.charges = charges
+  return { total, wait, #charges > 0 and end_ms(charges[#charges - 1]) - now or 0 }
 end
 
 local function charge(limit, usage)
-  if limit.kind == "concurrency" then
-    hold_place(limit.key)
-    return { usage[1] + 1, 0, 0 }
+  if limit.is_window then
+    add_to_window(limit.key, limit.charges, slot, limit.amount)
+    return { usage[1] + limit.amount, 0, end_ms(slot) - now }
   end
-  add_to_window(limit.key, usage[4], slot, limit.amount)
-  return { usage[1] + limit.amount, 0, end_ms(slot) - now }
+  hold(limit, work, limit.amount)
+  return { usage[1] + (limit.period and 0 or limit.amount), 0, 0 }
 end
 
 local function read_mark()
-  local packed = redis.call("GET", KEYS[1])
+  local packed = windows and redis.call("GET", KEYS[1])
   local mark = packed and cmsgpack.unpack(packed)
   return mark and mark[3] > now and mark or nil
 end
 
 local function write_mark(of_slot, charged)
-  redis.call("SET", KEYS[1], cmsgpack.pack({ of_slot, charged, now + lease_ms }), "PX", lease_ms)
+  if windows then
+    redis.call("SET", KEYS[1], cmsgpack.pack({ of_slot, charged, now + lease_ms }), "PX", lease_ms)
+  end
 end
 
 local function correct(kind, of_slot, amount)
@@ -128,21 +173,17 @@ end
 
 local operations = {}
 
-function operations.take()
+function operations.reserve()
   local usages, admitted = {}, true
   for i, limit in ipairs(limits) do
-    usages[i] = read(limit)
+    usages[i] = limit.is_window and usage_of_window(limit) or usage_of_hold(limit)
     admitted = admitted and usages[i][2] == 0
   end
   if admitted then
     for i, limit in ipairs(limits) do usages[i] = charge(limit, usages[i]) end
     write_mark(slot, reserved)
   end
-  local reply = { admitted }
-  for _, usage in ipairs(usages) do
-    for i = 1, 3 do reply[#reply + 1] = usage[i] end
-  end
-  return reply
+  return { admitted, usages }
 end
 
 function operations.renew()
@@ -152,22 +193,25 @@ function operations.renew()
   correct("tokens", slot, math.max(0, used - charged))
   write_mark(of_slot, math.max(charged, used))
   for _, limit in ipairs(limits) do
-    if limit.kind == "concurrency" then hold_place(limit.key) end
+    if not limit.is_window then hold(limit, work, limit.amount) end
   end
-  return { mark ~= nil }
+  return true
 end
 
 function operations.settle()
   for _, limit in ipairs(limits) do
-    if limit.kind == "concurrency" then redis.call("ZREM", limit.key, work) end
+    if not limit.is_window then hold(limit, work, 0) end
   end
   local mark = read_mark()
-  if not mark then return { false } end
+  if not mark then return true end
   redis.call("DEL", KEYS[1])
   local more = used - mark[2]
   correct("tokens", more > 0 and slot or mark[1], more)
   if whole then correct("requests", mark[1], -1) end
-  return { true }
+  return true
 end
 
+for _, limit in ipairs(limits) do
+  if not limit.is_window then read_hold(limit) end
+end
 return cmsgpack.pack(operations[operation]())

@@ -30,5 +30,6 @@ def limits_of(principal: Principal, model: str, defaults: LimitsConfig) -> tuple
                 # The model comes last: it is the one part that may hold a colon.
                 key = f"kvarn:limits:{{{organization}}}:{kind}:{holder}:{model}"
                 scope = scopes.get(holder, "API key")
-                found.append(Limit(kind, scope, holder, model, min(maximum, MAX_NUMBER), key))
+                maximum = min(maximum, MAX_NUMBER)
+                found.append(Limit(kind, key, maximum, scope=scope, holder=holder, model=model))
     return tuple(found)

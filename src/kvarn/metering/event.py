@@ -52,8 +52,6 @@ _COPIED = tuple(name for name in InFlight.__struct_fields__ if name not in ("wri
 
 
 class Measured(msgspec.Struct, frozen=True, gc=False):
-    """Measures of a request at its end."""
-
     outcome: str
     prompt_tokens: int
     cached_tokens: int

@@ -4,10 +4,10 @@
     usage/<gateway>.counts  tokens of the requests in flight by slot, mapped into memory
 
 A commit (WAL mode) is in the kernel's page cache when it returns, and so is a store into a shared mapping: both outlive
-the process, however that ends. Tokens are stored into the mapping since they change with every token, and a commit
-costs ten times as much. SQLite locks the file for as long as its gateway lives (exclusive locking mode); a file that is
-not locked was left by a gateway that died, and is taken over by the next that starts on this machine or by another that
-lives. Nobody else may open and close the file in that process: closing it would end the lock.
+the process, however it ends. Token counts go into the mapping since they change with every token, and a commit costs
+ten times as much. SQLite locks the file for as long as its gateway lives (exclusive locking mode); a file without a
+lock was left by a gateway that died, and another on this machine takes it over. No other code of the process may open
+and close the file: closing it would end the lock.
 """
 
 from __future__ import annotations
@@ -55,8 +55,6 @@ class JournalFullError(Exception):
 
 
 class Slot:
-    """Token counts of one request in flight."""
-
     __slots__ = ("_first_us", "_memory", "_offset", "_received", "number")
 
     def __init__(self, memory: mmap.mmap, number: int, received: float) -> None:
@@ -67,7 +65,6 @@ class Slot:
         self._first_us = 0
 
     def watch(self, tokens: Tokens) -> None:
-        """Store the counts."""
         if not self._first_us and tokens.first_token is not None:
             self._first_us = max(0, int(1e6 * (tokens.first_token - self._received))) + 1
         counts = tokens.prompt_tokens, tokens.cached_tokens, tokens.completion_tokens
@@ -108,7 +105,7 @@ class Journal:
         self.size += len(record)
 
     def read(self, limit: int) -> list[tuple[int, bytes]]:
-        """The oldest finished events with their numbers; the same ones again until they are deleted."""
+        """The oldest finished events with their numbers; the same again until they are deleted."""
         query = "SELECT number, event FROM finished ORDER BY number LIMIT ?"
         return self._database.execute(query, (limit,)).fetchall()
 
@@ -119,10 +116,8 @@ class Journal:
         self.size -= sum(len(record) for _, record in records)
 
     def lost(self, prices: PriceBook, currency: str) -> list[LedgerEvent]:
-        """The requests in flight of a dead gateway, as events of outcome `lost`.
-
-        To be written after its finished events, among which may be one of the same request: the first counts.
-        """
+        """The requests in flight of a dead gateway, as events of outcome `lost`: to be written after its finished
+        events, of which one may be of the same request (the first counts)."""
         counts = self._counts_path.read_bytes() if self._counts_path.exists() else b""
         found = []
         for number, request in self._database.execute("SELECT slot, request FROM in_flight ORDER BY slot"):
@@ -142,7 +137,7 @@ class Journal:
         return found
 
     def sync(self) -> None:
-        """Wait until the disk has all commits, so that they survive the machine too; may run in a thread."""
+        """Wait until the disk has all commits, so that they survive a crash of the machine; may run in a thread."""
         with suppress(FileNotFoundError):  # closed meanwhile
             descriptor = os.open(f"{self.path}-wal", os.O_RDONLY)
             try:
@@ -151,11 +146,10 @@ class Journal:
                 os.close(descriptor)
 
     def release(self) -> None:
-        """Close it and leave it to another."""
         self._database.close()
 
     def remove(self) -> None:
-        """Close and delete it: all of it is in the database. Interrupted, it leaves an empty journal to another."""
+        """Close and delete it: all of it is in the database."""
         self._counts_path.unlink(missing_ok=True)
         self._database.close()
         self.path.unlink(missing_ok=True)
@@ -196,8 +190,8 @@ class LiveJournal(Journal):
         self._warned = False
 
     def begin(self, request: InFlight, received: float) -> Slot | None:
-        """Note that a request was taken, at monotonic second `received`. None: there is no room for the note; the
-        request goes on, and would be lost with this process."""
+        """Note that a request was taken, at monotonic second `received`. None: there is no room for the note, and the
+        request would be lost with this process."""
         try:
             if not self._free:
                 self._add_slots()
@@ -211,7 +205,6 @@ class LiveJournal(Journal):
         return Slot(self._memory, number, received)
 
     def finish(self, slot: Slot | None, event: LedgerEvent) -> None:
-        """A request has ended."""
         try:
             self._append_within_bound(event)
         except (JournalFullError, sqlite3.Error) as error:
@@ -232,7 +225,7 @@ class LiveJournal(Journal):
             self._free.append(slot.number)
 
     def close(self) -> None:
-        """Leave: nothing stays behind if all of it is in the database; else the next start finds it."""
+        """Delete the journal if all of it is in the database; else leave it to the next start."""
         while self.unwritten:
             event, slot = self.unwritten.popleft()
             with suppress(JournalFullError, sqlite3.Error):  # its slot, where it has one, says the same
@@ -247,13 +240,13 @@ class LiveJournal(Journal):
             self.remove()
 
     def _append_within_bound(self, event: LedgerEvent) -> None:
-        record = encode_event(event)
+        record = _encoder.encode(event)
         if self.size + len(record) > self._max_bytes:
             raise JournalFullError("metering.max_spool_bytes is reached")
         self.append(record)
 
     def _add_slots(self) -> None:
-        """Make the file of counts longer. Its blocks are taken at once: a mapped page without one would end the
+        """Make the file of counts longer, with its blocks allocated: a mapped page without one would end the
         process."""
         slots = 2 * self._slots or FIRST_SLOTS
         descriptor = os.open(self._counts_path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -285,11 +278,5 @@ def dead_journals(root: Path) -> Iterator[Journal]:
             _log.error("the usage in %s cannot be read, and is tried again: %s", path, error)
 
 
-def encode_event(event: LedgerEvent) -> bytes:
-    """An event as it stands in the journal."""
-    return _encoder.encode(event)
-
-
 def decode_event(record: bytes) -> LedgerEvent:
-    """The event of a record."""
     return msgspec.msgpack.decode(record, type=LedgerEvent)

@@ -28,7 +28,7 @@ DELIVERY_TIMEOUT_S = 20.0
 
 
 def producer_settings(config: KafkaConfig) -> Settings:
-    """Every message at least once and in order, in batches; what the configuration adds cannot weaken that."""
+    """Every message at least once and in order, in batches; added settings cannot weaken that."""
     return {
         "linger.ms": 5,
         "message.timeout.ms": int(1000 * DELIVERY_TIMEOUT_S),
@@ -40,7 +40,7 @@ def producer_settings(config: KafkaConfig) -> Settings:
 
 
 def consumer_settings(config: KafkaConfig) -> Settings:
-    """From the beginning of the topic; offsets are committed by hand, behind the database's transaction."""
+    """From the beginning of the topic; offsets are committed by hand, after the database's transaction."""
     return {
         "auto.offset.reset": "earliest",
         **config.settings,
@@ -52,7 +52,7 @@ def consumer_settings(config: KafkaConfig) -> Settings:
 
 
 def callbacks(what: str) -> Mapping[str, object]:
-    """librdkafka's news go into the log; the client recovers by itself."""
+    """Log librdkafka's errors; the client recovers by itself."""
 
     def note(error: object) -> None:
         _log.warning("%s: %s", what, error)
@@ -61,7 +61,7 @@ def callbacks(what: str) -> Mapping[str, object]:
 
 
 class NewerSchemaError(Exception):
-    """The message was written by a newer Kvarn than can be read here."""
+    """A newer Kvarn wrote the message."""
 
 
 class _Head(msgspec.Struct):
@@ -69,7 +69,6 @@ class _Head(msgspec.Struct):
 
 
 def encode_message(event: LedgerEvent) -> bytes:
-    """The value of an event's message; its key is the event's id."""
     return _HEAD + _encoder.encode(event)[1:]
 
 

@@ -11,8 +11,9 @@ from confluent_kafka import Consumer, KafkaException, Message
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import KafkaConfig
-from kvarn.metering.billing import BATCH_EVENTS, MeterMetrics
+from kvarn.metering.billing import BATCH_EVENTS
 from kvarn.metering.kafka import callbacks, consumer_settings, decode_message
+from kvarn.metering.metrics import MeterMetrics
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ledger import LedgerEvent
@@ -28,11 +29,8 @@ _log = logging.getLogger("kvarn.metering")
 
 
 class Meter:
-    """One consumer of the group. Several may run; each has some of the topic's partitions.
-
-    Offsets are committed behind the database's transaction, and that drops repeats: so every event counts once,
-    whichever moment a consumer ends at.
-    """
+    """One consumer of the group; several may run. Offsets are committed after the database's transaction, which drops
+    repeats: so every event counts once, at whichever moment a consumer ends."""
 
     def __init__(self, store: Store, config: KafkaConfig, metrics: MeterMetrics) -> None:
         self._store = store
@@ -44,7 +42,6 @@ class Meter:
         self._swept = float("-inf")
 
     def stop(self) -> None:
-        """End `run` once the batch in hand is counted."""
         self._stopping = True
 
     async def run(self) -> None:
@@ -94,7 +91,6 @@ class Meter:
             return
 
     async def _sweep(self) -> None:
-        """Delete now and then what was counted for organisations whose usage has been erased."""
         if SYSTEM_CLOCK.now() < self._swept + _SWEEP_EVERY_S:
             return
         self._swept = SYSTEM_CLOCK.now()

@@ -17,11 +17,8 @@ _MILLION = 10**6
 
 
 class PriceBook:
-    """Prices by model and day.
-
-    A model's own prices go before those of `*`; of several the one with the latest first day holds. What has no price
-    costs nothing.
-    """
+    """Prices by model and day. A model's own prices override those of `*`; the latest that has begun holds; without a
+    price the cost is 0."""
 
     def __init__(self, prices: Iterable[PriceConfig] = ()) -> None:
         self._days: dict[str, list[int]] = defaultdict(list)
@@ -31,23 +28,19 @@ class PriceBook:
             self._prices[price.model].append(_Price(price))
 
     def cost(self, model: str, at: float, *, prompt: int, cached: int, output: int) -> int:
-        """The cost of a request.
+        """The cost of a request in billionths of the currency's unit, rounded half up.
 
         Args:
             model: Its name.
-            at: When it ended, seconds since 1970; the UTC day counts.
+            at: Its end, seconds since 1970; the UTC day counts.
             prompt: All its prompt tokens.
-            cached: Those of them found in the prefix cache.
+            cached: Prompt tokens found in the prefix cache.
             output: Its output tokens.
-
-        Returns:
-            Billionths of the currency's unit, rounded half up.
         """
         price = self._price(model, at) or self._price(_EVERY_MODEL, at)
         return 0 if price is None else price.cost(prompt, min(cached, prompt), output)
 
     def max_cost(self, model: str, at: float, *, prompt: int, output: int) -> int:
-        """The highest cost of a request, however much of its prompt is cached."""
         return max(self.cost(model, at, prompt=prompt, cached=cached, output=output) for cached in (0, prompt))
 
     def _price(self, model: str, at: float) -> _Price | None:

@@ -19,10 +19,10 @@ from kvarn.metering.metrics import MeteringMetrics
 from kvarn.store.engine import Store
 from kvarn.store.repositories.usage import outbox
 
-LEASE = "usage-outbox"
-LEASE_S = 6.0
-"""A gateway that dies holds up the others for so long."""
-BATCH_MESSAGES = 1000
+_LEASE = "usage-outbox"
+_LEASE_S = 6.0
+"""Delay before another gateway publishes in place of one that died."""
+_BATCH_MESSAGES = 1000
 _IDLE_S = 0.2
 _RETRY_S = 1.0
 _OBSERVE_EVERY_S = 2.0
@@ -33,7 +33,7 @@ _log = logging.getLogger("kvarn.metering")
 
 
 class Publisher:
-    """Reads the outbox, hands it to the broker, and deletes what that has confirmed.
+    """Reads the outbox, sends it to the broker, and deletes what the broker has confirmed.
 
     Args:
         store: The database.
@@ -48,16 +48,14 @@ class Publisher:
         self._producer: Producer | None = None
         self._stopping = threading.Event()
         self._observed = float("-inf")
-        self._worker = NamedWorker(
-            "outboxes of usage", store, LEASE, self._publish, lease_s=LEASE_S, poll_s=LEASE_S / 3
-        )
+        self._worker = NamedWorker("outboxes of usage", store, _LEASE, self._publish, lease_s=_LEASE_S)
 
     def start(self) -> None:
-        """Publish from now on; outages of database and broker are waited out."""
+        """Publish from now on, through outages of database and broker."""
         self._worker.start()
 
     async def stop(self) -> None:
-        """Stop publishing. Another gateway may go on at once; it publishes again the events that are not confirmed."""
+        """Stop publishing. Another gateway may continue at once; it publishes unconfirmed events again."""
         self._stopping.set()
         if tasks := [job.task for job in self._worker.running.values() if job.task is not None]:
             await asyncio.wait(tasks, timeout=_STOP_S)
@@ -82,8 +80,8 @@ class Publisher:
             self._metrics.outbox_lag.set(0)
 
     async def _publish_some(self) -> int | None:
-        """The number of published events; None if the broker took none of those there are."""
-        entries = await outbox.oldest(self._store, BATCH_MESSAGES)
+        """The number of published events; None if the broker took none of those offered."""
+        entries = await outbox.oldest(self._store, _BATCH_MESSAGES)
         if not entries:
             return 0
         delivered = await asyncio.to_thread(self._deliver, entries)
@@ -94,8 +92,7 @@ class Publisher:
         return len(delivered) or None
 
     def _deliver(self, entries: Sequence[tuple[int, str, bytes]]) -> list[int]:
-        """Numbers of the entries that the broker has confirmed. Runs in a thread; blocks until each is confirmed or
-        handed back."""
+        """Numbers of the confirmed entries. Runs in a thread; blocks until each is confirmed or handed back."""
         delivered: list[int] = []
         errors: list[KafkaError] = []
 

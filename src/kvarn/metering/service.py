@@ -12,9 +12,7 @@ from prometheus_client import CollectorRegistry
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig
 from kvarn.jobs.periodic import Periodic
-from kvarn.limits.scripts import ScriptRunner
-from kvarn.metering.budget_reservations import BudgetReservations
-from kvarn.metering.budgets import BudgetTracker
+from kvarn.limits.budgets import BudgetTracker
 from kvarn.metering.event import InFlight, Measured, make_event
 from kvarn.metering.journal import LiveJournal, Slot
 from kvarn.metering.metrics import MeteringMetrics
@@ -45,7 +43,7 @@ class Metering:
         config: The whole configuration.
         store: The database.
         registry: Where its metrics are shown.
-        redis: Where gateways, or the processes of one, share what they reserve of budgets; None: they do not.
+        budgets: Budgets of this gateway's limiter; None: they hold for no request.
     """
 
     def __init__(
@@ -53,15 +51,14 @@ class Metering:
         config: KvarnConfig,
         store: Store,
         registry: CollectorRegistry | None = None,
-        redis: ScriptRunner | None = None,
+        budgets: BudgetTracker | None = None,
     ) -> None:
         self._config = config
         self._settings = config.metering
         self._store = store
         self.metrics = MeteringMetrics(registry)
         self.prices = PriceBook(config.prices)
-        self.budgets = BudgetTracker()
-        self.reservations = BudgetReservations(self.budgets, redis, config.limits.when_away)
+        self.budgets = budgets or BudgetTracker()
         self._journal: LiveJournal | None = None
         self._writer: LedgerWriter | None = None
         self._budgets_read = float("-inf")
@@ -69,7 +66,7 @@ class Metering:
         self._writing = Periodic("usage events", self._write, self._settings.flush_interval_s, _RETRY_S)
 
     def open(self) -> None:
-        """Open the journal: from here on requests are noted. The database is not needed yet.
+        """Open the journal: from now on requests are noted. The database is not needed yet.
 
         Raises:
             StoreError: `data_dir` cannot be written.
@@ -89,10 +86,9 @@ class Metering:
             budgets=self.budgets,
             metrics=self.metrics,
         )
-        self.reservations.start()
 
     async def start(self) -> None:
-        """Learn the budgets and begin to write: the database's schema is there.
+        """Read the budgets and begin to write; the database's schema must be there.
 
         Raises:
             StoreAwayError: The database does not answer.
@@ -108,10 +104,9 @@ class Metering:
         self._writing.start()
 
     async def stop(self) -> None:
-        """Write what is left, in a bounded time; what cannot be written is found by the next start."""
+        """Write what is left, in a bounded time; the next start finds what cannot be written."""
         started = self._writing.running
         await self._writing.stop()
-        await self.reservations.stop()
         if self._publisher is not None:
             await self._publisher.stop()
         if self._journal is None:
@@ -119,7 +114,7 @@ class Metering:
         if started:
             try:
                 async with asyncio.timeout(_LAST_WRITE_S):
-                    self._budgets_read = float("-inf")  # other gateways shall not wait for what is held to run out
+                    self._budgets_read = float("-inf")  # so that nothing stays held for this gateway
                     await self._write()
             except (TimeoutError, StoreAwayError) as error:
                 _log.warning(
@@ -144,7 +139,6 @@ class Metering:
         return event
 
     def forget(self, slot: Slot | None) -> None:
-        """A request that did nothing has ended."""
         if self._journal is not None:
             self._journal.free(slot)
 
@@ -155,8 +149,8 @@ class Metering:
             _log.warning("metering.prices has prices for models that are not served: %s", ", ".join(unused))
 
     async def _write(self) -> None:
-        """Write events, then read what is spent now and then: one after the other, since what is being written while
-        the sums are read would be in both, or in neither."""
+        """Write events, then now and then read what is spent: one after the other, since an event that is written
+        while the sums are read would be in both, or in neither."""
         assert self._writer is not None
         await self._writer.work()
         if SYSTEM_CLOCK.now() - self._budgets_read < self._settings.budget_refresh_s:
@@ -174,7 +168,6 @@ class Metering:
         self._budgets_read = SYSTEM_CLOCK.now()
         rules, spent = await read_budgets(self._store)
         self.budgets.replace(rules, spent, self._store.now())
-        self.reservations.read()
         return rules
 
     def _check_currency(self, rules: Sequence[Budget]) -> None:
@@ -182,11 +175,10 @@ class Metering:
         others = sorted({rule.currency for rule in rules if rule.currency} - {own})
         if others:
             raise StoreError(
-                f"metering.currency is {own!r}, but there are budgets in {', '.join(map(repr, others))}, which nothing "
-                "would be counted against: set it back, delete those budgets, then change it"
+                f"metering.currency is {own!r}, but there are budgets in {', '.join(map(repr, others))}, against which "
+                "nothing would be counted: set it back, delete those budgets, then change it"
             )
 
 
 def wall_clock_of(monotonic: float) -> float:
-    """A monotonic second as seconds since 1970."""
     return SYSTEM_CLOCK.time() - (SYSTEM_CLOCK.now() - monotonic)

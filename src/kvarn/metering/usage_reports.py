@@ -1,4 +1,4 @@
-"""Sums of the ledger for tenants: few at a time, so that the database is there for everybody's requests."""
+"""Sums of the ledger for tenants: few at a time, so that the database stays available to requests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kvarn.store.repositories.usage import sums as usage_sums
 
 
 class Reports:
-    """One report at a time for each organization, and as many together as there are connections for them; the others
-    wait. What a report may take is counted from its turn on."""
+    """One report at a time for each organization, and one for each connection in all; the others wait. A report's time
+    limit begins with its turn."""
 
     def __init__(self, store: Store) -> None:
         self.running = FairSemaphore(REPORT_CONNECTIONS, per_tenant=1)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kvarn.clock import SYSTEM_CLOCK
-from kvarn.metering.budgets import BudgetTracker
+from kvarn.limits.budgets import BudgetTracker
 from kvarn.metering.journal import Journal, LiveJournal, dead_journals, decode_event
 from kvarn.metering.kafka import encode_message
 from kvarn.metering.metrics import MeteringMetrics
@@ -37,10 +37,10 @@ class LedgerWriter:
         store: The database.
         journal: This gateway's; those of gateways that died lie beside it.
         prices: For the requests that dead gateways left in flight.
-        currency: Of the prices.
-        publish: Whether events are to be published too.
-        budgets: Learn of this gateway's own events once they are in the database.
-        metrics: Where lag and losses are counted.
+        currency: Currency of the prices.
+        publish: Whether events are published too.
+        budgets: Told of this gateway's own events once they are in the database.
+        metrics: Lag and losses.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class LedgerWriter:
         return []
 
     def _keep_refused(self, refused: Sequence[_Refused]) -> None:
-        """Keep events that cannot be written for a person to look at: they shall not hold up all others."""
+        """Keep events that cannot be written in a file: they must not hold up all others."""
         for line, why in refused:
             with (self._root / "rejected").open("ab") as file:
                 file.write(line + b"\n")

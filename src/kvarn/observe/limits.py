@@ -17,6 +17,11 @@ class LimitMetrics:
         self.limited = counter(
             "kvarn_limited_requests_total", "Requests refused by a limit, by what was exhausted.", ("model", "kind")
         )
+        self.budget_refusals = counter(
+            "kvarn_budget_refusals_total",
+            "Requests refused since a budget was spent, or would have been passed.",
+            ("unit",),
+        )
         self.reserved = counter(
             "kvarn_limit_reserved_tokens_total", "Tokens reserved for requests that ended.", ("model",)
         )

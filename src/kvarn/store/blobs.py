@@ -22,7 +22,7 @@ ResultT = TypeVar("ResultT")
 
 CHUNK_BYTES = 256 * 1024
 IN_DATABASE = "database"
-_FOLDER = ".files"
+_FOLDER = ".files"  # ending of the folder beside SQLite's database
 
 
 def blobs_of(setting: str | None, database: URL) -> Blobs | None:
@@ -114,8 +114,6 @@ class Blobs:
         await _in_thread(delete)
 
     async def delete_folder(self, name: str) -> None:
-        """Delete all blobs whose names begin with a folder's."""
-
         def delete() -> None:
             files, root = self.open()
             with suppress(FileNotFoundError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import msgspec
 import pytest
 from sqlalchemy import func, select, update
 
@@ -22,7 +21,6 @@ from kvarn.store.models import (
     PromptSample,
     StoredCompletion,
     StoredResponse,
-    UsageEvent,
 )
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.batches.batches import create_batch
@@ -33,7 +31,6 @@ from kvarn.store.repositories.organization_deletion import delete_organization_d
 from kvarn.store.repositories.retention import delete_expired
 from new_tenants import create_organization
 from retention_sweeps import sweeps
-from sample_usage import EVENT
 
 DAY = 24 * 3600
 NOW = 2_000_000_000
@@ -202,23 +199,6 @@ async def test_files_go_at_their_own_expiry_and_unfinished_ones_after_a_day(stor
     clock(60)  # the server's days are for files without an expiry of their own
     assert (await sweep(store, config))["files"] == 0
     assert (await counts(store))["file_chunks"] == 2
-
-
-async def test_all_that_an_organisation_stored_goes_and_the_ledger_stays(store: Store, clock: Any) -> None:
-    red, blue = [await create_organization(store, name) for name in ("red", "blue")]
-    for who in (red, blue):
-        await keep_one_of_each(store, who)
-    async with store.transaction() as session:
-        mine = {"organization_id": red.organization_id, "project_id": red.project_id}
-        session.add(UsageEvent(**msgspec.structs.asdict(EVENT) | mine))
-    deleted = await delete_organization_data(store, red.organization_id)
-    assert deleted["batches"] == deleted["responses"] == 2  # those that are not over, too
-    assert set((await counts(store, red.organization_id)).values()) == {0}
-    assert all((await counts(store, blue.organization_id)).values())
-    assert (await counts(store))["file_chunks"] == 2 and (await counts(store))["batch_lines"] == 6
-    async with store.reading() as session:
-        assert await session.scalar(select(func.count()).select_from(UsageEvent)) == 1
-    assert sum((await delete_organization_data(store, red.organization_id)).values()) == 0
 
 
 async def test_one_gateway_sweeps_once_in_an_interval(store: Store, clock: Any) -> None:

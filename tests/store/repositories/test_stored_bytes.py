@@ -6,12 +6,10 @@ import asyncio
 
 import pytest
 
-from kvarn.config.platform import RetentionConfig
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.files import FileWriter, delete_file, drop_file, publish_file
-from kvarn.store.repositories.retention import delete_expired
 from kvarn.store.repositories.stored_bytes import ROW_BYTES
 from new_tenants import create_organization
 from stored_account import file_bytes
@@ -54,16 +52,6 @@ async def test_a_file_counts_from_its_first_byte_to_its_deletion(store: Store) -
     await drop_file(store, files[2])
     assert await stored(store, red) == 2 * MIB + 6 + 3 * ROW_BYTES, "once, however often it is deleted"
     assert await stored(store, blue) == 0
-
-
-async def test_what_a_killed_gateway_left_counts_until_the_sweep(store: Store) -> None:
-    red = (await create_organization(store, "red")).owner
-    await FileWriter(store, red).write(b"x" * MIB)
-    before = store.now()
-    assert await stored(store, red) == FILE
-    store.now = lambda: before + 25 * 3600
-    await delete_expired(store, RetentionConfig())
-    assert await stored(store, red) == 0
 
 
 async def test_of_uploads_at_the_same_time_each_is_whole_or_leaves_nothing(store: Store) -> None:

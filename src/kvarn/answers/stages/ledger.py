@@ -17,7 +17,7 @@ class LedgerStage:
     name = "ledger"
 
     def __init__(self, metering: Metering) -> None:
-        self._metering = metering
+        self.metering = metering
 
     async def enter(self, turn: Turn) -> None:
         """Note a turn before the engine gets it, and its tokens before the client hears of them. Never refuses."""
@@ -41,7 +41,7 @@ class LedgerStage:
             writes=turn.max_output_tokens > 0,
             started=wall_clock_of(record.timeline.received_s),
         )
-        slot = self._metering.begin(request, record.timeline.received_s)
+        slot = self.metering.begin(request, record.timeline.received_s)
         if slot is not None:
             turn.usage.on_change = slot.watch
         turn.closing.callback(self._settle, request, slot, turn)
@@ -50,7 +50,7 @@ class LedgerStage:
         """Enter it, unless nothing was done: the engine never got it, or refused it."""
         usage = turn.usage
         if not usage.did_work:
-            self._metering.forget(slot)
+            self.metering.forget(slot)
             return
         ttft = None if usage.first_token is None else usage.first_token - turn.record.timeline.received_s
         measured = Measured(
@@ -63,4 +63,4 @@ class LedgerStage:
         )
         if turn.replica != request.replica:  # another one went on with it
             request = msgspec.structs.replace(request, replica=turn.replica)
-        self._metering.finish(slot, request, measured)
+        self.metering.finish(slot, request, measured)

@@ -19,8 +19,8 @@ import typer
 from pydantic import BaseModel
 from sqlalchemy.exc import DBAPIError
 
+from kvarn.cli.application import option, parameters_of, with_parameters
 from kvarn.cli.output import EXIT_FAILED, EXIT_USAGE, stop
-from kvarn.cli.parameters import option, parameters_of, with_parameters
 from kvarn.cli.values import ConfigPath
 from kvarn.config.load import ConfigError, load_config
 from kvarn.config.schema import KvarnConfig
@@ -74,7 +74,6 @@ class Database:
 
 
 def actor() -> Actor:
-    """The user of this machine, as one of the platform's administrators."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name

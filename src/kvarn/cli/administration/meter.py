@@ -14,7 +14,8 @@ from kvarn.cli.administration.database import Database, database_command
 from kvarn.cli.application import application
 from kvarn.config.load import ConfigError
 from kvarn.config.platform import KafkaConfig
-from kvarn.metering.billing import MeterMetrics, bill_ledger
+from kvarn.metering.billing import bill_ledger
+from kvarn.metering.metrics import MeterMetrics
 from kvarn.observe.logging import configure_logging
 from kvarn.store import migrate
 from kvarn.store.errors import StoreAwayError, StoreRefusedError

@@ -26,7 +26,7 @@ from kvarn.engine.step_time import StepTimeModel
 class StepPrices:
     """Seconds of a step without proposals, and those that one adds."""
 
-    rows: int
+    rows: int  # sequences that get a token without proposals
     step_s: float
     token_s: float
     pair_s: float
@@ -35,14 +35,13 @@ class StepPrices:
         return max(self.token_s + self.pair_s * context, 1e-12)
 
 
+@dataclass(slots=True)
 class ProposalRow:
-    """A row that may get proposals."""
+    """A row that may get proposals, `limit` at most, the first at position `end`."""
 
-    def __init__(self, record: GuessRecord, end: int, limit: int) -> None:
-        self.record = record
-        self.end = end
-        """Position of its first proposal."""
-        self.limit = limit
+    record: GuessRecord
+    end: int
+    limit: int
 
 
 class ProposalBudget:
@@ -58,7 +57,7 @@ class ProposalBudget:
 
     def __init__(self, proposer: Proposer, length: int, step_time: StepTimeModel, *, adaptive: bool) -> None:
         """`length`: proposals of a row at most. `adaptive`: else as many as there are."""
-        self.prices = StepPrices(1, 0.0, 0.0, 0.0)
+        self.prices = StepPrices(1, 0.0, 0.0, 0.0)  # prices of the latest step that proposals were considered for
         self._proposer = proposer
         self._step_time = step_time
         self._length = length

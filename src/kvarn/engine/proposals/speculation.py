@@ -6,6 +6,7 @@ Guesses that cost nothing are compared with the tokens drawn even where none was
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager
@@ -18,12 +19,11 @@ from kvarn.engine.step import StepBuilder
 from kvarn.engine.step_time import StepTimeModel
 
 
+@dataclass(slots=True)
 class Candidate(ProposalRow):
     """A sequence whose guess is due."""
 
-    def __init__(self, sequence: Sequence, record: GuessRecord, end: int, limit: int) -> None:
-        super().__init__(record, end, limit)
-        self.sequence = sequence
+    sequence: Sequence
 
 
 class Speculation:
@@ -41,7 +41,7 @@ class Speculation:
         self._budget = ProposalBudget(proposer, config.length, step_time, adaptive=config.adaptive)
         self._throttle = ProposalThrottle(always=not config.adaptive or not proposer.is_free)
         self._backoff = ProposerBackoff(never=not config.adaptive)
-        self._now = 0
+        self._now = 0  # number of the step
         self._needs_results_until = self.KNOWN_AFTER
 
     @property
@@ -113,7 +113,7 @@ class Speculation:
                 compared = record.compare(sequence.tokens)
                 if compared is not None:
                     self._budget.observe(record, *compared, now)
-            found.append(Candidate(sequence, record, end, limit))
+            found.append(Candidate(record, end, limit, sequence))
         return found
 
     def _choose(self, candidates: Items[Candidate], step: StepBuilder, *, ahead: bool) -> tuple[list[Guess], list[int]]:

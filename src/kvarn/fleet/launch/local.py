@@ -48,7 +48,6 @@ class LocalEngine:
 
 
 def launch_local(spec: ReplicaSpec, process: EngineProcess | None = None) -> LocalEngine:
-    """Start an engine process on this machine; `process` is one that was spawned before its model was known."""
     return LocalEngine(process or EngineProcess.spawn(_imports(spec)), spec)
 
 

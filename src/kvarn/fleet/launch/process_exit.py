@@ -28,7 +28,6 @@ def exit_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
 
 
 def describe_exit(status: int, process: str = "the engine process") -> str:
-    """An exit status in words."""
     if status >= 0:
         return f"{process} ended with status {status}"
     try:

@@ -51,7 +51,6 @@ class EngineActor:
             raise self._error
 
     def describe(self) -> bytes:
-        """JSON of its `Place`."""
         place = Place(self._endpoint, self._started[0].popen.pid, ray.get_runtime_context().get_node_id())
         return msgspec.json.encode(place)
 

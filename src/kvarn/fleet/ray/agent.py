@@ -115,7 +115,6 @@ class Agent:
         task.add_done_callback(lambda done: done.exception())
 
     def _remove(self, name: str) -> None:
-        """StopEngine an engine's actor and give its place back."""
         with contextlib.suppress(ValueError):  # there is none
             ray.kill(ray.get_actor(name, self._namespace), no_restart=True)
         self._sweep(only=name)
@@ -134,7 +133,6 @@ class Agent:
             self._followed[name] = asyncio.create_task(self._wait(name))
 
     async def _wait(self, name: str) -> None:
-        """Wait for an engine's end and tell the gateway."""
         while True:
             try:
                 actor = await asyncio.to_thread(ray.get_actor, name, self._namespace)

@@ -233,7 +233,6 @@ class EngineSupervisor:
         await self._follow(run, engine)
 
     async def _follow(self, run: int, engine: LaunchedEngine, *, adopted: bool = False) -> None:
-        """Follow one engine process from its start to its end."""
         before = self.status
         if run == self.lifecycle.run:
             self._was_ready = False

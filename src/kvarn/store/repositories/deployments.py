@@ -187,7 +187,6 @@ async def roll_back(change: AuditedChange, model: str, version: int | None = Non
 
 
 async def delete_deployment(change: AuditedChange, model: str) -> None:
-    """Serve a model no longer, or as the configuration says; its versions are deleted."""
     await change.session.delete(await _locked(change, model))
     change.record("deployment.deleted", DEFAULT_ORGANIZATION, model)
 

@@ -86,7 +86,6 @@ class StoredKind:
 
 
 def _is_not_held(now: int) -> Condition:
-    """No response is being made in it."""
     return or_(Conversation.locked_until.is_(None), Conversation.locked_until <= now)
 
 

@@ -67,5 +67,4 @@ async def list_samples(session: AsyncSession) -> Sequence[RolloutSamples]:
 
 
 async def delete_samples(session: AsyncSession, ids: Collection[int]) -> None:
-    """Delete counted samples, in the transaction that writes their rollouts."""
     await session.execute(delete(RolloutSamples).where(RolloutSamples.id.in_(ids)))

@@ -43,7 +43,6 @@ _SUMMED: Final = (Conversation, StoredResponse, StoredCompletion, Batch, Upload,
 
 
 def json_bytes(*values: Any) -> int:
-    """Bytes that these take as JSON."""
     return sum(len(msgspec.json.encode(value)) for value in values)
 
 
@@ -111,7 +110,6 @@ async def count_file_bytes(
 
 
 async def sum_stored_bytes(store: Store) -> None:
-    """Sum what all organisations store besides files."""
     began, sums = int(store.now() * 1000), Counter[str]()
     async with store.reporting() as session:
         organizations = list(await session.scalars(select(Organization.id).order_by(Organization.id)))

@@ -62,7 +62,6 @@ class UploadChange:
     upload: Upload
 
     async def sizes(self) -> dict[str, int]:
-        """Bytes of each part that is whole."""
         query = select(File.id, File.size).where(File.upload_id == self.upload.id, File.status == PART)
         return {row.id: row.size for row in await self.session.execute(query)}
 
@@ -114,7 +113,6 @@ async def join_parts(
 
 
 async def drop_parts(store: Store, upload_id: str) -> None:
-    """Delete the parts of an upload that has ended."""
     async with store.reading() as session:
         found = list(await session.scalars(select(File.id).where(File.upload_id == upload_id)))
     for file_id in found:

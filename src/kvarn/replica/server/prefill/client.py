@@ -195,7 +195,7 @@ class PrefillClient:
         if isinstance(message, Block):
             peer.send(self._encoder.encode(Received(1)))
         if isinstance(message, Welcome):
-            self._generation = message.generation
+            self._generation = self._generation or message.generation
         elif isinstance(message, Rejected):
             log.error("the prefill engine refused this one; prompts are computed here: %s", message.reason)
         elif message.generation != self._generation:

@@ -120,7 +120,6 @@ async def delete_batch(store: Store, owner: Owner, batch_id: str, endpoint: str)
 
 
 async def cancel_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
-    """Ask that a batch be given up. Raises `ConflictError` where it is over, or as good as."""
     async with store.transaction() as session:
         batch = await find_owned(session, owner, Batch, batch_id, to_change=True)
         if batch.status in _CANCELLABLE:
@@ -166,7 +165,6 @@ async def renew_lease(store: Store, holder: str, batch_id: str, lease_s: float) 
 
 
 async def release_batch(store: Store, holder: str, batch_id: str, until: int | None = None) -> None:
-    """Let another take a batch: at once, or from the second `until` on."""
     async with store.transaction() as session:
         held = _held(holder, batch_id)
         await session.execute(held.values(leased_by=None, leased_until=until))

@@ -33,7 +33,6 @@ async def queue_response(
     gateway_id: str,
     lease_s: int,
 ) -> None:
-    """Keep a response that shall run in the background, leased to this gateway."""
     now, counted = int(store.now()), response_bytes(body, input_items, [], request)
     async with storing(store, owner.organization_id, counted) as session:
         row = new_response(owner, body, input_items, conversation_id, counted)

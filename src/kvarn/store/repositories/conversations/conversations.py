@@ -151,7 +151,6 @@ async def renew_locks(store: Store, response_ids: list[str], seconds: int) -> No
 
 
 async def unlock_conversation(store: Store, lock: Lock) -> None:
-    """Let go of a conversation; nothing where it is not held."""
     async with store.transaction() as session:
         await _unlock(session, lock)
 

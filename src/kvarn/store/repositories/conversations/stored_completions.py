@@ -38,7 +38,6 @@ async def add_completion(
 async def list_completions(
     store: Store, owner: Owner, cursor: Cursor, *, model: str | None = None, metadata: Mapping[str, str] | None = None
 ) -> Page[StoredCompletion]:
-    """A page of an owner's completions, by age: those of a model, and with these entries in their metadata."""
     query = owned_by(owner, StoredCompletion)
     if model is not None:
         query = query.where(StoredCompletion.model == model)

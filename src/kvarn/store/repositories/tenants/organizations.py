@@ -41,7 +41,6 @@ async def add_organization(
     retention_days: int | None = None,
     ids: tuple[str, str] | None = None,
 ) -> tuple[Organization, Project]:
-    """A new organisation and its default project. `ids` are theirs, where they are not to be drawn."""
     organization_id, project_id = ids or (new_id("org-"), new_id("proj_"))
     organization = Organization(
         id=organization_id,
@@ -78,7 +77,6 @@ async def default_project_id(session: AsyncSession, organization_id: str) -> str
 
 
 async def change_organization(change: AuditedChange, organization_id: str, changes: dict[str, Any]) -> Organization:
-    """Set fields of an organisation: `name`, `weight`, `priority`, `retention_days`, `archived`."""
     organization = await get_organization(change.session, organization_id)
     fields = dict(changes)
     archived = fields.pop("archived", None)

@@ -20,7 +20,7 @@ class Grant:
     """A key's row, with the principal that it acts for."""
 
     organization_id: str
-    digest: str
+    digest: str  # SHA-256 of the key
     principal: Principal | None
     """None: the key is revoked or expired, or its project or organisation archived."""
     expires_at: int | None
@@ -85,7 +85,6 @@ async def _find(session: AsyncSession, which: ColumnElement[bool], now: float) -
 async def _principal_of(
     session: AsyncSession, organization: Organization, project: Project, *limited: str
 ) -> Principal:
-    """A principal of a project, under its limits, its organisation's and those of the ids `limited`."""
     return Principal(
         Owner(organization.id, project.id),
         weight=organization.weight,

@@ -48,7 +48,6 @@ async def add_project(change: AuditedChange, organization_id: str, name: str) ->
 async def change_project(
     change: AuditedChange, organization_id: str, project_id: str, changes: dict[str, Any]
 ) -> Project:
-    """Set fields of a project: `name`, `log_prompts`."""
     project = await get_active_project(change, organization_id, project_id)
     for name, value in changes.items():
         setattr(project, name, value)

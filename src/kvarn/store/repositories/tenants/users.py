@@ -78,7 +78,6 @@ async def list_members(
 async def get_member(
     session: AsyncSession, organization_id: str, project_id: str, user_id: str, kind: Kind | None = None
 ) -> ProjectMember:
-    """A person or a service account of a project; of either kind where none is named."""
     await get_project(session, organization_id, project_id)
     query = _members(project_id).where(User.id == user_id)
     missing = f"No such {(kind or 'member').replace('_', ' ')} in the project: {user_id!r}."
@@ -114,7 +113,6 @@ async def change_member(
 
 
 async def remove_member(change: AuditedChange, organization_id: str, project_id: str, user_id: str) -> None:
-    """Take a person out of a project; the keys they have in it are revoked."""
     async with keeping_an_administrator(change, organization_id):
         await change.session.delete(await get_member(change.session, organization_id, project_id, user_id, "person"))
         await revoke_keys_of(change, project_id, user_id)

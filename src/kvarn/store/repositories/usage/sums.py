@@ -50,7 +50,6 @@ async def sums(
 
 
 def _times(start: int, end: int, width: int) -> list[tuple[_Table, tuple[int, int]]]:
-    """Which table has which part of the time."""
     first, last = start + -start % HOUR_S, end - end % HOUR_S
     if width % HOUR_S or first >= last:
         return [(UsageEvent, (start, end))]

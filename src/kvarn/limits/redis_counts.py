@@ -1,13 +1,15 @@
-"""Runs scripts in one Redis: over one connection, in order, many in a round trip; and while Redis is away."""
+"""Limits counted in one Redis: over one connection, in order, many calls in a round trip; and while Redis is away."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
 from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -15,8 +17,9 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.load import ConfigError
-from kvarn.limits.scripts import Call, Script, ScriptRunner
-from kvarn.limits.types import LimitsAwayError
+from kvarn.limits.counts import Timing
+from kvarn.limits.script import DIGEST, SCRIPT, script_input
+from kvarn.limits.types import Decision, Kind, Limit, LimitsAwayError, Reservation, Spending, Update
 from kvarn.observe.limits import LimitMetrics
 
 _MAX_WAITED, _MAX_UNWAITED = 512, 128
@@ -27,38 +30,61 @@ _MAX_OWED = 20_000
 _FIRST_PROBE_S, _LAST_PROBE_S = 0.1, 1.0
 _STALL_S = 0.05
 """A timer that fires so late says that this process was held up, not Redis."""
+_PROBE = Reservation(
+    "probe",
+    "kvarn",
+    (
+        Limit(Kind.REQUESTS, "kvarn:limits:{kvarn}:probe", 1),
+        Limit(Kind.BUDGET, "kvarn:budgets:{kvarn}:probe", 1, spending=Spending("total", 0, "gw_probe", 0)),
+    ),
+    0,
+)
 
 ResultT = TypeVar("ResultT")
 
 _log = logging.getLogger("kvarn.limits")
+_decoder = msgspec.msgpack.Decoder(Decision)
 
 
-class RedisScripts(ScriptRunner):
-    """A `ScriptRunner` over one Redis.
+@dataclass(slots=True)
+class _Call:
+    """One run of the script."""
+
+    command: tuple[Any, ...]
+    reply: asyncio.Future[bytes] | None = None
+    """Set once it is sent for a caller that waits."""
+    called: float = field(default_factory=SYSTEM_CLOCK.now)
+
+
+class RedisCounts:
+    """A `CountsBackend` in one Redis.
 
     All calls go through one connection, as many in a round trip as have gathered during the one before. A call that is
     waited for is answered within `timeout_s`, whatever else there is to send. The others go in the order in which they
     were made, and before what is called after them: a settlement is overtaken by a later reservation only where very
     many have piled up.
 
-    The first failure means that Redis is away: from then on whoever would wait is refused at once, while a probe asks
-    until Redis does the whole work again. Calls that nobody waits for are kept for that moment, for `keep_s`: repeated,
-    they must have no effect. A call that Redis refuses while it runs the probes is given up alone.
+    The first failure means that Redis is away: from then on reservations are refused at once, while a probe asks until
+    Redis does the whole work again. Settlements are kept for that moment, for the life of a lease: later they would
+    have no effect. A call that Redis refuses while it runs the probes is given up alone.
 
     Args:
         url: `redis://...`, `rediss://...` or `unix://...`.
         timeout_s: Seconds a call may take.
-        keep_s: Seconds after which a call that was kept would have no effect.
+        timing: How long things count.
         metrics: Where Redis' state is shown.
 
     Raises:
         ConfigError: The URL cannot be used.
     """
 
-    def __init__(self, url: str, timeout_s: float, keep_s: float, metrics: LimitMetrics) -> None:
-        super().__init__()
+    def __init__(self, url: str, timeout_s: float, timing: Timing, metrics: LimitMetrics) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when Redis has gone away, and when it is back."""
         self._timeout_s = timeout_s
-        self._keep_s = keep_s
+        self._timing = timing
+        probes = Update(_PROBE, ended=False), Update(_PROBE)
+        self._probes = [self._call("settle" if probe.ended else "renew", probe) for probe in probes]
         self._metrics = metrics
         try:
             # No retries by the client: a reservation sent twice would be made twice.
@@ -67,8 +93,8 @@ class RedisScripts(ScriptRunner):
             raise ConfigError(f"limits.redis_url cannot be used: {error}") from None
         self._connection = pool.make_connection()
         """By itself: a pool and a pipeline around it would cost more than the calls."""
-        self._waited: deque[Call] = deque()
-        self._owed: deque[Call] = deque()
+        self._waited: deque[_Call] = deque()
+        self._owed: deque[_Call] = deque()
         """For which nobody waits."""
         self._sender: asyncio.Task[None] | None = None
         self._prober: asyncio.Task[None] | None = None
@@ -76,7 +102,6 @@ class RedisScripts(ScriptRunner):
 
     @property
     def away(self) -> bool:
-        """Whether Redis does not answer."""
         return self._prober is not None
 
     async def start(self) -> None:
@@ -99,42 +124,55 @@ class RedisScripts(ScriptRunner):
             _log.warning("stopped while Redis is away: %d settlements are lost", len(self._owed))
         await self._connection.disconnect()
 
-    async def ask(self, call: Call) -> bytes:
-        """Run a script and return its answer.
+    async def reserve(self, reservation: Reservation) -> Decision:
+        """Admit a reservation if every limit has room for it; otherwise count nothing.
 
         Raises:
-            LimitsAwayError: Redis does not answer, or refuses the call. It may have run all the same.
+            LimitsAwayError: Redis does not answer, or refuses the call. Should it have admitted the reservation all
+                the same, it is given back.
         """
         if self.away or self._stopped:
             raise LimitsAwayError("Redis is away")
+        call = self._call("reserve", Update(reservation))
         call.reply = asyncio.get_running_loop().create_future()
         self._waited.append(call)
         self._start_sender()
-        reply = await call.reply
+        try:
+            reply = await call.reply
+        except (LimitsAwayError, asyncio.CancelledError):
+            self.update(Update(reservation, whole=True))
+            raise
         self._metrics.redis_seconds.observe(SYSTEM_CLOCK.now() - call.called)
-        return reply
+        return _decoder.decode(reply)
 
-    def send(self, call: Call) -> None:
-        """Run a script whose answer is not needed; kept where Redis is away."""
+    def update(self, update: Update) -> None:
+        """Renew or settle a reservation. Settlements are kept while Redis is away; a renewal is not, since the next one
+        says the same."""
         if self._stopped:
             self._metrics.lost.inc()
+            return
+        if self.away and not update.ended:
             return
         if len(self._owed) >= _MAX_OWED:
             self._owed.popleft()
             self._metrics.lost.inc()
-        self._owed.append(call)
+        self._owed.append(self._call("settle" if update.ended else "renew", update))
         if self.away:
             self._metrics.owed.set(len(self._owed))
         else:
             self._start_sender()
+
+    def _call(self, operation: str, update: Update) -> _Call:
+        keys, argument = script_input(operation, update, self._timing)
+        return _Call(("EVALSHA", DIGEST, len(keys), *keys, argument))
 
     def _start_sender(self) -> None:
         if self._sender is None or self._sender.done():
             self._sender = asyncio.create_task(self._send_all())
 
     async def _send_all(self) -> None:
-        unwaited: list[Call] = []
-        waited: list[Call] = []
+        unwaited: list[_Call] = []
+        waited: list[_Call] = []
         try:
             while (self._owed or self._waited) and not self.away:
                 unwaited = _first(self._owed, _MAX_UNWAITED)
@@ -147,10 +185,10 @@ class RedisScripts(ScriptRunner):
             self._waited.extendleft(reversed(waited))
             self._go_away(error)
 
-    async def _send_batch(self, unwaited: Sequence[Call], waited: Sequence[Call]) -> None:
+    async def _send_batch(self, unwaited: Sequence[_Call], waited: Sequence[_Call]) -> None:
         """One round trip, over before the caller who has waited longest has waited too long."""
         began = waited[0].called if waited else SYSTEM_CLOCK.now()
-        replies = await _until(began + self._timeout_s, self._run_or_fail([*unwaited, *waited]))
+        replies = await _until(began + self._timeout_s, self._run([*unwaited, *waited]))
         refused = [reply for reply in replies if isinstance(reply, Exception)]
         if refused:
             _log.error("Redis refuses %d of %d calls, which have no effect: %s", len(refused), len(replies), refused[0])
@@ -162,27 +200,24 @@ class RedisScripts(ScriptRunner):
             else:
                 call.reply.set_result(reply)
 
-    async def _run_or_fail(self, batch: Sequence[Call]) -> list[Any]:
-        """Run the scripts. Raises if Redis refuses the probes too, not only some of the calls."""
-        replies = await self._run(batch)
+    async def _run_probes(self) -> None:
+        for reply in await self._evaluate(self._probes):
+            if isinstance(reply, Exception):
+                raise reply
+
+    async def _run(self, batch: Sequence[_Call]) -> list[Any]:
+        """The reply to each call, or its error. Raises if Redis refuses the probes too, not only some of the calls."""
+        replies = await self._evaluate(batch)
         if any(isinstance(reply, Exception) for reply in replies):
             await self._run_probes()
         return replies
 
-    async def _run_probes(self) -> None:
-        for reply in await self._run(self.probes):
-            if isinstance(reply, Exception):
-                raise reply
-
-    async def _run(self, batch: Sequence[Call]) -> list[Any]:
-        """Each script's reply, or the error that Redis answered."""
-        replies = await self._exchange(*map(_command, batch))
+    async def _evaluate(self, batch: Sequence[_Call]) -> list[Any]:
+        replies = await self._exchange(*[call.command for call in batch])
         missing = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if missing:
-            scripts: set[Script] = {batch[index].script for index in missing}
-            await self._exchange(*[("SCRIPT LOAD", script.text) for script in scripts])
-            again = await self._exchange(*[_command(batch[index]) for index in missing])
-            for index, reply in zip(missing, again, strict=True):
+            again = await self._exchange(("SCRIPT LOAD", SCRIPT), *[batch[index].command for index in missing])
+            for index, reply in zip(missing, again[1:], strict=True):
                 replies[index] = reply
         return replies
 
@@ -210,6 +245,7 @@ class RedisScripts(ScriptRunner):
             call = self._waited.popleft()
             if call.reply is not None and not call.reply.done():
                 call.reply.set_exception(LimitsAwayError(reason))
+        self.on_change()
 
     async def _probe(self) -> None:
         pause = _FIRST_PROBE_S
@@ -231,34 +267,25 @@ class RedisScripts(ScriptRunner):
         self._metrics.owed.set(0)
         _log.info("Redis is back, limits and budgets are shared again")
         self._start_sender()
-        for notify in self.when_back:
-            notify()
+        self.on_change()
 
     def _forget_old(self) -> None:
         """Give up settlements whose marks have run out: they would have no effect."""
-        oldest = SYSTEM_CLOCK.now() - self._keep_s
+        oldest = SYSTEM_CLOCK.now() - self._timing.lease_ms / 1000
         while self._owed and self._owed[0].called < oldest:
             self._owed.popleft()
             self._metrics.lost.inc()
         self._metrics.owed.set(len(self._owed))
 
 
-def _command(call: Call) -> tuple[Any, ...]:
-    return ("EVALSHA", call.script.digest, len(call.keys), *call.keys, call.argument)
-
-
-def _first(calls: deque[Call], count: int) -> list[Call]:
+def _first(calls: deque[_Call], count: int) -> list[_Call]:
     """Take the oldest out."""
     return [calls.popleft() for _ in range(min(len(calls), count))]
 
 
 async def _until(deadline: float, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run something that must be over at a moment of the monotonic clock, which is the loop's. Where this process was
-    itself held up till then, a reply may have come without having been read: it gets a moment more.
-
-    Raises:
-        TimeoutError: It was not, and has been cancelled.
-    """
+    """Await work until a moment of the monotonic clock, which is the loop's. If this process was held up past it, an
+    unread reply may have come: the work gets a moment more. Raises TimeoutError once the work is cancelled."""
     loop = asyncio.get_running_loop()
 
     def expire() -> None:
