@@ -7,11 +7,13 @@ import gzip
 import logging
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import httpx
 from prometheus_client import CollectorRegistry, Counter
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import TracesConfig
 from kvarn.observe.traces.context import TraceContext
 from kvarn.observe.traces.otlp import encode
@@ -57,6 +59,7 @@ class SpanExporter:
         settings: Where they go.
         metrics: Counts them.
         vllm: Turns have the attributes of vLLM's spans, too.
+        clock: Seconds.
         transport: In place of the network.
     """
 
@@ -66,12 +69,14 @@ class SpanExporter:
         metrics: ExportMetrics,
         *,
         vllm: bool = False,
+        clock: Callable[[], float] = SYSTEM_CLOCK.now,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._settings = settings
         self._vllm = vllm
         self._waiting: deque[TracedRequest] = deque()
-        self._pause_s = 0.0
+        self._clock = clock
+        self._pause_s = self._not_before = 0.0
         headers = {**settings.headers, "content-type": "application/json", "content-encoding": "gzip"}
         self._http = httpx.Client(timeout=settings.timeout_s, headers=headers, transport=transport, trust_env=True)
         self._sent, self._dropped = metrics.sent, metrics.dropped
@@ -88,30 +93,36 @@ class SpanExporter:
         self._waiting.append(request)
 
     async def export(self) -> None:
-        """Send what waits, until there is none or the collector does not take it now. The next call tries again."""
-        while self._waiting:
+        """Send what waits, until there is none or the collector does not take it now; a later call tries again."""
+        while self._waiting and self._clock() >= self._not_before:
             batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
-            pause_s = await asyncio.to_thread(self._send, batch)
-            if pause_s is None:
-                continue
-            kept = min(len(batch), MAX_REQUESTS - len(self._waiting))
-            self._dropped.inc(len(batch) - kept)
-            self._waiting.extendleft(reversed(batch[len(batch) - kept :]))
-            await asyncio.sleep(pause_s)
-            return
+            try:
+                is_done = await asyncio.to_thread(self._send, batch)
+            except asyncio.CancelledError:  # it may have been taken: a collector knows spans by their ids
+                self._put_back(batch)
+                raise
+            except Exception:
+                self._dropped.inc(len(batch))
+                raise
+            if not is_done:
+                self._put_back(batch)
+
+    def _put_back(self, batch: list[TracedRequest]) -> None:
+        kept = min(len(batch), MAX_REQUESTS - len(self._waiting))
+        self._dropped.inc(len(batch) - kept)
+        self._waiting.extendleft(reversed(batch[len(batch) - kept :]))
 
     async def close(self) -> None:
         """Send what waits, once, and close the connection."""
-        try:
+        self._not_before = 0.0
+        with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.timeout_s):
                 await self.export()
-        except TimeoutError:
-            pass
         self._dropped.inc(len(self._waiting))
         self._http.close()
 
-    def _send(self, batch: Sequence[TracedRequest]) -> float | None:
-        """Send a batch. Runs in a thread. None: it is done with; else the seconds after which it is tried again."""
+    def _send(self, batch: Sequence[TracedRequest]) -> bool:
+        """Send a batch; whether it is done with. Runs in a thread."""
         spans = ((request, request_spans(request, vllm=self._vllm)) for request in batch)
         body = gzip.compress(encode(spans, self._settings.resource), 1)
         try:
@@ -126,11 +137,12 @@ class SpanExporter:
         else:
             self._dropped.inc(len(batch))
             _log.error("the collector refused spans: status %d: %s", answer.status_code, answer.text[:200])
-        return None
+        return True
 
-    def _failed(self, batch: Sequence[TracedRequest], why: str, retry_after: str | None) -> float:
+    def _failed(self, batch: Sequence[TracedRequest], why: str, retry_after: str | None) -> bool:
         if not self._pause_s:
             _log.warning("export of spans failed, retrying: %s", why, extra={"requests": len(batch)})
         wanted = float(retry_after) if retry_after and retry_after.isdecimal() else 2 * self._pause_s
         self._pause_s = min(max(wanted, 1.0), _LONGEST_PAUSE_S)
-        return self._pause_s
+        self._not_before = self._clock() + self._pause_s
+        return False
