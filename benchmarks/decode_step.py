@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.engine import EngineCore, EngineParts
 from kvarn.models import Decoder, load_model
 from kvarn.wire.messages import Submit

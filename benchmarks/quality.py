@@ -25,7 +25,7 @@ from unittest.mock import patch
 import torch
 
 import kvarn
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.engine import EngineCore, EngineParts
 from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.errors import UnsupportedByBackendError

@@ -15,7 +15,7 @@ from functools import cache
 from benchmarks.modelled_engine import card_of
 from kvarn.bench.workload import BenchRequest, Segment, Vocabulary
 from kvarn.clock.virtual import VirtualClock
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.costs.step_times import StepTimes
 from kvarn.engine.core import EngineParts
 from kvarn.engine.step_time import StepTimeModel

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 import kvarn
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.proposals.proposer import Proposer

@@ -33,7 +33,7 @@ from typing import Any, cast
 import torch
 import zmq
 
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.engine.core import EngineParts
 from kvarn.engine.plan import StepPlan, StepResult, SynchronousExecutor
 from kvarn.kernels.adapters import AdapterMemory

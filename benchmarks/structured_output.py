@@ -27,7 +27,7 @@ import torch
 from rich.console import Console
 
 import kvarn
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.plan import NewSequence
 from kvarn.grammar.masks import GrammarMask, GrammarMasks

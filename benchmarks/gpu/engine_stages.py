@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.gpu.run import THREADS, Session, free_memory
 from benchmarks.gpu.shapes import SHAPES, random_decoder
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.engine import EngineCore, EngineParts
 from kvarn.kernels.dispatch import kernels_for

@@ -10,7 +10,7 @@ from kvarn.admission.controller import AdmissionController, Reason, Rules
 from kvarn.admission.demand import Demand
 from kvarn.admission.engine_load import EngineLoad
 from kvarn.admission.traffic import Traffic
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.wire.messages import EngineStats
 
 IDLE = EngineStats(kv_blocks_total=10_000, kv_blocks_free=10_000, step_times=TIMES, step_s=0.02)

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from admission_world import AdmissionWorld, Call, poisson
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from profiles import thorough
 
 TTFT_S, TPOT_S = 0.5, 0.05

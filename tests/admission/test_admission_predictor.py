@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from admission_world import TIMES, AdmissionWorld, Call
 from kvarn.admission.demand import Demand
 from kvarn.admission.predictor import Load, Mix, Predictor
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.costs.step_times import StepTimes
 from profiles import examples
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvarn.config.schema import EngineConfig, ModelConfig
+from kvarn.config.engine import EngineConfig
+from kvarn.config.schema import ModelConfig
 from kvarn.fleet.desired import Desired, changed, model_of, spec_of
 
 MODEL = {"name": "m", "path": "kvarn-demo"}

@@ -22,9 +22,10 @@ import pytest_asyncio
 import kvarn
 from conditions import until
 from kvarn.config.disaggregation import DisaggregationConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.replica import ReplicaConfig
-from kvarn.config.schema import EngineConfig, ModelConfig
+from kvarn.config.schema import ModelConfig
 from kvarn.fleet.engines import prefill_spec
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.client.zmq_client import ZmqReplicaClient

@@ -22,6 +22,7 @@ from kvarn.observe.merge import as_open_metrics
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.observe.store import StoreMetrics
+from kvarn.observe.traces.exporter import ExportMetrics
 from kvarn.quality.metrics import QualityCollector
 from kvarn.quality.monitor import Drift, QualityMonitor
 
@@ -34,6 +35,7 @@ def test_the_page_and_the_registry_agree() -> None:
     registry.register(RoutingCollector({}))
     for part in (AdmissionMetrics, ArrivalMetrics, ExternalMetrics, LimitMetrics, MeteringMetrics, ModelChoiceMetrics):
         part(registry)
+    ExportMetrics(registry)
     StoreMetrics(registry, is_away=bool, is_read_only=bool)
     registry.register(QualityCollector(QualityMonitor(list, QualityConfig(), _not_called)))
     exported = {_written_name(family.name, family.type): family.type for family in registry.collect()}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvarn.config.adapters import LoraConfig
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.engine.core import EngineParts
 from kvarn.engine.plan import StepPlan
 from kvarn.kernels.adapters import PackedAdapter

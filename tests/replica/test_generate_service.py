@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.engine.core import EngineParts
 from kvarn.replica.server.generate import GenerateService
 from kvarn.wire.messages import ModelCard, RefusalReason, StepOutput, Submit

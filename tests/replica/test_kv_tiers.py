@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import kvarn
+from kvarn.config.engine import EngineConfig
 from kvarn.config.kv_tiers import KVTiersConfig
-from kvarn.config.schema import EngineConfig, ModelConfig
+from kvarn.config.schema import ModelConfig
 from kvarn.kvstore import KVStoreError
 from kvarn.replica.server.build import build_service
 from kvarn.replica.server.generate import GenerateService

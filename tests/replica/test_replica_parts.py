@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import zmq
 
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.fleet.launch.process_exit import describe_exit
 from kvarn.replica.client.request_stream import RequestStream
 from kvarn.replica.server.embed import EmbedService

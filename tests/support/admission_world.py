@@ -10,7 +10,7 @@ from kvarn.admission.controller import AdmissionController, Refusal, Rules
 from kvarn.admission.demand import Demand
 from kvarn.admission.engine_load import EngineLoad
 from kvarn.admission.traffic import Traffic
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.costs.step_times import StepTimes
 from kvarn.engine import EngineCore, EngineParts
 from kvarn.engine.core import EngineOutput

@@ -11,7 +11,7 @@ from itertools import cycle
 from engine_adapters import ScriptedAdapters
 from guesses import FreeProposer
 from kvarn.config.disaggregation import DisaggregationConfig
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine import AdmissionError, EngineCore, EngineParts
 from kvarn.engine.memory.remote_prefill import PrefillPeer

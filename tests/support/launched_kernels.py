@@ -17,7 +17,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.kernels.triton import backend

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import kvarn
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.engine import EngineCore, EngineParts
 from kvarn.engine.plan import KVConnector, NewSequence
 from kvarn.models import Decoder, load_model

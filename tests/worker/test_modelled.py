@@ -10,7 +10,7 @@ import pytest
 
 from engine_world import ScriptedProposer
 from kvarn.clock.virtual import VirtualClock
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.costs.step_times import StepTimes
 from kvarn.engine import EngineCore, EngineParts

@@ -30,7 +30,7 @@ PREFILL_WINDOW = 0.25
 """Share of the TTFT target for which prompts may wait inside the engine, where their order is fixed."""
 OVERTAKEN = 0.6
 """Part of its share that a tenant with requests waiting is expected to get: others with a better claim come later."""
-LONGEST_RETRY_S = 600
+LONGEST_RETRY_S = 600  # no Retry-After is longer
 SEEK_LATE_S = 0.04  # seconds between two searches for requests that wait in vain; each looks at all tenants
 
 

@@ -23,7 +23,7 @@ class TenantAccount(Account):
         super().__init__(name, weight)
         self.in_service = 0
         self.refused_at = float("-inf")  # time of the latest refusal of one of its requests
-        self.refused_priority = 0
+        self.refused_priority = 0  # priority of that request
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -39,7 +39,7 @@ class Demand:
     predicted_ttft_s: float | None = None  # prediction made when it went to the engine; None where nothing was known
     account: TenantAccount = field(init=False)
     order: int = field(init=False)  # both are set when it arrives at the queue
-    reservation: Reservation = field(init=False)
+    reservation: Reservation = field(init=False)  # set when it goes to the engine
 
     @property
     def is_interactive(self) -> bool:

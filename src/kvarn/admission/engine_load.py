@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from kvarn.admission.predictor import Load, Mix, Predictor
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.messages import EngineStats
 
@@ -29,7 +29,7 @@ class EngineLoad:
         self.reservations: set[Reservation] = set()  # requests that the statistics do not count yet
         self.reserved_rows = 0
         self.reserved_tokens = 0
-        self._tokens_by_priority = Counter[int]()
+        self._tokens_by_priority = Counter[int]()  # `reserved_tokens` by priority
         self._ended_rows = 0  # ended sequences that the statistics still count
 
     def update(self, stats: EngineStats, now: float) -> bool:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from kvarn.admission.demand import Demand
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.costs.prefill_speed import PrefillSpeed, longest_step_s
 from kvarn.costs.step_times import StepTimes
 
@@ -22,7 +22,7 @@ class Mix:
     prompt_tokens: float  # tokens of its prompt to compute
     prompt_pairs: float  # (query, key) pairs of a prompt
     output_tokens: float
-    cost: float
+    cost: float  # weighted tokens
 
     @property
     def context(self) -> float:

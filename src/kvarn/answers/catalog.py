@@ -20,6 +20,7 @@ _OPERATIONS = {
     "score": "reranking and scoring",
 }
 _ABLE = {"generate": ("generate",), "embed": ("embed",), "score": ("score", "embed")}
+"""Kinds of models by what they must be able to do."""
 
 
 class Catalog:

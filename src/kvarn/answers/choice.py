@@ -86,7 +86,7 @@ def _written(part: Part | ToolCallDelta) -> str:
 class Choice:
     """Turns the token deltas of one choice into deltas with text."""
 
-    index: int
+    index: int  # in the answer
     detokenizer: IncrementalDetokenizer
     stop: StopMatcher | None  # its own, fresh; None where the request has no stop strings
     min_tokens: int  # stop strings count from this many tokens on

@@ -144,6 +144,7 @@ async def generate(
                 choice.transform(delta)
             if delta.finish_reason is not None:
                 choice.ended = True
+                usage.finish_reasons.append(delta.finish_reason)
                 running -= 1
                 if not running:  # counted before the client hears of it
                     usage.pending -= 1

@@ -36,6 +36,11 @@ class Observer(Protocol):
         """Begin to hear an answer; None: this one is of no interest. `question` asks for the same again."""
         return None
 
+    def ended(self, record: RequestRecord, name: str, method: str = "", route: str = "") -> None:
+        """Hear that a request is over: its last byte is sent, its turns are settled. `name` says what it was, `method`
+        and `route` are those of HTTP."""
+        return
+
     def not_begun(self, record: RequestRecord, model: str, error: Exception) -> None:
         return
 
@@ -50,6 +55,15 @@ def observed(observers: Sequence[Observer], turn: Turn, question: Question[Any, 
             if listener is not None:
                 listeners.append(listener)
     return _heard(listeners, deltas) if listeners else deltas
+
+
+def tell_ended(
+    observers: Sequence[Observer], record: RequestRecord, name: str, method: str = "", route: str = ""
+) -> None:
+    """Tell every observer that a request is over."""
+    for observer in observers:
+        with _isolated(observer):
+            observer.ended(record, name, method, route)
 
 
 def tell_not_begun(observers: Sequence[Observer], record: RequestRecord, model: str, error: Exception) -> None:

@@ -28,6 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.observe.timeline import EngineEvent, Event, Timeline, engine_events
+from kvarn.observe.traces.context import TraceContext
 
 now = SYSTEM_CLOCK.now
 _ENGINE = "engine."
@@ -38,10 +39,11 @@ class RequestTimeline(Timeline):
     """The events of one record. `began`: its headers came; `received_s`: the last byte of its body, from which
     latencies count."""
 
-    __slots__ = ("_on_the_way", "began", "received_s")
+    __slots__ = ("_on_the_way", "began", "received_s", "trace")
 
     def __init__(self) -> None:
         super().__init__()
+        self.trace: TraceContext | None = None  # None: it has none, or gets one when it is over
         self._on_the_way: dict[float, float] = {}  # seconds to an engine and back, by when its turn was sent
         self.began = self.received_s = self.mark("received")
 
@@ -62,6 +64,11 @@ class RequestTimeline(Timeline):
         self._on_the_way[sent_s] = on_the_way = min(on_the_way, self._on_the_way.get(sent_s, on_the_way))
         turn = 1 + list(self._on_the_way).index(sent_s)
         self.add_engine_events(events, sent_s + on_the_way / 2, turn)
+
+    @property
+    def trace_headers(self) -> dict[str, str]:
+        """Headers by which another server goes on with the trace."""
+        return {} if self.trace is None else self.trace.headers
 
     @property
     def total_s(self) -> float:

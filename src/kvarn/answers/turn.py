@@ -42,6 +42,7 @@ class TokenUsage:
     reasoning_tokens: int = 0  # part of the completion's
     failed: bool = False
     refused: bool = False  # the engine did not take it, or gave it up
+    finish_reasons: list[str] = field(default_factory=list)  # of the choices that have ended, in the order of that
     first_token: float | None = None  # monotonic seconds
     timeline: RequestTimeline | None = None  # gets the event of the first token
     on_change: Callable[[TokenUsage], None] | None = None
@@ -111,7 +112,7 @@ class Turn:
     max_output_tokens: int
     output_bounded: bool = True
     priority: int = 0  # tier in the engine; lower runs first, 10 is batch
-    service_tier: str = "default"
+    service_tier: str = "default"  # OpenAI's name of that tier
     sequences: int = 1
     slo: SloConfig | None = None  # its latency targets in the engine; None: it has none
     usage: TokenUsage = field(default_factory=TokenUsage)

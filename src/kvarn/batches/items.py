@@ -101,7 +101,7 @@ class BatchItems:
         self._places = places
         self._answers: list[Answer] = []
         self._workers: set[asyncio.Task[None]] = set()
-        self._begun: set[asyncio.Task[Any]] = set()
+        self._begun: set[asyncio.Task[Any]] = set()  # workers whose line has a place
 
     async def run(self) -> None:
         """Run lines until none is open, or the job is ended or preempted."""

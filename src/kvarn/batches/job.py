@@ -40,7 +40,7 @@ class BatchJob(Job):
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the row is changed: `row` is never older than a change made here."""
-    requests: dict[int, RequestRecord] = field(default_factory=dict)
+    requests: dict[int, RequestRecord] = field(default_factory=dict)  # lines that are being run, by number
     progress_at: float = field(default_factory=SYSTEM_CLOCK.now)
     """Time at which a line was last in an engine, or answered. Monotonic seconds."""
 

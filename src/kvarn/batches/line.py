@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from kvarn.admission.demand import BATCH
 from kvarn.answers.errors import STORAGE_FULL, to_api_error
+from kvarn.answers.observer import tell_ended
 from kvarn.answers.record import Deferred, Reply, RequestRecord
 from kvarn.answers.turn import TokenUsage
 from kvarn.batches.endpoints import Operation
@@ -85,6 +86,7 @@ async def run_line(
     finally:
         with suppress(asyncio.CancelledError):
             await run_to_completion(record.close())
+        tell_ended(serving.steps.observers, record, "batch line")
 
 
 def given_up_answer(batch: Batch, refused: Refused) -> Answer:

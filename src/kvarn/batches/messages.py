@@ -30,10 +30,11 @@ ENDPOINT = "/v1/messages"
 _WINDOW: Final = "24h"
 _KEPT_S = 29 * 24 * 3600
 """Results are kept for so long, as Anthropic does."""
-_MAX_LINE_BYTES = 1 << 30
+_MAX_LINE_BYTES = 1 << 30  # more than any answer has
 _REST = {BatchStatus.CANCELLED: "canceled", BatchStatus.EXPIRED: "expired", BatchStatus.FAILED: "errored"}
 """Results of requests that were not run, by the batch's status."""
 _UNRUN = {"batch_cancelled": "canceled", "batch_expired": "expired"}
+"""The same by the code of their line in the error file."""
 
 
 async def start_message_batch(serving: ResponsesContext, record: RequestRecord, request: MessageBatchRequest) -> Batch:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvarn.clock import SYSTEM_CLOCK
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.costs.decoder import DecoderCosts, StepWork
 from kvarn.costs.roofline import Ceilings, floor_s
 from kvarn.engine import EngineCore, EngineParts

@@ -54,7 +54,7 @@ class ResumableRequest:
         self._num_tokens = self._known = 0
         """Tokens that have come, and how many of them before the replica of now."""
         self._moves = 0
-        self._lost: list[str] = []
+        self._lost: list[str] = []  # replicas that were lost since the last token
         self._lost_at: float | None = None
 
     def open(self) -> AsyncGenerator[TokenDelta, None]:

@@ -27,7 +27,7 @@ class HeldRequests:
     for that."""
 
     def __init__(self, metrics: ArrivalMetrics, models: ModelTable, *, engines_outlive_gateways: bool = False) -> None:
-        self.on_held: Callable[[], None] = lambda: None
+        self.on_held: Callable[[], None] = lambda: None  # called when one begins to wait
         self._metrics = metrics
         self._models = models
         self._engines_outlive_gateways = engines_outlive_gateways

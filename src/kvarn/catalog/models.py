@@ -51,11 +51,11 @@ class ModelText:
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     logprobs: LogprobsEncoder
-    tool_format: ToolFormat
+    tool_format: ToolFormat  # format of its tool calls
     reasoning_format: ReasoningFormat | None
     """None where it does not reason."""
-    version: str
-    sampling_defaults: SamplingDefaults
+    version: str  # fingerprint of the checkpoint
+    sampling_defaults: SamplingDefaults  # sampling parameters of requests that leave them out
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class ReadyModel:
     loaded_text: ModelText | None
     """None where another server runs the model and its tokenizer is not configured."""
     card: ModelCard
-    adapter: str = ""
+    adapter: str = ""  # name of the adapter that it answers with
     replica_name: str = ""
     """Which of the servers that run it answers; empty where Kvarn runs it."""
 
@@ -150,21 +150,21 @@ class ServedModel:
 
     name: str
     config: ModelConfig
-    clients: InitVar[Sequence[ReplicaClient]]
+    clients: InitVar[Sequence[ReplicaClient]]  # replicas that are there from the start
     directory: Path
     created: int = field(default_factory=lambda: int(SYSTEM_CLOCK.time()))
     text: ModelText | None = None
     """Loaded in the background when the gateway starts."""
     load_error: str | None = None
-    process: int = 0
+    process: int = 0  # number of the gateway process
     version: int = 0
     """Number of the version in the model's deployment; 0: the configuration's."""
     held_back: bool = False
     """It is rolled out, or was given up: as long as another version is ready, it answers only requests that name it."""
     versions: list[ServedModel] = field(default_factory=list)
     """All versions under this name that are served while one replaces another; empty: this one alone."""
-    kept_adapters: InitVar[Sequence[AdapterInfo]] = ()
-    clock: Clock = SYSTEM_CLOCK
+    kept_adapters: InitVar[Sequence[AdapterInfo]] = ()  # adapters of its deployment, loaded at run time
+    clock: Clock = SYSTEM_CLOCK  # read by all that admits and routes its requests
     replicas: ReplicaSet = field(init=False)
     _template: ChatTemplate | None = None
     _seeds: random.Random = field(init=False)

@@ -7,8 +7,8 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvarn.clock import SYSTEM_CLOCK, Clock
+from kvarn.config.engine import EngineConfig
 from kvarn.config.replica import RoutingConfig
-from kvarn.config.schema import EngineConfig
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState, ReplicaStatus
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.routing.candidate import RouteRequest

@@ -20,6 +20,7 @@ _WORDS = {
     TimeoutStage.TOTAL: "The answer took longer than {seconds:g} s.",
 }
 EXTERNAL_TIMEOUTS = StageTimeouts(connect_s=5.0, first_token_s=120.0, between_tokens_s=60.0)
+"""Time-outs of external models where the configuration does not say."""
 
 NO_TIMEOUTS = StageTimeouts()
 

@@ -173,6 +173,7 @@ FLAGS = {
         metavar="JSON",
         text="Speculative decoding: method (ngram, draft_model, none), model, num_speculative_tokens.",
     ),
+    "--otlp-traces-endpoint": Flag("traces.endpoint", metavar="URL"),
     "--log-level": Flag("log_level"),
     "--log-format": Flag("log_format"),
 }

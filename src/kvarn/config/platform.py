@@ -196,6 +196,25 @@ class AdmissionConfig(Section):
     it is refused (`queue_timeout`). Default: as long as it takes."""
 
 
+class TracesConfig(Section):
+    """Traces of requests. OpenTelemetry's standard variables (`OTEL_...`) hold where a setting is not set."""
+
+    endpoint: str | None = Field(None, pattern=r"^https?://")
+    """Collector that takes OTLP over HTTP, such as `http://localhost:4318`: each request's spans are sent there.
+    Default: `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`; where neither is set, no traces are
+    sent."""
+
+    headers: dict[str, str] = Field(default_factory=dict, repr=False)
+    """Headers of what is sent there, such as a key, besides those of `OTEL_EXPORTER_OTLP_HEADERS`."""
+
+    contents: bool = False
+    """Send prompts and answers with the spans (`gen_ai.input.messages`, `gen_ai.output.messages`): the collector then
+    holds what users write."""
+
+    vllm_attributes: bool = False
+    """Add the attributes of vLLM's spans (`gen_ai.latency.time_in_queue`, ...), for tools that read those."""
+
+
 class SafetyConfig(Section):
     """Checks of prompts and answers."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 
 LEAST_STRETCH = 1.25
 """Prompts that have begun beside decodes which miss their latency targets for a moment may stretch a step by this
@@ -31,7 +31,7 @@ class PrefillSpeed:
 
     decode_s: float
     """Seconds of a step that only decodes."""
-    chunk: float
+    chunk: float  # prompt tokens that a step carries
 
     @classmethod
     def beside(

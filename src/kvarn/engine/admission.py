@@ -6,13 +6,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.engine.errors import AdmissionError
 from kvarn.engine.memory.kv_cache_manager import blocks_for
 from kvarn.engine.request import Request
 from kvarn.wire.messages import RefusalReason, Submit
 
-MAX_TOKEN_ID = 2**31
+MAX_TOKEN_ID = 2**31  # token ids are below this in every vocabulary; the replica's server checks the model's own
 
 
 class AdmissionControl:

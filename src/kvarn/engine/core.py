@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, field
 
 from kvarn.config.disaggregation import DisaggregationConfig
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.admission import AdmissionControl
 from kvarn.engine.errors import AdmissionError, IntegrityError
@@ -49,15 +49,15 @@ class EngineParts:
     """Predicts a step's time; by default without any experience."""
     proposer: Proposer | None = None
     """Guesses tokens to verify. It needs all known tokens: while guesses pay, one step at a time is planned."""
-    speculation: SpeculationConfig | None = None
+    speculation: SpeculationConfig | None = None  # number of guesses to verify
     masks: Callable[[Submit], TokenMask | None] | None = None
     """Mask of a request's tokens, None for one without. A request waits until its mask is ready."""
-    connector: KVConnector | None = None
+    connector: KVConnector | None = None  # keeps KV blocks beyond the device; the executor has the same
     adapters: AdapterStore | None = None
     """Adapters that requests may name, by digest; the executor has the same. None: any, and it takes no memory."""
     prefill_peer: PrefillPeer | None = None
     """Another engine that computes prompts; needs a connector."""
-    disaggregation: DisaggregationConfig | None = None
+    disaggregation: DisaggregationConfig | None = None  # choice of the prompts that the peer computes
     micro_batches: int = 1
     """Groups of running sequences, of which several are in flight where the executor is a pipeline. With more than one
     no sequence is planned again before its token is known."""

@@ -14,7 +14,7 @@ class AdmissionError(EngineError):
 
     def __init__(self, reason: RefusalReason, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason = reason  # a word for the metrics
         self.retry_after_s = retry_after_s
         """Seconds after which a retry is likely to be taken; None where waiting does not help."""
 

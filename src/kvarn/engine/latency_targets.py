@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.costs.prefill_speed import PrefillSpeed
 from kvarn.engine.request import Request, Sequence
 from kvarn.engine.step_time import StepTimeModel
@@ -50,8 +50,8 @@ class LatencyTargets:
         """Faded sums: from one plan to the next, and what the steps took by themselves."""
         self._pace = 1.0
         """The one over the other: the loop around the steps takes time, too, much of it on a busy machine."""
-        self._prefill = PrefillSpeed(0.0, 1.0)
-        self._before_s = 0.0
+        self._prefill = PrefillSpeed(0.0, 1.0)  # tokens of prompts computed a second beside the decodes
+        self._before_s = 0.0  # seconds that the prompts which are being computed still take
 
     @property
     def usual_cost(self) -> float:

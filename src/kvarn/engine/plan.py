@@ -47,13 +47,13 @@ class NewSequence(msgspec.Struct, frozen=True):
 
     slot: int
     sampling: SamplingParams
-    seed: int
+    seed: int  # seed of this choice, already derived from the request's
     prompt_token_ids: list[int]
     output_token_ids: list[int]
     """Tokens drawn before a preemption; the next token drawn has output position `len(output_token_ids)`."""
     adapter: str = ""
     """The adapter to compute it with, by its digest; empty for the model itself."""
-    snapshot: int = NO_SNAPSHOT
+    snapshot: int = NO_SNAPSHOT  # snapshot that the slot's recurrent states begin as, of a model that has such states
 
 
 class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
@@ -66,7 +66,7 @@ class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
 class StateSave(msgspec.Struct, frozen=True, array_like=True):
     """The recurrent states of a row's sequence are copied once so many tokens of the row are computed."""
 
-    num_tokens: int
+    num_tokens: int  # at least one
     snapshot: int
 
 
@@ -88,7 +88,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     drawn, up to the first that is not the one proposed there."""
     num_forced: int = 0
     """So many of the first proposals are certain: they are drawn without computing their logits."""
-    state_saves: list[StateSave] = []
+    state_saves: list[StateSave] = []  # in ascending order
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
@@ -103,7 +103,7 @@ class BlockTransfer(msgspec.Struct, frozen=True, array_like=True):
 
     block: int
     name: bytes
-    tenant: str = ""
+    tenant: str = ""  # owner of the block
     scope: bytes = b""
 
 
@@ -155,7 +155,7 @@ class StepResult(msgspec.Struct, frozen=True):
     rows: list[RowResult]
     elapsed_s: float
     """Seconds the executor took, `transfer_s` included; feeds the step-time model."""
-    transfer_s: float = 0.0
+    transfer_s: float = 0.0  # seconds in which blocks were stored and loaded
     warming: bool = False
     """Something was done once for all such steps (kernels compiled, the step captured): `elapsed_s` is no example."""
 

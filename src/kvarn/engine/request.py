@@ -113,21 +113,24 @@ class Request:
         self.first_token_by_s = None if message.ttft_left_s is None else arrival_s + message.ttft_left_s
         """Until when its target for the first token is kept; None where it has none, or has begun elsewhere."""
         self.tpot_target_s = message.tpot_target_s
-        self.is_late = False
+        self.is_late = False  # it had missed that target before it could start
         self.first_step_s: float | None = None
+        """Time at which the first of its tokens was scheduled; None while it has only waited."""
         self.cached_tokens = 0
         self.prompt_logprobs: list[PositionLogprobs | None] = []
         """Collected chunk by chunk; entry p belongs to prompt position p."""
         if message.sampling.prompt_logprobs is not None:
             self.prompt_logprobs.append(None)
         self.wants_prompt_logprobs = 0 < len(self.prompt_logprobs) < len(self.prompt)
+        """Whether log-probabilities of some prompt positions are asked for and not collected yet."""
         self.max_length = min(len(self.prompt) + message.sampling.max_tokens, max_context_length)
+        """Tokens of prompt and answer together at which a choice ends."""
         self.num_unfinished = len(message.choices)
         resumed = message.resume_token_ids
         choices = [Sequence(self, index, resumed[index] if resumed else ()) for index in message.choices]
         self.sequences = choices[:1]
         """The first choice computes the prompt; the others are forked from it once that is done."""
-        self.siblings = choices[1:]
+        self.siblings = choices[1:]  # choices that are still to be forked
 
     def fork(self) -> list[Sequence]:
         siblings, self.siblings = self.siblings, []

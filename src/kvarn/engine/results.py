@@ -38,7 +38,7 @@ class StepUpdate:
 
     shape: StepShape
     deltas: list[TokenDelta] = field(default_factory=list)
-    finished: list[Request] = field(default_factory=list)
+    finished: list[Request] = field(default_factory=list)  # requests whose last choice ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

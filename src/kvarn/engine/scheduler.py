@@ -6,7 +6,7 @@ what waits. `update` takes the result. Both are deterministic: the same requests
 
 from __future__ import annotations
 
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.errors import OutOfBlocksError
 from kvarn.engine.latency_targets import CREDIT_REQUESTS, LatencyTargets
@@ -59,7 +59,7 @@ class Scheduler:
         self._started: list[Request] = []
         self._memory_reserve = MemoryReserve(memory, self.running)
         self.waits = QueueWaits()
-        self._now = 0.0
+        self._now = 0.0  # time of the step that is planned, or whose result was taken
         self._results = StepResults(
             memory=memory,
             running=self._running,

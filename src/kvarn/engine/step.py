@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.costs.prefill_speed import longest_step_s
 from kvarn.costs.step_times import StepShape
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager
@@ -54,9 +54,9 @@ class StepBuilder:
         self.shape = StepShape()
         self.rows: dict[Sequence, int] = {}
         """Tokens of each sequence to be computed. A row can still be taken out of the step."""
-        self.extras: dict[Sequence, RowExtras] = {}
+        self.extras: dict[Sequence, RowExtras] = {}  # extras of the few rows that have any
         self.admitted: list[Sequence] = []
-        self.preempted = False
+        self.preempted = False  # whether memory ran out: then nobody new starts in this step
         self._masks: dict[int, RowMasks] = {}
         self._config = config
         self._step_time = step_time
@@ -212,7 +212,7 @@ class SubmittedStep:
     """A step whose result is not there yet."""
 
     plan: StepPlan
-    sequences: Collection[Sequence]
+    sequences: Collection[Sequence]  # one for each of the plan's rows, in their order
     shape: StepShape
     discarded: set[Sequence] = field(default_factory=set)
     """Sequences that stopped or were preempted since the step was planned: its results for them are dropped."""

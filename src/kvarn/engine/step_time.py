@@ -46,11 +46,11 @@ class StepTimeModel:
         self._weights = [0.0] * size
         self.fitted = StepTimes()
         """`times` of the latest fit: up to `FIT_EVERY` steps old, and nothing is computed."""
-        self._products = [[0.0] * size for _ in range(size)]
+        self._products = [[0.0] * size for _ in range(size)]  # faded sums of feature times feature
         self._answers = [0.0] * size
         """Faded sums of feature times feature, and of feature times seconds."""
         self._samples = 0
-        self._unfitted = 0
+        self._unfitted = 0  # steps seen since the last fit
         self._largest_prefill = 0
         self._expects = bool(expected)
         if expected:

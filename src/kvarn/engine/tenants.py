@@ -14,7 +14,7 @@ class TenantAccount(Account):
 
     def __init__(self, name: str, weight: float) -> None:
         super().__init__(name, weight)
-        self.served_tokens = 0
+        self.served_tokens = 0  # prompt tokens computed and tokens drawn
         self.live_requests = 0
 
 

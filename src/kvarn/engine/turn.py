@@ -17,6 +17,7 @@ _ENDS = {
     Phase.WAIT_ADAPTER: EngineEventKind.ADAPTER_READY,
     Phase.WAIT_FETCH: EngineEventKind.FETCH_ENDED,
 }
+"""Events at the end of phases."""
 
 
 class QueueWaits:
@@ -58,8 +59,8 @@ class TurnRecorder:
         """Place in `_events` of the last chunk's event; -1: it was told."""
         self._chunks = 0
         self._told_first = False
-        self.is_decoding = False
-        self.num_running = 0
+        self.is_decoding = False  # whether a token was drawn since known ones were computed
+        self.num_running = 0  # choices that run
         self.preemptions = self.proposed_tokens = self.accepted_tokens = 0
 
     @property

@@ -21,7 +21,7 @@ from kvarn.text.sampling import at_most, stop_strings
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 
-_TOKENS_A_MESSAGE = 4
+_TOKENS_A_MESSAGE = 4  # tokens of a message's role and markers
 
 
 async def count_external_chat(

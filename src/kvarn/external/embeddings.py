@@ -42,7 +42,9 @@ async def embed_external(
         raise invalid_request("'input' may not mix texts and token ids.", "input")
     usage = turn.usage
     try:
-        answer = await model.ask(prompt_key({"prompt": inputs[0]}), turn, lambda replica: replica.embed_texts(body))
+        trace = turn.record.timeline.trace_headers
+        key = prompt_key({"prompt": inputs[0]})
+        answer = await model.ask(key, turn, lambda replica: replica.embed_texts(body, trace))
         vectors = _vectors(answer, len(inputs))
     except (ExternalRefusedError, ExternalFailedError, StageTimeoutError, ApiError):
         usage.failed = True

@@ -25,11 +25,11 @@ from kvarn.wire.openai.errors import ApiError
 class ExternalPrompt:
     """A prompt as it is sent to another server."""
 
-    path: str
+    path: str  # below the server's address
     body: dict[str, Any]
     key: bytes
     """Its beginning, by which a replica is chosen."""
-    tokens: int
+    tokens: int  # estimated or counted
 
 
 class TokenAccount:
@@ -80,7 +80,7 @@ class _Choices:
         self._observer = observer
         self._held = held
         self._ends: dict[int, ChoiceDelta] = {}
-        self._cut_off: set[int] = set()
+        self._cut_off: set[int] = set()  # choices that moderation has ended
 
     @property
     def all_ended(self) -> bool:
@@ -156,6 +156,7 @@ async def generate_external(
             model.metrics.estimated.labels(model.served.name).inc()
         async for last in choices.ends():
             running -= 1
+            turn.usage.finish_reasons.append(last.finish_reason or "stop")
             if not running:  # counted before the client hears of it
                 turn.usage.pending -= 1
                 turn.record.timeline.mark("generated", {"tokens": turn.usage.completion_tokens})

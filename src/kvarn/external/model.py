@@ -19,7 +19,7 @@ from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.external import BreakerConfig
 from kvarn.external.answer import AnswerPart
 from kvarn.external.errors import ExternalFailedError, ExternalRefusedError
-from kvarn.external.replica import ExternalReplica, make_replicas
+from kvarn.external.replica import ExternalReplica, Trace, make_replicas
 from kvarn.jobs.periodic import Periodic
 from kvarn.observe.external import ExternalMetrics
 from kvarn.replica.client.protocol import ReplicaState
@@ -101,7 +101,8 @@ class ExternalModel:
             name, permit = attempts.next()
             replica, begun = self.replicas[name], False
             try:
-                timed = within_timeouts(self._connected(replica, path, body), self._timeouts, has_text)
+                connected = self._connected(replica, path, body, turn.record.timeline.trace_headers)
+                timed = within_timeouts(connected, self._timeouts, has_text)
                 async with aclosing(timed) as parts:
                     async for part in parts:
                         begun = begun or has_text(part)
@@ -145,10 +146,10 @@ class ExternalModel:
         await asyncio.gather(*[replica.aclose() for replica in self.replicas.values()])
 
     async def _connected(
-        self, replica: ExternalReplica, path: str, body: dict[str, Any]
+        self, replica: ExternalReplica, path: str, body: dict[str, Any], trace: Trace
     ) -> AsyncGenerator[AnswerPart, None]:
         try:
-            async with aclosing(replica.answer(path, body)) as parts:
+            async with aclosing(replica.answer(path, body, trace)) as parts:
                 async for part in parts:
                     yield part
         except httpx.ConnectTimeout as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,10 @@ from kvarn.replica.client.protocol import (
     RequestRefusedError,
 )
 from kvarn.wire.messages import AdapterInfo, EngineStats, ModelCard, RefusalReason, Submit, TokenDelta
+
+Trace = Mapping[str, str]
+"""Headers of a trace."""
+NO_TRACE: Trace = {}
 
 _CONNECT_S = 5.0
 _MAX_ERROR_BYTES = 64 * 1024
@@ -71,11 +75,13 @@ class ExternalReplica:
     def model(self) -> str:
         return self._external.model or self._config.name
 
-    async def answer(self, path: str, body: dict[str, Any]) -> AsyncGenerator[AnswerPart, None]:
+    async def answer(
+        self, path: str, body: dict[str, Any], trace: Trace = NO_TRACE
+    ) -> AsyncGenerator[AnswerPart, None]:
         """Send a request; yields the parts of the answer as they come, one where the server does not stream. Closing
-        the generator closes the connection, which aborts the request there. Raises `ExternalRefusedError`,
-        `ExternalFailedError`."""
-        async with aclosing(self._send(path, body)) as chunks:
+        the generator closes the connection, which aborts the request there. `trace`: headers by which the server goes
+        on with the request's trace. Raises `ExternalRefusedError`, `ExternalFailedError`."""
+        async with aclosing(self._send(path, body, trace)) as chunks:
             is_stream = await anext(chunks) == b"stream"
             if is_stream:
                 async with aclosing(read_events(chunks)) as events:
@@ -84,8 +90,8 @@ class ExternalReplica:
             else:
                 yield read_part(await _joined(chunks))
 
-    async def embed_texts(self, body: dict[str, Any]) -> EmbeddingAnswer:
-        async with aclosing(self._send("embeddings", body)) as chunks:
+    async def embed_texts(self, body: dict[str, Any], trace: Trace = NO_TRACE) -> EmbeddingAnswer:
+        async with aclosing(self._send("embeddings", body, trace)) as chunks:
             await anext(chunks)
             return read_embeddings(await _joined(chunks))
 
@@ -150,7 +156,7 @@ class ExternalReplica:
         message = f"{self._config.name!r} is served by another server, which takes text and no token ids."
         return RequestRefusedError(RefusalReason.INVALID, message)
 
-    async def _send(self, path: str, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+    async def _send(self, path: str, body: dict[str, Any], trace: Trace) -> AsyncGenerator[bytes, None]:
         """Send a request; yields `stream` or `whole`, then the answer's bytes as they come."""
         with self._counted():
             try:
@@ -158,7 +164,7 @@ class ExternalReplica:
                     "POST",
                     f"{self.base_url}/{path}",
                     content=msgspec.json.encode(body),
-                    headers={"content-type": "application/json", **self._headers()},
+                    headers={"content-type": "application/json", **self._headers(), **trace},
                 )
                 response = await self._http.send(request, stream=True)
                 async with aclosing(response):

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class Checkpoints:
     """The files of a version's engines on this machine."""
 
-    model: ModelConfig
+    model: ModelConfig  # with the adapters' directories
     directory: Path
     draft_directory: Path | None
 

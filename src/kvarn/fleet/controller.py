@@ -55,7 +55,7 @@ class FleetController:
         self._launcher = launcher
         self._read_desired = read_desired
         self._lease = lease
-        self._holds = False
+        self._holds = False  # whether this process looks after the fleet
         self._counts = counts or ReplicaCounts()
         self._load_of = load_of
         self._clock = clock

@@ -35,7 +35,7 @@ class Desired:
     """The deployment's version; 0: the configuration's."""
     replicas: int | None = None
     """Set by `kvarn scale`; None: as the version says."""
-    candidate: CandidateVersion | None = None
+    candidate: CandidateVersion | None = None  # the version that is rolled out beside this one
     adapters: tuple[AdapterInfo, ...] = ()
     """Adapters loaded at run time, which belong to all versions."""
     fingerprints: Mapping[str, Any] | None = None
@@ -59,7 +59,7 @@ def replicas_of(share: float, serving: int) -> int:
     return max(1, math.ceil(share * serving - 1e-9))
 
 
-DesiredModels = dict[str, Desired]
+DesiredModels = dict[str, Desired]  # by the model's name
 
 
 class ReplicaCounts:

@@ -46,8 +46,8 @@ class Engines:
         self.out_of_service: set[str] = set()
         """Replicas that end now for their answers. They keep their places: nothing replaces or drains them."""
         self._config = config
-        self._prefills: list[EngineSupervisor] = []
-        self._sockets: list[Path] = []
+        self._prefills: list[EngineSupervisor] = []  # supervisors of the prefill engines
+        self._sockets: list[Path] = []  # socket directories of the prefill engines
         models = [model for model in config.models if model.external is None]
         found = {model.name: find_checkpoints(model) for model in models}
         self.directories = {name: each.directory for name, each in found.items()}

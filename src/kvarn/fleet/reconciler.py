@@ -26,13 +26,13 @@ class Target:
     model: str
     version: int
     replicas: int
-    pool: int = 0
+    pool: int = 0  # additional replicas in the warm pool, warm or asleep
     max_surge: int = 1
     """Replicas beyond `replicas` while versions change."""
     max_unavailable: int = 0
     """Replicas by which the ready ones may be fewer than `replicas` while versions change; positive where `max_surge`
     is 0, or nothing could ever change."""
-    candidate: int | None = None
+    candidate: int | None = None  # the version that is rolled out beside `version`
     candidate_replicas: int = 0
 
 

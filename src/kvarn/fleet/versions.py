@@ -60,7 +60,7 @@ class VersionTable:
     def __init__(
         self, on_ended: Callable[[], None], bind: BindVersion | None = None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        self.known: dict[tuple[str, int], ServedVersion] = {}
+        self.known: dict[tuple[str, int], ServedVersion] = {}  # by model and number
         self.problems: dict[str, str] = {}
         """The reason why a version is not as desired, by its name."""
         self.listeners: list[FleetListener] = []

@@ -65,6 +65,7 @@ from kvarn.rollouts.controller import Rollouts
 from kvarn.store.errors import StoreError
 
 _COUNT_EVERY_S = 60.0
+_EXPORT_EVERY_S = 1.0
 _SETTLE_S = 5.0  # given to requests whose time to finish is over: to put away what they have, and to be settled
 
 _THIS_MACHINE = r"https?://(localhost|([a-z0-9-]+\.)+localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?"
@@ -129,6 +130,7 @@ def create_app(
         open_requests=open_requests,
         check_process=services.admission.check_process,
         config=config.gateway,
+        traces=gateway.control.traces,
     )
     _add_cors(app, config.gateway.allowed_origins)
     add_error_handlers(app)
@@ -185,6 +187,8 @@ async def _lifespan(
         workers.append(gateway.control.monitor)
     for external in gateway.control.external:
         workers += external.probes()
+    if (exporter := gateway.control.traces.exporter) is not None:
+        workers.append(Periodic("exports of spans", exporter.export, _EXPORT_EVERY_S))
     if config.batches.enabled:
         workers.append(BatchWorker(gateway))
     try:
@@ -213,5 +217,7 @@ async def _lifespan(
         await gateway.models.close()
         await gateway.grammars.close()
         await asyncio.gather(*[external.close() for external in gateway.control.external])
+        if exporter is not None:
+            await exporter.close()
         await services.stop()
         pool.shutdown(wait=False, cancel_futures=True)

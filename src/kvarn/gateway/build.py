@@ -22,6 +22,7 @@ from kvarn.answers.stages.limits import LimitsStage
 from kvarn.answers.stages.replica import ReplicaStage
 from kvarn.answers.storage_quota import StorageQuota
 from kvarn.answers.structured.grammar_pool import GrammarPool
+from kvarn.answers.traces import Traces
 from kvarn.answers.turn import Stage
 from kvarn.catalog.held_requests import HeldRequests
 from kvarn.catalog.metrics import EngineCollector, RoutingCollector
@@ -40,6 +41,7 @@ from kvarn.metering.usage_reports import Reports
 from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
+from kvarn.observe.traces.exporter import make_exporter
 from kvarn.quality.golden_models import GoldenModels
 from kvarn.quality.metrics import QualityCollector
 from kvarn.quality.monitor import OnDrift, QualityMonitor
@@ -85,9 +87,10 @@ def build_gateway(
     monitor = _quality_monitor(golden, config, take_out, metrics)
     if autoscaling is not None and monitor is not None:
         autoscaling.golden_prompts = monitor.asked
+    traces = Traces(make_exporter(config.traces, metrics.registry), contents=config.traces.contents)
     external = _connect_external(table, metrics)
     generators = {name: external_generator(model) for name, model in external.items()}
-    steps = _steps(services, text, generators, (rollouts.observer, shadows))
+    steps = _steps(services, text, generators, (rollouts.observer, shadows, traces))
     gateway = Gateway(
         config=config,
         store=store,
@@ -111,6 +114,7 @@ def build_gateway(
             shadows=shadows,
             rollouts=rollouts,
             external=list(external.values()),
+            traces=traces,
         ),
     )
     copies = replace(gateway, steps=replace(steps, stages=_copy_stages(services, text), observers=()))

@@ -11,7 +11,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvarn.answers.errors import shutting_down, to_api_error
+from kvarn.answers.observer import tell_ended
 from kvarn.answers.record import RequestRecord
+from kvarn.answers.traces import Traces
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.errors import error_response
@@ -29,11 +31,11 @@ _BEFORE_CLIENT_TEXT = ("ignored unknown field", "ignored unknown query parameter
 WARNING_HEADER = "x-kvarn-warning"  # header of an answer that says what of its request was ignored or changed
 IGNORED_HEADER = "x-kvarn-ignored"  # the fields that were ignored, for programs
 
-_PROBES = frozenset({"/health", "/load", "/metrics", "/ping", "/ready", "/version"})
+PROBES = frozenset({"/health", "/load", "/metrics", "/ping", "/ready", "/version"})
 """Asked every few seconds by machines: their log lines are for debugging only."""
 
 PUBLIC = frozenset(
-    {"/", "/api/version", "/docs", "/favicon.ico", "/openapi.json", "/redoc", *_PROBES}
+    {"/", "/api/version", "/docs", "/favicon.ico", "/openapi.json", "/redoc", *PROBES}
 )  # paths that need no key
 
 _SINGLE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"x-api-key"})
@@ -70,6 +72,7 @@ class RequestMiddleware:
         open_requests: OpenRequests,
         check_process: Callable[[int], None],
         config: GatewayConfig,
+        traces: Traces,
     ) -> None:
         self._app = app
         self._metrics = metrics
@@ -77,6 +80,7 @@ class RequestMiddleware:
         self._open = open_requests
         self._check_process = check_process
         self._config = config
+        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,7 +97,11 @@ class RequestMiddleware:
         record = new_record(scope)
         record.reply.client_left = partial(client_left, receive)
         request_id = record.request_id.encode()
+        if record.endpoint not in PROBES:
+            self._traces.begin(record, scope["headers"])
         id_headers = [(name.encode(), request_id) for name in record.reply.dialect.request_id_headers]
+        if (trace := record.timeline.trace) is not None:
+            id_headers.append((b"traceresponse", trace.traceparent.encode()))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -145,13 +153,15 @@ class RequestMiddleware:
             if record.reply.disconnected and record.reply.status in (0, CLIENT_LEFT)
             else record.reply.status
         )
+        if endpoint not in PROBES:
+            tell_ended((self._traces,), record, f"{scope['method']} {endpoint}", scope["method"], endpoint)
         seconds = record.timeline.total_s
         self._metrics.requests.labels(record.choice.name, endpoint, str(status)).inc()
         self._metrics.request_seconds.labels(record.choice.name, endpoint).observe(seconds)
         if record.reply.disconnected:
             self._metrics.disconnects.labels(record.choice.name, endpoint).inc()
         _log.log(
-            logging.DEBUG if endpoint in _PROBES else logging.INFO,
+            logging.DEBUG if endpoint in PROBES else logging.INFO,
             "answered",
             extra={
                 "request_id": record.request_id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvarn.answers.traces import Traces
 from kvarn.external.model import ExternalModel
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
@@ -31,7 +32,8 @@ class ControlPlane:
     golden: GoldenModels  # the prompts and models that it compares
     shadows: Shadows
     rollouts: Rollouts
-    external: Sequence[ExternalModel]
+    external: Sequence[ExternalModel]  # models that other servers run
+    traces: Traces
 
 
 @dataclass(frozen=True, slots=True)

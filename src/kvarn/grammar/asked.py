@@ -16,7 +16,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
     param: str
     kind: Kind
-    value: Any
+    value: Any  # the field's value, unchanged
     subject: str
     """Beginning of the error where it cannot be enforced."""
 
@@ -25,7 +25,7 @@ class Function(msgspec.Struct, frozen=True):
     name: str
     parameters: dict[str, Any] | None
     strict: bool
-    param: str
+    param: str  # the field that holds its schema
 
 
 class Calls(msgspec.Struct, frozen=True):
@@ -33,9 +33,9 @@ class Calls(msgspec.Struct, frozen=True):
 
     functions: list[Function]
     forced: bool
-    named: str | None
+    named: str | None  # only this function may be called
     max_calls: int | None
-    opening: str
+    opening: str  # beginning of a forced call, written in the prompt
     syntax: CallSyntax
     """The model's way to write calls."""
 
@@ -54,21 +54,21 @@ class Asked(msgspec.Struct, frozen=True, tag="asked"):
 class AnswerGrammar(msgspec.Struct, frozen=True, tag="grammar"):
     """The grammar of a request's answer."""
 
-    text: str | None
-    warnings: list[str] = []
+    text: str | None  # none: it may be anything
+    warnings: list[str] = []  # parts that are not enforced
     content_schema: str | None = None
     """The schema, as JSON, of the text of an answer that calls nothing; None: it is of another kind."""
-    argument_schemas: dict[str, str] = {}
+    argument_schemas: dict[str, str] = {}  # the schemas of arguments, as JSON, by function
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
     """A finished answer: its parts that are JSON of schemas."""
 
-    parts: list[tuple[str, str]]
+    parts: list[tuple[str, str]]  # schema and text of each
 
 
 class Checked(msgspec.Struct, frozen=True):
-    problem: str | None
+    problem: str | None  # why it does not match; None: it does
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):

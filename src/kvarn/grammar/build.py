@@ -17,7 +17,7 @@ from kvarn.grammar.tool_calls import argument_schema, calls_grammar, text_or_cal
 
 _log = logging.getLogger(__name__)
 
-_MAX_JOINED_BYTES = 16 * MAX_GRAMMAR_BYTES
+_MAX_JOINED_BYTES = 16 * MAX_GRAMMAR_BYTES  # largest size of the grammars of all functions together
 
 
 def answer(payload: bytes) -> bytes:

@@ -19,7 +19,7 @@ from kvarn.wire.messages import Grammar, Submit
 
 _KEPT = 128
 """Grammars that stay built, for requests that ask for the same: those used last."""
-_BUILDERS = 2
+_BUILDERS = 2  # threads that build grammars
 
 
 class GrammarMasks:
@@ -229,12 +229,12 @@ class _Choice:
     matcher: LLMatcher
     free: FreeText | None
     """While the text before the grammar's lasts."""
-    fill: Fill | None = None
-    num_taken: int = 0
+    fill: Fill | None = None  # the masks that are being made with the matcher
+    num_taken: int = 0  # tokens of output it has gone on by
     forced: list[int] = field(default_factory=list)
     """The tokens forced at the last query: a step takes only a part of a long text, and computing it again for each
     step would take milliseconds."""
-    forced_at: int = 0
+    forced_at: int = 0  # `num_taken` then
 
     def rest_of_forced(self, outputs: list[int]) -> list[int]:
         passed = len(outputs) - self.forced_at
@@ -246,6 +246,7 @@ class _Choice:
 class _RowMasks:
     def __init__(self) -> None:
         self._sources: list[tuple[Fill | list[npt.NDArray[np.int32]], int]] = []
+        """Source of each position's mask, and the position in it."""
 
     def add(self, source: Fill | list[npt.NDArray[np.int32]]) -> None:
         self._sources += [(source, place) for place in range(len(source))]

@@ -13,7 +13,7 @@ MAX_EXACT = 2**53 - 1
 _MAX_REMAINDERS = 50_000
 """Largest `multipleOf`, its factors 2 and 5 not counted: the automaton that counts remainders has as many states."""
 _MAX_DIGITS = 17
-_MAX_SHOWN = 40
+_MAX_SHOWN = 40  # characters of a number in a message
 _BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 
 

@@ -40,7 +40,7 @@ _MAX_UNKNOWN = 4_096
 """Keys remembered at most. Unknown ones apart: trying many keys does not push out those in use."""
 _UNKNOWN_S = 5.0
 """Seconds for which a key counts as unknown: a new key is not in the feed."""
-_NO_GRANT = Grant("", digest_of(""), None, None)
+_NO_GRANT = Grant("", digest_of(""), None, None)  # an unknown key's
 
 _log = logging.getLogger("kvarn.identity")
 
@@ -48,7 +48,7 @@ _log = logging.getLogger("kvarn.identity")
 class _Question(NamedTuple):
     """State of the cache when the database was asked."""
 
-    began: float
+    began: float  # seconds of the clock
     since: Position | None
     renewals: int
 
@@ -64,12 +64,13 @@ class KeyCache:
         """Position in the feed at which all that follows was read."""
         self._known = OrderedDict[str, Grant]()
         self._unknown = OrderedDict[str, float]()
+        """Times at which keys were found to be unknown, in seconds of the clock."""
         self._anybody: Principal | None = None
         self._is_anybody_current = False
         self._renewals = 0
         self._reading = dict[tuple[int, Position | None, str], asyncio.Task[Grant]]()
         self._asking: asyncio.Task[None] | None = None
-        self._asked_at = -math.inf
+        self._asked_at = -math.inf  # time at which the feed was read up to the position
         self._away_since: float | None = None
         self._failed_at = -math.inf
 

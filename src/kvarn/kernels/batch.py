@@ -24,7 +24,7 @@ class HeadShape(NamedTuple):
 
     query: int
     kv: int
-    dim: int
+    dim: int  # numbers in a head
 
 
 @dataclass(frozen=True, slots=True)

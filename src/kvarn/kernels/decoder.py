@@ -23,7 +23,7 @@ class LayerParts:
 
     attention_norm: Norm | None
     qkv: Linear
-    query_key_norm: Norm | None
+    query_key_norm: Norm | None  # the norm of each query and key head
     output: Linear
     attention_output_norm: Norm | None
     mlp_norm: Norm | None
@@ -84,7 +84,7 @@ class GreedyParts:
     layers: DecoderLayers
     norm: Norm
     head: Linear
-    windows: Sequence[int | None]
+    windows: Sequence[int | None]  # by kind of layer
     rotations: Sequence[Callable[[torch.Tensor], Rotation]]
     """The angles of positions [N], by kind of layer."""
 

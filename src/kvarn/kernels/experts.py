@@ -25,7 +25,7 @@ class RouterSpec:
     """A group's score: its best expert's, or the sum of its best two."""
     renormalize: bool = True
     """The shares of the chosen experts are scaled to sum to one."""
-    scale: float = 1.0
+    scale: float = 1.0  # factor of the shares
 
 
 class GroupedExperts(Protocol):

@@ -31,8 +31,8 @@ class LayerNorm:
 class Linear(Protocol):
     """out = norm(x) W^T + bias; or, packed with an activation, activation(gate) * up."""
 
-    out_features: int
-    in_features: int
+    out_features: int  # numbers in a row of the result
+    in_features: int  # numbers in a row of the input
     nbytes: int
     """Bytes read for one product with a few rows: the packed weight, scales included."""
     adapter_layer: int

@@ -101,7 +101,7 @@ class DiskTier:
         self._places: dict[bytes, tuple[_Tenant, Segment, int]] = {}
         self._held: BlockInventory | None = None
         self._tenants: dict[bytes, _Tenant] = {}
-        self._used: dict[Segment, _Tenant] = {}
+        self._used: dict[Segment, _Tenant] = {}  # all segments, the least recently used first
         model = directory / urllib.parse.quote(name, safe="")
         try:
             self._directory = model / digest.hex()

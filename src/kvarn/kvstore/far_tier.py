@@ -72,7 +72,7 @@ class FarTier:
         forgotten: Container[str],
     ) -> None:
         self.tier = tier
-        self.bytes_per_s = FIRST_GUESS
+        self.bytes_per_s = FIRST_GUESS  # measured speed of reading
         self.flushing = 0
         """Callers that wait until all is written."""
         self._memory = memory

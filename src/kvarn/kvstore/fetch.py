@@ -16,7 +16,7 @@ class Fetch:
 
     def __init__(self, store: TieredStore, names: Sequence[bytes], tenant: str, scope: bytes) -> None:
         self.names, self.tenant, self.scope = names, tenant, scope
-        self.pinned: list[bytes] = []
+        self.pinned: list[bytes] = []  # those that are in memory
         self.ended = False
         self.on_release: Callable[[], None] = lambda: None
         """Called once nobody waits for it any more."""

@@ -66,7 +66,7 @@ def pack_header(block: BlockId, stored: bytes | memoryview, flags: int = 0) -> b
 
 class Header(NamedTuple):
     flags: int
-    length: int
+    length: int  # bytes of the stored contents
     block: BlockId
     checksum: int
 

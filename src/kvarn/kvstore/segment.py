@@ -21,7 +21,7 @@ class Segment:
     def __init__(self, path: Path, record_bytes: int) -> None:
         self.path = path
         self.record_bytes = record_bytes
-        self.names: list[bytes | None] = []
+        self.names: list[bytes | None] = []  # name of each record's block; None where it is unusable
         self.live = 0
         """Records that are the ones to read for their names."""
 

@@ -35,7 +35,7 @@ class HiddenStates:
     """Numbers of layers, counted from 1."""
     taken: dict[int, torch.Tensor] = field(default_factory=dict)
     """[T, hidden] by layer, in the activations' type."""
-    batch: PagedBatch | None = None
+    batch: PagedBatch | None = None  # the step that they are of
 
     def joined(self) -> torch.Tensor:
         return torch.cat([self.taken[layer] for layer in self.layers], dim=-1)

@@ -61,7 +61,7 @@ class DecoderSpec(DecoderShape):
     interleaved_rope: bool = False
     """In the checkpoint's weights, angle i turns numbers 2 i and 2 i + 1 of a head; else numbers i and i + R."""
     qkv_bias: bool = False
-    output_bias: bool = False
+    output_bias: bool = False  # bias of the attention's output projection
     mlp_bias: bool = False
     router: RouterSpec = field(default_factory=RouterSpec)
     stacked_experts: bool = False
@@ -128,7 +128,7 @@ class EncoderSpec:
     norm_bias: bool = True
     activation: Activation = "gelu"
     pooling: Pooling = "mean"
-    normalize: bool = True
+    normalize: bool = True  # scale each vector to length one
     classifier: ClassifierSpec | None = None
     """Head over a text's vector; None: the vector is the answer."""
     num_parameters: int = 0

@@ -24,7 +24,7 @@ class _Formatter(logging.Formatter):
     """Base of both formats: time, level, logger, message, the fields given in `extra`, and a traceback as a field of
     its own, so that an event is always one line. All texts are redacted."""
 
-    message, traceback = "msg", "traceback"
+    message, traceback = "msg", "traceback"  # names of these fields
 
     def head_of(self, record: logging.LogRecord) -> dict[str, str]:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")

@@ -37,7 +37,7 @@ class MetricSample(msgspec.Struct, array_like=True):
     name: str
     labels: dict[str, str]
     value: float
-    weight: float = 1.0
+    weight: float = 1.0  # events behind a ratio
 
 
 class MetricFamily(msgspec.Struct, frozen=True, array_like=True):

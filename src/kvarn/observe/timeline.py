@@ -40,7 +40,7 @@ class Phase(IntEnum):
     """Its grammar is being compiled."""
     PROMPT = 8
     """Its known tokens are computed: the prompt, or again after a preemption."""
-    DECODE = 9
+    DECODE = 9  # tokens are drawn
     PREEMPTED = 10
     """It has begun, but none of its choices runs."""
 

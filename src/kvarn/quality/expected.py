@@ -18,7 +18,7 @@ _MAX_GAP_QUANTIZED = 1.5
 class Build(msgspec.Struct, frozen=True, kw_only=True):
     """All that the bits of an answer depend on. Replicas of one build answer equally, to the last bit."""
 
-    weights: str
+    weights: str  # fingerprint of the checkpoint
     version: str
     dtype: str
     quantization: str
@@ -39,7 +39,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     token_ids: tuple[int, ...] = ()
     max_tokens: int = 0
-    adapter: str = ""
+    adapter: str = ""  # digest of the adapter
 
 
 class ExpectedAnswers:

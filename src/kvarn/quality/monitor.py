@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 class DriftAction(StrEnum):
     RESTART = "restart"
     """It is drained and started again, with weights that are loaded anew."""
-    KEEP_OUT = "keep_out"
+    KEEP_OUT = "keep_out"  # it is drained and stays away
     ALERT = "alert"
     """It goes on, as no other replica answers for the model, and is reported."""
 
@@ -78,11 +78,11 @@ OnDrift = Callable[[Drift], Awaitable[None]]
 @dataclass
 class _ProbeState:
     due: float = 0.0
-    starts: int = 0
+    starts: int = 0  # `ReplicaClient.starts` when it was last probed
     next_adapter: int = 0
     restarted_at: float | None = None
     probe: asyncio.Task[None] | None = None
-    asked: int = 0
+    asked: int = 0  # golden prompts under way
 
 
 @dataclass

@@ -60,7 +60,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the answer's tokens before the first that differs."""
     mean_gap: float
     """Mean of the differences of the log-probabilities of the prompt's tokens and of the answer's equal ones."""
-    largest_gap: float
+    largest_gap: float  # the largest of them
 
 
 async def ask(

@@ -31,7 +31,7 @@ class ConnectionMonitor:
         self.broken = False
         self.made_again = False
         """After it broke: what the socket receives from then on has a gap before it."""
-        self._open: set[int] = set()
+        self._open: set[int] = set()  # descriptors of all connections
         self._trusted: set[int] = set()
         """Descriptors that were open at a handshake: ZMQ does not say which of them it was."""
         self._ends_in_handshake = False

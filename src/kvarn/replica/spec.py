@@ -59,7 +59,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     """Number of the deployment's version; 0: the configuration's."""
     replica: str = ""
-    directory: str
+    directory: str  # the checkpoint's directory on this machine
     adapters: list[AdapterInfo] = []
     """Adapters of the deployment: they are loaded while it serves, and one that cannot be is left out."""
     draft_directory: str = ""
@@ -67,14 +67,16 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_interval_s: float = 0.5
     log_level: str = "info"
     log_format: str = "text"
-    cpus: tuple[int, ...] = ()
+    cpus: tuple[int, ...] = ()  # logical CPUs to run on; empty: those of the parent
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs to run on, one for each rank; empty: those of the parent."""
     warm: bool = False
     """Only map the weights, and wait for `Activate` before anything of the model is made."""
     factory: str = DEFAULT_FACTORY
-    endpoint: Endpoint = Endpoint()
-    supervisor: str = ""
+    """`module:function` that is called with the spec and a `ReportProgress`, and returns the service. Tests name a
+    scripted one."""
+    endpoint: Endpoint = Endpoint()  # endpoint of the process. Set when it is launched, as are the next two.
+    supervisor: str = ""  # ZMQ address that its supervisor reads
     orphan_timeout_s: float = 0.0
     """Seconds without a word of its supervisor after which it ends. 0: it ends with the process that started it."""
     role: Literal["both", "decode", "prefill"] = "both"

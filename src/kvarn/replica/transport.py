@@ -28,8 +28,8 @@ from kvarn.wire.messages import FromEngine, ToEngine
 SUPERVISOR_LINGER_MS = 60_000
 """An engine that fails at once says why before its supervisor, which may still be starting, reads it. It never outlives
 the supervisor: see `kvarn.replica.server.parent`."""
-CLIENT_LINGER_MS = 2000
-TCP_LINGER_MS = 5000
+CLIENT_LINGER_MS = 2000  # clients read at once, or have ended
+TCP_LINGER_MS = 5000  # to another machine, which may be gone
 _TCP_CONNECT_MS = 2000
 """Then it is tried again: a machine that was cut off is back sooner than TCP itself tries."""
 _TCP_PING_MS, _TCP_SILENT_MS = 2000, 10_000

@@ -10,6 +10,7 @@ from contextlib import aclosing
 import msgspec
 
 from kvarn.answers.errors import to_api_error
+from kvarn.answers.observer import tell_ended
 from kvarn.answers.record import RequestRecord
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.identity.scopes import check_endpoint
@@ -136,6 +137,7 @@ class _Attempt:
                 if self._run.stop_reason == "lost":  # the lock is that of whoever has taken it over
                     self._serving.responses.locked.discard(self._run.id)
                 await record.close()
+                tell_ended(self._serving.steps.observers, record, "background response")
             await asyncio.sleep(pause_s)
 
     async def _try(self, record: RequestRecord) -> None:

@@ -32,7 +32,7 @@ class BackgroundRun(Job):
     """A response that this gateway makes in the background."""
 
     owner: Owner
-    row: StoredResponse
+    row: StoredResponse  # the row as it was queued, or taken over
     body_bytes: int
     """Size of its request, with what that refers to."""
     principal: Principal | None = None

@@ -75,14 +75,14 @@ class ResponseEnding:
     responses: BackgroundResponses
     owner: Owner
     writer: ResponseWriter
-    items: list[StoredItem]
+    items: list[StoredItem]  # items of its turn
     lock: Lock | None
     run: BackgroundRun | None = None
     """The run in the background; None: its client waits."""
     record: RequestRecord | None = None
     """The request whose client waits; hears that the response is stored."""
     state: State = State.WRITING
-    usage: Callable[[], ResponseUsage | UnsetType] = lambda: UNSET
+    usage: Callable[[], ResponseUsage | UnsetType] = lambda: UNSET  # tokens used so far
     _storing: asyncio.Future[None] | None = None
     _last_events: list[StreamEvent] = field(default_factory=list)
 

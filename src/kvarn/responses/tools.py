@@ -24,7 +24,7 @@ _HASH_CHARS = 8
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    tool: Mapping[str, Any]
+    tool: Mapping[str, Any]  # JSON as the response echoes it
     index: int
     """Place among the request's tools; those of one namespace share it."""
     namespace: str | None = None

@@ -31,7 +31,7 @@ from kvarn.routing.model_choice import version_name
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
 
-_UPDATE_S = 1.0
+_UPDATE_S = 1.0  # seconds between two reads of the database
 _MAX_UNSENT = 10_000
 """Samples of a rollout that wait for the database; older ones are dropped."""
 
@@ -70,7 +70,7 @@ class Rollouts:
         self._text = text
         self._may_lead = may_lead
         self._clock = clock
-        self._by_route: dict[str, Rollout] = {}
+        self._by_route: dict[str, Rollout] = {}  # by the name of each route that is shared between two versions
         self._unsent: defaultdict[tuple[str, float], deque[RolloutSample]] = defaultdict(
             lambda: deque(maxlen=_MAX_UNSENT)
         )

@@ -27,9 +27,9 @@ class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
     failed: bool = False
     """The version is to blame that it was not answered."""
     ttft_s: float | None = None
-    tpot_s: float | None = None
+    tpot_s: float | None = None  # none for fewer than two tokens
     completion_tokens: int = 0
-    refusal: bool = False
+    refusal: bool = False  # the model declined to answer
 
 
 class _Tests(msgspec.Struct, kw_only=True):

@@ -45,7 +45,7 @@ class RolloutObserver(Observer):
         self._rollout_of = rollout_of
         self._report = report
         self._clock = shadows.clock
-        self._pairs: dict[tuple[str, float], MatchedPairs] = {}
+        self._pairs: dict[tuple[str, float], MatchedPairs] = {}  # by the rollout's model and beginning
         shadows.on_result, shadows.on_failure = self._shadowed, self._shadow_failed
 
     def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:

@@ -21,8 +21,8 @@ from kvarn.wire.rollouts import RolloutDecision
 
 
 class RolloutPhase(StrEnum):
-    SHADOW = "shadow"
-    CANARY = "canary"
+    SHADOW = "shadow"  # the new version answers copies of requests
+    CANARY = "canary"  # it answers a share of the requests
     PROMOTED = "promoted"
     ROLLED_BACK = "rolled_back"
 

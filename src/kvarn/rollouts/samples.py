@@ -22,7 +22,7 @@ class RolloutSample(msgspec.Struct, frozen=True, kw_only=True):
     answered by both."""
     step: int
     candidate: RequestOutcome
-    stable: RequestOutcome | None = None
+    stable: RequestOutcome | None = None  # none for `answered`
     equal: bool | None = None
     """`shadowed`: whether the tokens are equal; None: unknown."""
 

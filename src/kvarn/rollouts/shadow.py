@@ -43,7 +43,7 @@ class ComparedAnswer:
     began: float
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    first_s: float | None = None
+    first_s: float | None = None  # seconds from its beginning to the first token
     total_s: float = 0.0
     finish_reason: str | None = None
 
@@ -61,7 +61,7 @@ class ComparedAnswer:
 @dataclass(frozen=True, slots=True)
 class ShadowResult:
     route: str
-    model: str
+    model: str  # model that made the copy
     answer: ComparedAnswer
     copy: ComparedAnswer
     agreement: float

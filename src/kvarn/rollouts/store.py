@@ -52,7 +52,8 @@ class RolloutStore:
         self._renew_at = 0.0
         self._known: dict[str, Any] = {}
         self._candidates: dict[str, tuple[int, float] | None] = {}
-        self._counted: dict[str, list[int]] = {}
+        """Versions and shares as last read or written, by model."""
+        self._counted: dict[str, list[int]] = {}  # samples that are counted and not deleted yet, by model
         self._undeleted: set[str] = set()
 
     async def read(self) -> list[StoredRow]:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvarn.admission.engine_load import EngineLoad
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.messages import EngineStats
 
@@ -20,7 +20,7 @@ class RouteRequest:
     prompt_tokens: int
     names: bytes = b""  # names of the prompt's full blocks, 8 bytes each; empty where no policy reads them
     session: str = ""  # the conversation that it belongs to; empty where it says of none
-    adapter: str = ""
+    adapter: str = ""  # name of the adapter that it needs
     sequences: int = 1
     excluded: Collection[str] = ()  # names of replicas that shall not have it: they have failed it
 

@@ -46,7 +46,7 @@ class RequestSubject:
     key: str = ""
     user: str = ""  # the client's name of its own user
     session: str = ""  # the client's name of its session
-    request: str = ""
+    request: str = ""  # the request's id
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ BLIND_BLOCKS = 8  # blocks of a prompt's beginning that decide where it goes whi
 class Situation:
     """Facts for a policy besides the candidates."""
 
-    now: float
+    now: float  # monotonic seconds
     chance: random.Random
     last: str | None = None  # name of the replica that answered the request's conversation before
     busy_share: float = 0.0  # part of the candidates that have prompts to compute before this one

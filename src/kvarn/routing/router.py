@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from kvarn.admission.engine_load import Reservation
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.routing.candidate import Candidate, RouteRequest
 from kvarn.routing.index import MAX_REPLICAS, BlockIndex, new_block_index
 from kvarn.routing.policies import POLICIES, READS_NAMES, Policy, Situation, usable
@@ -68,7 +68,7 @@ class Router:
     def __init__(self, policy: str = "prefix", seed: int | None = None) -> None:
         self._policy: Policy = POLICIES[policy]
         self.reads_names = policy in READS_NAMES  # whether it needs to know what the replicas have cached
-        self.candidates: dict[str, Candidate] = {}
+        self.candidates: dict[str, Candidate] = {}  # by the replica's name
         self._blocks: dict[str, ReplicaBlocks] = {}
         self._index: BlockIndex | None = None
         self._free = list(range(MAX_REPLICAS - 1, -1, -1))

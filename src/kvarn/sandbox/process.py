@@ -29,7 +29,7 @@ _BUFFER_BYTES = 1024 * 1024
 class SandboxLimits:
     """Limits of one piece of work."""
 
-    timeout_s: float = 2.0
+    timeout_s: float = 2.0  # seconds of a processor
     memory_bytes: int = 512 * 1024 * 1024
     """Address space of the process, some 25 to 80 MiB of which are its own."""
 

@@ -22,7 +22,7 @@ ResultT = TypeVar("ResultT")
 
 CHUNK_BYTES = 256 * 1024
 IN_DATABASE = "database"
-_FOLDER = ".files"
+_FOLDER = ".files"  # ending of the folder beside SQLite's database
 
 
 def blobs_of(setting: str | None, database: URL) -> Blobs | None:

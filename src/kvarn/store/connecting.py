@@ -176,10 +176,10 @@ _LOCKED_STATE = "55P03"
 """SQLSTATE of a wait for a lock for longer than the transaction's `lock_timeout`."""
 _AWAY_STATES = ("08", "53", "57P")
 """Beginnings of SQLSTATE while PostgreSQL starts, stops or has no room."""
-_UNPREPARED_STATES = ("42P01", "42703")
+_UNPREPARED_STATES = ("42P01", "42703")  # there is no such table, or no such column
 _READ_ONLY_STATES = {DEMOTED_STATE: StoreReadOnlyError, "53100": DiskFullError}
 _READ_ONLY_CODES = {sqlite3.SQLITE_READONLY: StoreReadOnlyError, sqlite3.SQLITE_FULL: DiskFullError}
-_PRIMARY_CODE = 0xFF
+_PRIMARY_CODE = 0xFF  # mask of SQLite's primary error code
 
 
 def outage_of(error: Exception) -> StoreAwayError | None:

@@ -57,7 +57,7 @@ class Store:
         self.is_prepared = False
         """Whether its schema is known to be the one it should be (`migrate.py`): until then a table that is missing is
         an outage, and no fault."""
-        self.timeout_s = timeout_s
+        self.timeout_s = timeout_s  # seconds a query may take
         self._report_timeout_s = report_timeout_s
         self.engine = make_engine(url, _SQLITE_CONNECTIONS if self.is_sqlite else pool_size, timeout_s)
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)

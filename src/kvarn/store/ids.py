@@ -7,7 +7,7 @@ import secrets
 
 from kvarn.clock import SYSTEM_CLOCK
 
-DEFAULT_ORGANIZATION = "org-default"
+DEFAULT_ORGANIZATION = "org-default"  # the organisation that a new database has
 DEFAULT_PROJECT = "proj_default"
 """Its project: what requests without a key, on an open server, belong to."""
 

@@ -11,7 +11,7 @@ import msgspec
 DAY_S = 86_400
 HOUR_S = 3_600
 
-BATCH_TIER = "batch"
+BATCH_TIER = "batch"  # service tier of the lines of a batch
 
 
 class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -59,7 +59,7 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class UsageSum:
     start: int
     """Beginning of the bucket of time, seconds since 1970; 0 where there are no buckets."""
-    group: Mapping[str, str | None]
+    group: Mapping[str, str | None]  # values of the fields that were grouped by
     requests: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0

@@ -59,7 +59,7 @@ class Principal:
     owner: Owner
     role: Role = Role.SERVICE
     user_id: str | None = None
-    key_id: str | None = None
+    key_id: str | None = None  # none for requests without a key
     scopes: Scopes = UNRESTRICTED
     weight: float = 1.0
     """The organisation's share of a saturated engine."""
@@ -67,7 +67,7 @@ class Principal:
     """Lowest tier number (0 is interactive, 10 is batch) that the organisation's requests may ask for."""
     cache_salt: str = ""
     """Secret of the organisation: cached prompts are found only under it."""
-    limits: tuple[LimitRule, ...] = ()
+    limits: tuple[LimitRule, ...] = ()  # all that hold for this key, its project and its organisation
     log_prompts: bool = False
     """Whether the project opted in to its prompts being sampled and kept, encrypted."""
 
@@ -81,3 +81,4 @@ class Principal:
 
 
 ANYBODY = Principal(Owner(DEFAULT_ORGANIZATION, DEFAULT_PROJECT), Role.ADMIN, priority=-1000)
+"""Whoever reaches an open server."""

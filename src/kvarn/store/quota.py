@@ -19,7 +19,7 @@ _MAX_ORGANIZATIONS = 10_000
 class Balance:
     """Bytes that an organisation stores, as far as this process knows."""
 
-    stored: int = 0
+    stored: int = 0  # bytes, as the database said last
     summed_at: int = -1
     """Which periodic sum that holds (`repositories/stored_bytes.py`)."""
     since: int = 0

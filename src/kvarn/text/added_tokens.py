@@ -10,7 +10,7 @@ from typing import Any
 from kvarn.text.errors import TokenizerError
 from kvarn.text.json_file import check_size, token_text
 
-_MAX_FILE_BYTES = 512 * 1024 * 1024
+_MAX_FILE_BYTES = 512 * 1024 * 1024  # longest tokenizer.json: the largest published ones have about 40 MB
 _KEY = '"added_tokens":'
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _IF_KNOWN = "if_known"

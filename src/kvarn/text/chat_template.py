@@ -19,7 +19,7 @@ from kvarn.text.messages import normalize_messages
 MAX_CHARACTERS = 32 * 1024 * 1024
 """Longest prompt where the model's context sets no other bound."""
 
-_MAX_SOURCE_BYTES = 1024 * 1024
+_MAX_SOURCE_BYTES = 1024 * 1024  # longest template; those that are published have some ten thousand
 
 _END_OF_FINAL_MESSAGE = "\u2060\u2060kvarn: the answer goes on here\u2060\u2060"
 """Put after the message to continue, so that the rendering can be cut there whatever the template writes after it."""
@@ -32,7 +32,7 @@ class RenderRequest:
     """A conversation ready for `ChatTemplate.render`."""
 
     payload: bytes
-    continues: bool
+    continues: bool  # whether the last message is left open
 
 
 class ChatTemplate:
@@ -42,6 +42,7 @@ class ChatTemplate:
         self, sources: Mapping[str, str], special_tokens: Mapping[str, str], limits: SandboxLimits | None = None
     ) -> None:
         self.source = "\n".join(sources.values())
+        """The text of all its variants: tells what the model was trained to write."""
         setup = json.dumps({"sources": dict(sources)}).encode()
         self.processes = SandboxPool("kvarn.text.template_worker", limits or SandboxLimits(), setup=setup)
         self._names = frozenset(sources)

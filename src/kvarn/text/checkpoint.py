@@ -19,7 +19,7 @@ Progress = Callable[[str, float], None]
 PACKAGED = ("kvarn-demo", "kvarn-demo-draft", "kvarn-demo-eagle3")
 """Models that come with Kvarn: one to serve, and two that guess its tokens."""
 
-PACKAGED_ADAPTERS = ("pirate", "json")
+PACKAGED_ADAPTERS = ("pirate", "json")  # LoRA adapters of kvarn-demo that come with Kvarn
 
 _TEXT_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 _FILES = ["*.safetensors", *_TEXT_FILES]

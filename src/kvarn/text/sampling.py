@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvarn.wire.openai.common import SamplingFields
     from kvarn.wire.openai.completions import CompletionRequest
 
-DEFAULT_COMPLETION_TOKENS = 16
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of `max_tokens` in `/v1/completions`
 
 MAX_BAD_WORDS = 256
 """`bad_words` in one request at most: each is compared at every step."""

@@ -22,6 +22,7 @@ class StopStrings:
             raise ValueError("a stop string is empty")
         self.stops = sorted(set(stops), key=len, reverse=True)
         self.begin = re.compile("|".join({re.escape(stop[0]) for stop in self.stops}) or "(?!)")
+        """Matches where a stop string may begin."""
 
 
 class StopMatcher:
@@ -38,7 +39,7 @@ class StopMatcher:
         self._begin = stops.begin
         self._include_stop = include_stop
         self._held = ""
-        self.done = False
+        self.done = False  # whether a stop string was found: nothing more will be shown
 
     def push(self, text: str) -> StopResult:
         if self.done or not text:

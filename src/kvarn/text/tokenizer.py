@@ -51,7 +51,7 @@ class Tokenizer:
         )
         """Tokens that each stand for one byte of a character which has no token of its own."""
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(eos_token_ids))
-        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1  # one more than the highest token id
         self.longest_token: int = max(map(len, vocabulary), default=1)
         """Characters of text that a token stands for at most."""
 

@@ -42,10 +42,10 @@ class _Running:
 
     plan: StepPlan
     submitted: float
-    first_uses: int
+    first_uses: int  # count when it was submitted
     transfer_s: float = 0.0
-    slots: Ints = field(default_factory=_no_slots)
-    admissions: Ints = field(default_factory=_no_slots)
+    slots: Ints = field(default_factory=_no_slots)  # slots of the rows that draw
+    admissions: Ints = field(default_factory=_no_slots)  # number of sequences that each of them had had
     fetched: Fetched | None = None
     result: StepResult | None = None
 

@@ -173,7 +173,7 @@ class ConstrainedRow:
 
     row: int
     constraints: TokenConstraints
-    choices: Ids | None
+    choices: Ids | None  # the only tokens that may be drawn, None for all
 
 
 def apply_constraints(logits: torch.Tensor, rows: Sequence[ConstrainedRow]) -> None:

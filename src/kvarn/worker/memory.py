@@ -21,14 +21,14 @@ _STATE_SHARE = 2
 """Part of what one full context leaves for recurrent states of running sequences, unless `max_num_seqs` is set."""
 _SNAPSHOT_SHARE = 4
 """Part of what those states and one full context leave for snapshots of states."""
-_SNAPSHOTS_PER_SEQUENCE = 4
+_SNAPSHOTS_PER_SEQUENCE = 4  # most snapshots for each sequence that may run
 _ACTIVATION_BYTES = 16
 """Bytes of an activation: float32, with the copies that live at once."""
 _LOGIT_BYTES = 8
 """Bytes of a logit, with the copies that live at once."""
 _FIXED_BYTES = GIB // 2
 """Scratch memory of kernels (for segments of attention, twice: captured steps have memory of their own)."""
-_LAUNCHES = 10
+_LAUNCHES = 10  # kernels of a layer, at most about
 _LAUNCH_BYTES = 32 * 1024
 """Driver memory for a kernel of a captured step; an estimate."""
 
@@ -37,10 +37,10 @@ class CachePlan(NamedTuple):
     """Division of the memory for the KV cache."""
 
     num_blocks: int
-    max_num_seqs: int
+    max_num_seqs: int  # sequences that may run at once: as configured, or fewer where that is allowed
     num_snapshots: int
     """Copies of recurrent states, beside one state for each sequence that may run; 0 where the model has no states."""
-    max_context_length: int
+    max_context_length: int  # tokens of the longest sequence: as configured, or fewer where that is allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class GpuBudget:
 
     memory: DeviceMemory
     """Memory of the GPU with the least room."""
-    share: float
+    share: float  # share of a GPU's whole memory that a rank takes
     ranks: int
-    step_bytes: int
+    step_bytes: int  # bytes of a step beside weights and KV cache
 
     @property
     def cache_bytes(self) -> int:

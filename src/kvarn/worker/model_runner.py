@@ -35,7 +35,7 @@ class StepLogits(NamedTuple):
     """[drawn rows, vocab_size]"""
     prompt_hidden: torch.Tensor
     """[rows of the prompt spans, hidden], behind the last layer."""
-    hidden_states: HiddenStates | None
+    hidden_states: HiddenStates | None  # kept for the EAGLE head
 
 
 class RunnerOptions(TypedDict, total=False):

@@ -58,10 +58,10 @@ class ModelledExecutor:
         self._seconds = seconds
         self._clock = clock
         self._next_token = next_token
-        self._submitted: deque[tuple[StepPlan, float, float]] = deque()
+        self._submitted: deque[tuple[StepPlan, float, float]] = deque()  # plans, how long each takes, and when it ends
         self._free_at = 0.0
-        self._last_tokens: dict[int, int] = {}
-        self._sequences: dict[int, NewSequence] = {}
+        self._last_tokens: dict[int, int] = {}  # by slot: a plan made before the token was known refers to it
+        self._sequences: dict[int, NewSequence] = {}  # by slot
 
     def submit(self, plan: StepPlan) -> None:
         elapsed_s = self._seconds(shape_of(plan))

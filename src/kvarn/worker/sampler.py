@@ -29,15 +29,15 @@ _NEUTRAL = {name: column.neutral for name, column in SAMPLING_COLUMNS.items()} |
 class Sampled(NamedTuple):
     """One token for each of R rows, and reports by row, where requested."""
 
-    token_ids: Ints
-    logprobs: dict[int, PositionLogprobs]
+    token_ids: Ints  # [R]
+    logprobs: dict[int, PositionLogprobs]  # reports by row, where requested
 
 
 class StepTokens(NamedTuple):
     """Tokens of a step, by place among the sampled rows, and reports, where requested."""
 
     tokens: list[list[int]]
-    logprobs: dict[int, list[PositionLogprobs]]
+    logprobs: dict[int, list[PositionLogprobs]]  # reports by place, where requested
 
 
 class Sampler:

@@ -28,8 +28,8 @@ class SamplingColumn(NamedTuple):
     """A parameter by which a token is drawn, as the slots hold it."""
 
     dtype: type[np.generic]
-    neutral: float
-    value: Callable[[SamplingParams, int], float]
+    neutral: float  # value of a row that takes the most likely token
+    value: Callable[[SamplingParams, int], float]  # value for a sequence and the size of the vocabulary
 
 
 SAMPLING_COLUMNS = {
@@ -38,6 +38,7 @@ SAMPLING_COLUMNS = {
     "top_p": SamplingColumn(np.float64, 1, lambda sampling, _: max(sampling.top_p, _SMALLEST_TOP_P)),
     "min_p": SamplingColumn(np.float32, 0, lambda sampling, _: sampling.min_p),
 }
+"""Fields of `SamplingTensors`, by name."""
 
 
 class SlotTable:
@@ -63,6 +64,7 @@ class SlotTable:
         self.sampling: dict[str, npt.NDArray[Any]] = {
             name: np.zeros(max_num_seqs, dtype=column.dtype) for name, column in SAMPLING_COLUMNS.items()
         }
+        """One array for each of `SAMPLING_COLUMNS`, by name."""
         self.temperature = self.sampling["temperature"]
         self.seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self.num_output = np.zeros(max_num_seqs, dtype=np.int64)
@@ -75,6 +77,7 @@ class SlotTable:
         """Number of most likely tokens to report with each drawn one; `NO_LOGPROBS` for no report."""
         self.constraints: dict[int, TokenConstraints] = {}
         self.prompts: dict[int, tuple[list[int], int]] = {}
+        """Prompt and number of most likely tokens to report, of slots that report on their prompt."""
 
     def release(self, slot: int) -> None:
         self._check(slot, occupied=True)

@@ -41,10 +41,10 @@ class PromptSpan(NamedTuple):
 class ProposalSpan(NamedTuple):
     """Positions of one row whose next token is drawn only if the proposals up to there were right."""
 
-    place: int
+    place: int  # place of the row among the sampled ones
     first: int
     """Row, among the logits, of the position of the first proposal."""
-    token_ids: list[int]
+    token_ids: list[int]  # the proposals
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class StepBatch:
     logits_rows: Ints = field(default_factory=_NONE.copy)
     """[R] tokens whose logits are computed: one for each of `sampled_rows` (before the proposals), then the proposal
     spans, those of slots with constraints last, then the prompt spans."""
-    num_logits: int = 0
+    num_logits: int = 0  # r, without those that fill the step up
     num_drawn: int = 0
     """Number of logits before the prompt spans."""
     proposal_spans: list[ProposalSpan] = field(default_factory=list)
@@ -90,7 +90,7 @@ class StepBatch:
 
     adapters: Ints = field(default_factory=_NONE.copy)
     """[T] index of each token's adapter, `BASE_MODEL` for none; empty where no row has one."""
-    adapter_memory: AdapterMemory | None = None
+    adapter_memory: AdapterMemory | None = None  # none: no row has an adapter
     state_places: Ints = field(default_factory=_NONE.copy)
     """[S], see `StateBatch`, as the next; both empty where the model has no recurrent states."""
     state_saves: Ints = field(default_factory=_NONE.copy)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.engine import EngineCore, EngineParts
 from kvarn.kernels.batch import whole_texts
 from kvarn.kernels.weights import Quantization

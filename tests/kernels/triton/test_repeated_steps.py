@@ -10,7 +10,7 @@ import pytest
 
 from guesses import KnownAnswers
 from kv_connectors import DictConnector
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine import EngineCore, EngineParts
 from kvarn.models import Decoder, load_model

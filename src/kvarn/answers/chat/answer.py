@@ -54,7 +54,7 @@ class ChatRun:
     opening: str  # text that each choice begins with
     legacy: bool  # the client speaks of functions, not of tools
     held: HeldBytes  # counts what of the answer is gathered before it is sent
-    store: StoreAnswer | None = None
+    store: StoreAnswer | None = None  # stores the answer; None: the client did not ask for that
 
     def stream(self) -> EncodedStream[ChoiceDelta]:
         """The answer as server-sent events. Each choice begins with its role and ends with its finish reason; where

@@ -22,6 +22,7 @@ _REQUEST_FIELDS = (
     *("seed", "temperature", "top_p", "presence_penalty", "frequency_penalty", "max_completion_tokens", "tool_choice"),
     *("parallel_tool_calls", "response_format"),
 )
+"""Fields of the request that a stored completion shows."""
 
 
 async def keep_completion(

@@ -24,7 +24,7 @@ class ToolCallReader:
     """Finds the tool calls in the text of one choice. One that is cut off by the answer's end is no call: where its
     beginning has been given out, the last delta says so (`cut_call`)."""
 
-    use: ToolUse
+    use: ToolUse  # which tools the request has, and how they may be called
     parser: ToolCallParser
     calls: list[tuple[str, list[str]]] = field(default_factory=list)  # name and arguments of each call so far
 

@@ -21,6 +21,7 @@ _ANTHROPIC_NAMES = {
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
 }
+"""Names of a chat request's fields in `/v1/messages`."""
 _SHOWN_CHARS = 40
 _CLIENTS_LINE = "x-anthropic-billing-header:"
 """Begins a block that Claude Code puts before its instructions, with a hash of the conversation's first words: no two

@@ -37,7 +37,7 @@ class AdapterStore(Protocol):
 class _Resident:
     blocks: list[int]
     loading: bool = True
-    users: int = 0
+    users: int = 0  # running sequences
 
     @property
     def is_held(self) -> bool:
@@ -52,7 +52,7 @@ class AdapterResidency:
         self._store = store
         self._resident: dict[str, _Resident] = {}
         self._of_block: dict[int, str] = {}
-        self._requests: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()  # unfinished requests of each adapter
         self._retired: set[str] = set()
         self._loads: list[AdapterLoad] = []
         self._drops: list[str] = []

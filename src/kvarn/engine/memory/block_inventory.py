@@ -19,7 +19,7 @@ class BlockInventory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._places: dict[bytes, int] = {}
+        self._places: dict[bytes, int] = {}  # in how many places each is
         self._stored: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
 

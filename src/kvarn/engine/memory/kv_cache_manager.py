@@ -25,8 +25,8 @@ def blocks_for(num_tokens: int) -> int:
 class PrefixMatch:
     """Computed tokens that a waiting sequence would find, and what it would still take."""
 
-    num_computed_tokens: int
-    blocks: list[int]
+    num_computed_tokens: int  # tokens it need not compute
+    blocks: list[int]  # blocks that it would share
     nodes: list[PrefixNode]
     loads: list[bytes]
     """Names of the blocks behind those, which are loaded from beyond the device."""
@@ -52,8 +52,9 @@ class KVCacheManager:
     ) -> None:
         self.pool = BlockPool(num_blocks)
         self.snapshots = None if num_snapshots is None else Snapshots(num_snapshots if prefix_cache else 0)
+        """Snapshots of recurrent states; None where the model has none."""
         self.cache = PrefixCache(self.pool, namespace, None if self.snapshots is None else self.snapshots.forget)
-        self.tiers = tiers
+        self.tiers = tiers  # blocks beyond the device; None where none are kept
         self.adapters = AdapterResidency(self.pool, adapters)
         self._reuse = prefix_cache
 

@@ -36,6 +36,7 @@ class PrefixNode:
         self.hash = name
         self.children: dict[tuple[int, ...], PrefixNode] = {}
         self.snapshot: int | None = None
+        """Snapshot of the recurrent states after its tokens (`kvarn.engine.memory.snapshots`), if there is one."""
 
 
 class PrefixCache:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvarn.config.disaggregation import DisaggregationConfig
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.costs.prefill_speed import PrefillSpeed
 from kvarn.costs.step_times import pairs
 from kvarn.engine.plan import KVFetch
@@ -21,14 +21,14 @@ from kvarn.engine.step_time import StepTimeModel
 from kvarn.engine.waiting_queue import WaitingQueue
 from kvarn.shapes import BLOCK_SIZE
 
-_SPARE_S = 0.5
+_SPARE_S = 0.5  # added to what a prompt is expected to take elsewhere, before it is given up
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLoad:
     """Work that another engine has, and its speed."""
 
-    waiting_tokens: int
+    waiting_tokens: int  # tokens of prompts that it was asked for and has not sent
     token_s: float
     """Seconds for each token, the transfer included; 0 before it was measured."""
 

@@ -38,7 +38,7 @@ class SnapshotRecord:
 
     start: int
     """The one that it starts from, or `NO_SNAPSHOT`: the plan with its first row copies it before it writes any."""
-    wanted: list[int]
+    wanted: list[int]  # positions inside the prompt at which one is taken
     answer_from: int
     """Behind this position one is taken at the end of each step's last full block."""
     pending: list[tuple[int, int]] = field(default_factory=list)

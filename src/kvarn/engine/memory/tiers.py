@@ -38,9 +38,9 @@ class KVTiers:
         self.connector = connector
         self.queries = 0
         """Tokens of prompts that were looked for here, since the prefix cache did not hold them."""
-        self.hits = 0
-        self.given_up = 0
-        self.remote_prefill = remote_prefill
+        self.hits = 0  # tokens loaded, of `queries`
+        self.given_up = 0  # fetches that took too long
+        self.remote_prefill = remote_prefill  # asks another engine to compute prompts, where there is one
         self._namespace = namespace
         self._step_time = step_time
         self._transfer_s = 0.0

@@ -26,7 +26,7 @@ from kvarn.engine.step_time import StepTimeModel
 class StepPrices:
     """Seconds of a step without proposals, and those that one adds."""
 
-    rows: int
+    rows: int  # sequences that get a token without proposals
     step_s: float
     token_s: float
     pair_s: float
@@ -57,7 +57,7 @@ class ProposalBudget:
 
     def __init__(self, proposer: Proposer, length: int, step_time: StepTimeModel, *, adaptive: bool) -> None:
         """`length`: proposals of a row at most. `adaptive`: else as many as there are."""
-        self.prices = StepPrices(1, 0.0, 0.0, 0.0)
+        self.prices = StepPrices(1, 0.0, 0.0, 0.0)  # prices of the latest step that proposals were considered for
         self._proposer = proposer
         self._step_time = step_time
         self._length = length

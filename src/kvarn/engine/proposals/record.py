@@ -38,13 +38,13 @@ class GuessRecord:
 
     def __init__(self, length: int) -> None:
         self.acceptance = Acceptance(length, self.DECAY, self.FADE)
-        self.due = 0
+        self.due = 0  # step before which no guess is asked for
         self.saved_s = 0.0
         """Seconds saved by each guess: a decaying average."""
-        self.grade = 0
+        self.grade = 0  # grade of the proposals in flight
         self.unverified: list[int] = []
         """The last guess, where it was not worth its time: the tokens that follow tell whether it was right."""
-        self.unverified_at = 0
+        self.unverified_at = 0  # tokens that were known when it was made
 
     def compare(self, tokens: list[int]) -> tuple[int, int] | None:
         """Proposed and accepted tokens of the unverified guess, as far as the sequence has gone on; then it is
@@ -63,7 +63,7 @@ class GuessRecord:
 class SpeculationTotals:
     """Counts since the start."""
 
-    rows: int = 0
+    rows: int = 0  # rows that verified proposals
     proposed: int = 0
     accepted: int = 0
     accepted_by_position: list[int] = field(default_factory=list)

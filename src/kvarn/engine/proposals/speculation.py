@@ -41,7 +41,7 @@ class Speculation:
         self._budget = ProposalBudget(proposer, config.length, step_time, adaptive=config.adaptive)
         self._throttle = ProposalThrottle(always=not config.adaptive or not proposer.is_free)
         self._backoff = ProposerBackoff(never=not config.adaptive)
-        self._now = 0
+        self._now = 0  # number of the step
         self._needs_results_until = self.KNOWN_AFTER
 
     @property

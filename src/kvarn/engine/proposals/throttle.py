@@ -23,19 +23,19 @@ class ProposalThrottle:
     """About what it takes to choose how much of a guess is verified."""
     SHARE = 0.003
     """Share of the time of steps spent at most on guesses that have not paid."""
-    WEIGHT = 0.15
-    COMMON_WEIGHT = 0.02
+    WEIGHT = 0.15  # weight of a sequence's latest guess in the average of the seconds saved
+    COMMON_WEIGHT = 0.02  # weight of the latest guess in the average over all sequences
     FIRST_SAVED_S = 1e-3
     """Seconds that a guess is expected to save before some were made."""
-    LONGEST_PAUSE = 64
+    LONGEST_PAUSE = 64  # steps after which all are asked for again at the latest
 
     def __init__(self, always: bool) -> None:
-        self.next_step = 0
+        self.next_step = 0  # step in which the next guess is due
         self._always = always
         self._saved_s = self.FIRST_SAVED_S
         self._cost_s = 0.0
         self._pause = 1
-        self._shared_step = 0
+        self._shared_step = 0  # step in which those are due that have not paid
 
     def set_cost(self, guess_s: float, rows: int, step_s: float) -> None:
         self._cost_s = guess_s + self.CHOICE_S
@@ -73,8 +73,8 @@ class ProposalThrottle:
 class ProposerBackoff:
     """Pauses a proposer for a while where guesses have saved less than they and its part of each step took."""
 
-    LENGTH = 64
-    PAUSE = 1024
+    LENGTH = 64  # steps after which that is checked
+    PAUSE = 1024  # steps without the proposer
 
     def __init__(self, never: bool) -> None:
         self._never = never

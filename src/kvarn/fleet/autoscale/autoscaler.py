@@ -29,8 +29,8 @@ class LoadSample:
     now: float
     arrived_s: float
     """Work arrived since the last look, in seconds of one engine."""
-    waiting_s: float = 0.0
-    replicas: int = 0
+    waiting_s: float = 0.0  # work arrived and not begun
+    replicas: int = 0  # ready or starting
     ttft_s: float | None = None
     """Prediction for a request that arrives now; None: unknown."""
     ttft_target_s: float = 1.0
@@ -53,7 +53,7 @@ class Autoscaler:
         self._replicas = replicas
         self._fast = self._slow = 0.0
         self._last: float | None = None
-        self._used_at: float | None = None
+        self._used_at: float | None = None  # time of the last look with an arrival or a running request
         self._raised_at = -math.inf
         self._needed: deque[tuple[float, int]] = deque()
         """Replicas needed at each look of the last `scale_in_delay_s`, and at the one before."""

@@ -63,7 +63,7 @@ class Autoscaling(ReplicaCounts):
         self._config = config
         self._models = models
         self._metrics = metrics
-        self.on_changed: Callable[[], None] = lambda: None
+        self.on_changed: Callable[[], None] = lambda: None  # called when the count of a model changes
         self.golden_prompts: Callable[[str], int] = lambda replica: 0
         """Golden prompts that a replica answers now: they are no use of its model."""
         self._clock = clock
@@ -71,9 +71,10 @@ class Autoscaling(ReplicaCounts):
         self._counts: dict[str, int] = {}
         """By model, once the controller has asked for it."""
         self._seen: dict[str, tuple[float, float, float]] = {}
+        """Requests, prompt tokens and output tokens at the last look, by model."""
         self._popularity = Popularity()
-        self._pool: list[str] = []
-        self._work_s: dict[str, float] = {}
+        self._pool: list[str] = []  # models with a process in the warm pool, the most popular first
+        self._work_s: dict[str, float] = {}  # average work of a request, by model
         self._looks = Periodic("looks of the autoscaler", self.look, LOOK_S)
         self.start, self.stop, self.wake = self._looks.start, self._looks.stop, self._looks.wake
 

@@ -19,7 +19,7 @@ class EngineProcess:
 
     popen: subprocess.Popen[bytes]
     sockets: Path
-    spawned_at: float
+    spawned_at: float  # `Clock.now` just before it was started
 
     @classmethod
     def spawn(cls, imports: str = "kvarn.replica.server.build") -> EngineProcess:

@@ -33,7 +33,7 @@ class LaunchedEngine(Protocol):
 class Launcher:
     """Base of the launchers, which start engine processes for replicas. The runs of a replica are numbered."""
 
-    on_this_machine: bool
+    on_this_machine: bool  # the processes run here, and end with this one
     places: Places
     """Machines and GPUs of the replicas; without machines, room is not counted here."""
 

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    number: int
+    number: int  # index in `nvidia-smi`
     uuid: str
     memory_bytes: int
     capability: tuple[int, int] = MIN_CAPABILITY

@@ -23,12 +23,12 @@ _BITS = {"float32": 32, "float16": 32, "half": 32, "bfloat16": 16, "int8": 8.25,
 
 GPU_PROCESS_BYTES = 3 * GIB
 """Main memory of a process that computes on a GPU: the driver and its libraries, pinned memory."""
-_LEAST_SHARE = 1e-6
+_LEAST_SHARE = 1e-6  # smaller differences of GPU shares are rounding errors
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    memory_bytes: int
+    memory_bytes: int  # main memory
     cpus: float = 0.0
     gpus: int = 0
     """One for each rank; 0: it computes on CPUs."""
@@ -50,7 +50,7 @@ class Machine:
 class Placement:
     machine: str
     needs: Needs
-    gpus: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()  # UUIDs of the GPUs that it has a share of
     asleep: bool = False
     """Its weights are in main memory, and others may use its shares until it wakes."""
 

@@ -35,7 +35,7 @@ class RayEngine:
         self.endpoint = msgspec.structs.replace(place.endpoint, gateway_host=gateway_host)
         self.supervisor = free_address(gateway_host)
         self.pid = place.pid
-        self.node = place.node
+        self.node = place.node  # Ray's id of the machine
         self.kill = kill
         self._exited: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
 
@@ -62,7 +62,7 @@ class RayLauncher(Launcher):
         """Running engines by replica and run: `replica#1`."""
         self._abandoned: set[str] = set()
         """Engines whose launch was cut short: they are killed once Ray is connected."""
-        self.connected = asyncio.Event()
+        self.connected = asyncio.Event()  # set while the agent is connected to Ray
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None

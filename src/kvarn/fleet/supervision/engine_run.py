@@ -30,7 +30,7 @@ EngineCommand = Activate | Sleep | Drain | Stop
 class RunEnd:
     reason: str | None
     """None: a clean exit."""
-    gone: bool
+    gone: bool  # the process is gone for certain
 
 
 class EngineRun:
@@ -59,7 +59,7 @@ class EngineRun:
         self._failed: str | None = None
         # Both are sent again at each heartbeat over TCP: a broken connection loses messages.
         self._command: EngineCommand | None = None
-        self._gone: list[int] = []
+        self._gone: list[int] = []  # gateway processes that are gone
         self._unreadable: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         # A broken connection is made again, and both ends repeat themselves.
         self._transport = ClientTransport(

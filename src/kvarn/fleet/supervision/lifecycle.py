@@ -46,10 +46,10 @@ class Command:
 class LifecycleTimeouts:
     """Seconds."""
 
-    launch_s: float = 600.0
+    launch_s: float = 600.0  # limit for a launch
     sleep_s: float = 120.0
     """Limit for weights to leave the GPU."""
-    stop_s: float = 2.0
+    stop_s: float = 2.0  # between the instruction to stop and the kill
     kill_again_s: float = 2.0
     backoff_s: float = 0.5
     """The first pause before a restart; see `RestartPauses`."""

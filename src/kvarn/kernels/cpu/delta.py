@@ -24,7 +24,7 @@ class CpuDeltaMetadata:
     places: torch.Tensor
     saves: torch.Tensor
     """[N, 3] int64, in ascending order: a sequence, after how many tokens of it, and the place of the copy."""
-    num_places: int
+    num_places: int  # places that the cache must have
 
     @staticmethod
     def of(

@@ -44,7 +44,7 @@ class Offloaded:
         storages = {storage.data_ptr(): storage for storage in (each.untyped_storage() for each in tensors)}
         self._storages = [each for each in storages.values() if each.resizable() and each.nbytes()]
         self._sizes = [each.nbytes() for each in self._storages]
-        self.nbytes = sum(self._sizes)
+        self.nbytes = sum(self._sizes)  # bytes of the device that were freed
         pinned = any(each.device.type == "cuda" for each in self._storages)
         chunks = -(-self.nbytes // chunk_bytes)
         self._chunks = [torch.empty(chunk_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(chunks)]

@@ -27,7 +27,7 @@ INT4_LARGEST_SUB_SCALE = 15
 """(value - 8) times so much still fits a signed byte, as which weights are multiplied."""
 INT4_PEAKS = (-8.0, -7.3, -8.7)
 """Codes of a group's largest weight. Negative: of -8 to 7 it gets the larger side, whatever its sign."""
-FP8_LARGEST = 448.0
+FP8_LARGEST = 448.0  # the largest number of e4m3
 _NUMBERS_AT_ONCE = 30_000
 """So few stay in a core's cache from one pass to the next, and torch (from 32,768 on) starts no threads of its own."""
 _NUMBERS_AT_ONCE_ON_DEVICE = 1 << 24

@@ -25,7 +25,7 @@ Width = Annotated[int, Field(ge=1, le=2**20)]
 """Features of a hidden state or of an MLP."""
 Vocabulary = Annotated[int, Field(ge=1, le=2**24)]
 Experts = Annotated[int, Field(ge=1, le=4096)]
-Length = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Length = Annotated[int, Field(ge=1, le=2**31 - 1)]  # tokens
 Epsilon = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 

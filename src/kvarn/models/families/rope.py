@@ -8,7 +8,7 @@ from kvarn.models.errors import CheckpointError, UnsupportedModelError, required
 from kvarn.models.families.hf_config import RopeParameters
 from kvarn.models.spec import RopeSpec
 
-LONGROPE = ("longrope", "su")
+LONGROPE = ("longrope", "su")  # names of LongRoPE
 
 
 def rope_spec(

@@ -27,7 +27,7 @@ class QuantizedValues:
     """[out, groups], a float type."""
     zeros: torch.Tensor | None
     """[out, groups] uint8; None: 2^(bits - 1) everywhere."""
-    group: int
+    group: int  # inputs of a group
     group_of: torch.Tensor | None = None
     """[in] int64: the group of each input, where they are not simply in order."""
 

@@ -49,7 +49,7 @@ class PackedCache:
     """The user named the directory: all of its disk may be taken, and what fails there is a warning."""
     _was_there: bool = False
     """An earlier start has left a file, whatever is in it."""
-    _stored: Any = None
+    _stored: Any = None  # the open file of an earlier start
     _stored_layers: dict[str, Any] = field(default_factory=dict)
     """By name: the layer's form, and the names of its tensors."""
     _linears: dict[str, Linear] = field(default_factory=dict)

@@ -25,7 +25,7 @@ class MoeMlp:
     spec: DecoderSpec
     operations: Operations
     router: Linear
-    choice_bias: torch.Tensor | None
+    choice_bias: torch.Tensor | None  # [experts] float32: see `RouterSpec.choice_bias`
     experts: Experts
     shared: DenseMlp | None
     shared_gate: Linear | None

@@ -58,4 +58,4 @@ class Stage:
         self.neighbours.send(tensor)
 
 
-ALL_LAYERS = Stage()
+ALL_LAYERS = Stage()  # the only stage of a model that is not divided so

@@ -62,11 +62,11 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     replica: str
     """Its name, the same for each engine process that runs it in turn."""
-    version: int = 0
+    version: int = 0  # version of the model; 0: the configuration's
     state: ReplicaState = ReplicaState.STARTING
     stage: str = "start the engine process"
     """Stage of the start; while down, why."""
-    fraction: float = 0.0
+    fraction: float = 0.0  # part of the stage that is done
     card: ModelCard | None = None
     """Card of the model; None until first ready."""
     endpoint: Endpoint | None = None
@@ -76,12 +76,12 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
 class ReplicaClient(Protocol):
     """A replica that runs or starts. Used from one event loop; its attributes are read only, but for one."""
 
-    state: ReplicaState
+    state: ReplicaState  # `READY` takes requests
     progress: tuple[str, float]
     """Stage and fraction of the start; while down, why."""
     card: ModelCard | None
     """Card of the model; None until first ready. Another object after each start of the engine."""
-    starts: int
+    starts: int  # number of engine processes that have been ready
     stats: EngineStats
     on_changed: Callable[[], None]
     """Called when `state` or `adapters` have changed; belongs to whoever keeps the replica."""

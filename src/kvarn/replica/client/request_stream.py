@@ -31,8 +31,8 @@ class RequestStream:
         self._changed = asyncio.Event()
         self._report_pending = report_pending
         self._pending_bytes = 0
-        self._reported = 0
-        self._taken = 0
+        self._reported = 0  # steps of `_REPORT_BYTES`
+        self._taken = 0  # tokens since the consumer last waited
 
     @property
     def finished(self) -> bool:

@@ -33,7 +33,7 @@ class _Load:
     future: Future[LoadedAdapter]
     request_id: str = ""
     """Request to answer; empty: it is loaded again after a restart."""
-    waiting: list[Submit] = field(default_factory=list)
+    waiting: list[Submit] = field(default_factory=list)  # requests that came before it was there
 
 
 class AdapterHost:

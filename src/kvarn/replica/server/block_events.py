@@ -15,7 +15,7 @@ from kvarn.wire.block_events import NAME_BYTES, BlockEvents
 
 SEND_EVERY_S = 0.02
 """Changes are gathered for this long while the engine works; before a rest they are sent at once."""
-SNAPSHOT_BLOCKS = 1 << 15
+SNAPSHOT_BLOCKS = 1 << 15  # blocks in one message of a snapshot: 256 KiB
 
 
 class BlockEventPublisher:
@@ -28,7 +28,7 @@ class BlockEventPublisher:
         clock: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
         self._places = places
-        self._held: BlockInventory | None = None
+        self._held: BlockInventory | None = None  # none while nobody wants events
         self._send = send
         self._clock = clock
         self._epoch = int(SYSTEM_CLOCK.time() * 1e9)

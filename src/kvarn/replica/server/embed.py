@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from kvarn.clock import SYSTEM_CLOCK
-from kvarn.config.schema import EngineConfig
+from kvarn.config.engine import EngineConfig
 from kvarn.engine.memory.block_inventory import BlockPlace
 from kvarn.wire.messages import (
     Embed,
@@ -49,11 +49,11 @@ class EmbedService:
         self.card = card
         self.sleep = None
         """Encoders cannot sleep: see `GenerateService`."""
-        self.block_places: list[BlockPlace] = []
+        self.block_places: list[BlockPlace] = []  # empty: encoders have no cached blocks
         self._runner = runner
         self._config = config
         self._clock = clock
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, _Job] = {}  # jobs by request id; the next one first
         self._waiting_tokens = 0
         self._draining = False
         self._refused: Counter[str] = Counter()

@@ -35,7 +35,7 @@ class BuiltTiers(NamedTuple):
     digest: bytes
     """See `BlockId.model`; empty where blocks do not leave the process."""
     block_bytes: int
-    num_slots: int
+    num_slots: int  # blocks in memory at most
 
 
 def build_tiers(

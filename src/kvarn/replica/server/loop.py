@@ -72,7 +72,7 @@ class ResponseRouter:
     def __init__(self, context: Context, supervisor: str, keys: CurveKeys | None = None) -> None:
         self._context = context
         self._keys = keys
-        self.supervisor = self._outbox(supervisor, SUPERVISOR_LINGER_MS)
+        self.supervisor = self._outbox(supervisor, SUPERVISOR_LINGER_MS)  # to the supervisor
         self._outboxes: dict[int, Outbox] = {}
         self._requests: dict[str, _Request] = {}
         self._gone: set[int] = set()
@@ -197,7 +197,7 @@ class EngineLoop:
         self._router = router
         self._heartbeat = heartbeat
         self._blocks = BlockEventPublisher(service.block_places, router.tell)
-        self.sleeps = False
+        self.sleeps = False  # whether it ended to sleep
         self._stopped = False
         self._draining = False
         self._drain_requested = False

@@ -29,7 +29,7 @@ class SleepingModel:
         gc.unfreeze()
         gc.collect()
         self._weights = Offloaded(tensors_of(model) if model.kernels.packer.may_move else ())
-        self.nbytes = self._weights.nbytes
+        self.nbytes = self._weights.nbytes  # bytes of the weights that were moved
         give_back_freed(model.kernels.device.torch_device)
 
     def wake(self, report: ReportProgress) -> GenerateService:

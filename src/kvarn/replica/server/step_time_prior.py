@@ -27,10 +27,10 @@ EFFICIENCY = 0.8
 """Part of the speed of its products that a step is expected to reach: attention, norms, sampling and Python take time
 too, and a step that both reads and computes much overlaps the two badly."""
 
-_FEW, _MANY = 1, 64
+_FEW, _MANY = 1, 64  # rows of products that are bound by reading, and by computing
 _LARGEST_PRODUCT = 512 * 1024**2
 """Operations: a product with many rows of a large weight gets fewer rows."""
-_MANY_ON_GPU = 2048
+_MANY_ON_GPU = 2048  # rows that fill a GPU
 _REPEATS = 5
 _BUDGET_S = 0.025
 """For each of the two speeds. One product is always timed."""

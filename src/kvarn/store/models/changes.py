@@ -30,4 +30,4 @@ class Lease(Base):
 
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     holder: Mapped[str] = mapped_column(String(64))
-    until_ms: Mapped[Number]
+    until_ms: Mapped[Number]  # milliseconds since 1970

@@ -28,7 +28,7 @@ class Conversation(CountedOwned, Base):
     """Items ever added: the position of the next."""
     locked_by: Mapped[Id | None] = mapped_column(index=True)
     """The response that is being made in it: a conversation has one writer at a time."""
-    locked_until: Mapped[Seconds | None]
+    locked_until: Mapped[Seconds | None]  # end of the lock, should its gateway have died
 
 
 class ConversationItem(Base):
@@ -64,14 +64,14 @@ class StoredResponse(CountedOwned, Base):
     conversation_id: Mapped[Id | None]
     input_items: Mapped[list[Any]] = mapped_column(ExactJson)
     """Items that this turn added, in OpenAI's shape."""
-    body: Mapped[dict[str, Any]] = mapped_column(ExactJson)
+    body: Mapped[dict[str, Any]] = mapped_column(ExactJson)  # the response object, its output among it
     request: Mapped[dict[str, Any]] = mapped_column(ExactJson)
     """The request, for a background run that has to begin again."""
     cuts: Mapped[list[Any]] = mapped_column(ExactJson)
     """Lengths of the deltas of each item of the output, in characters and in tokens with log-probabilities: the same
     stream can be sent again."""
-    attempts: Mapped[int] = mapped_column(default=0)
-    leased_by: Mapped[Id | None]
+    attempts: Mapped[int] = mapped_column(default=0)  # number of times that a background run was begun
+    leased_by: Mapped[Id | None]  # the gateway that works on it
     leased_until: Mapped[Seconds | None]
 
 

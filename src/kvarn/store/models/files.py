@@ -34,6 +34,7 @@ class File(Owned, Base):
     counted: Mapped[bool] = mapped_column(default=True)
     """Whether it counts in its organisation's `file_bytes`: what a batch writes does so once it is published."""
     in_blobs: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Whether its content lies at `store.blobs`; else in `file_chunks`."""
     upload_id: Mapped[Id | None] = mapped_column(index=True)
     """The upload whose part it is: nobody sees it, and it goes with that."""
 
@@ -91,7 +92,7 @@ class Batch(CountedOwned, Base):
     """Times at which states were reached: `in_progress_at`, `completed_at`, …"""
     errors: Mapped[list[Any]] = mapped_column(ExactJson)
     extra: Mapped[dict[str, Any]] = mapped_column(ExactJson)
-    output_expires_after_s: Mapped[Number | None]
+    output_expires_after_s: Mapped[Number | None]  # seconds that its output and error files are kept
     model: Mapped[Name | None]
     """The one that all its lines ask for; None where they differ."""
     total: Mapped[Number] = mapped_column(default=0)
@@ -100,7 +101,7 @@ class Batch(CountedOwned, Base):
     input_tokens: Mapped[Number] = mapped_column(default=0)
     cached_tokens: Mapped[Number] = mapped_column(default=0)
     output_tokens: Mapped[Number] = mapped_column(default=0)
-    leased_by: Mapped[str | None] = mapped_column(String(64))
+    leased_by: Mapped[str | None] = mapped_column(String(64))  # the gateway that works on it
     leased_until: Mapped[Seconds | None]
 
 

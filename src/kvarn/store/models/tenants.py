@@ -24,10 +24,11 @@ class Organization(Base):
     """Share of a saturated engine."""
     priority: Mapped[int] = mapped_column(default=0)
     """Best tier its requests may have; lower runs first."""
-    cache_salt: Mapped[str] = mapped_column(String(64))
+    cache_salt: Mapped[str] = mapped_column(String(64))  # secret under which its prompts are cached
     retention_days: Mapped[int | None]
     """Days that conversations, responses and files are kept; None: the server's setting."""
     file_bytes: Mapped[Number] = mapped_column(default=0, server_default="0")
+    """Bytes of its files (`repositories/stored_bytes.py`)."""
     other_bytes: Mapped[Number] = mapped_column(default=0, server_default="0")
     """Bytes of all else that it stores, as summed last."""
     summed_at: Mapped[Number] = mapped_column(default=0, server_default="0")
@@ -114,7 +115,7 @@ class RateLimit(Base):
 
     id: Mapped[Id] = mapped_column(primary_key=True)
     organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"), index=True)
-    holder_id: Mapped[Id]
+    holder_id: Mapped[Id]  # id of the organisation, project or key
     model: Mapped[Name]
     requests_per_minute: Mapped[Number | None]
     tokens_per_minute: Mapped[Number | None]

@@ -90,8 +90,8 @@ class UsageHour(Base):
     organization_id: Mapped[Id] = mapped_column(primary_key=True)
     hour_at: Mapped[Seconds] = mapped_column(primary_key=True)
     project_id: Mapped[Id] = mapped_column(primary_key=True)
-    user_id: Mapped[Id] = mapped_column(primary_key=True)
-    key_id: Mapped[Id] = mapped_column(primary_key=True)
+    user_id: Mapped[Id] = mapped_column(primary_key=True)  # empty for requests of nobody
+    key_id: Mapped[Id] = mapped_column(primary_key=True)  # empty for requests without a key
     endpoint: Mapped[Name] = mapped_column(primary_key=True)
     model: Mapped[Name] = mapped_column(primary_key=True)
     service_tier: Mapped[str] = mapped_column(String(16), primary_key=True)
@@ -111,7 +111,7 @@ class Budget(Base):
 
     id: Mapped[Id] = mapped_column(primary_key=True)
     organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"), index=True)
-    holder_id: Mapped[Id] = mapped_column(index=True)
+    holder_id: Mapped[Id] = mapped_column(index=True)  # the organisation, or one of its projects
     created_at: Mapped[Seconds]
     unit: Mapped[str] = mapped_column(String(16))
     """`cost` (billionths of the currency's unit) or `tokens`."""
@@ -153,7 +153,7 @@ class BilledHour(Base):
     hour_at: Mapped[Seconds] = mapped_column(primary_key=True)
     organization_id: Mapped[Id] = mapped_column(primary_key=True)
     project_id: Mapped[Id] = mapped_column(primary_key=True)
-    key_id: Mapped[Id] = mapped_column(primary_key=True)
+    key_id: Mapped[Id] = mapped_column(primary_key=True)  # empty for requests without a key
     model: Mapped[Name] = mapped_column(primary_key=True)
     currency: Mapped[str] = mapped_column(String(3), primary_key=True)
     requests: Mapped[Number]

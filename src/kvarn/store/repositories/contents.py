@@ -17,7 +17,7 @@ from kvarn.store.models import File, FileChunk
 from kvarn.store.models.files import INCOMPLETE
 from kvarn.store.repositories.row_deletion import delete_rows
 
-_CHUNKS_AT_ONCE = 16
+_CHUNKS_AT_ONCE = 16  # chunks deleted in one transaction
 _MOVING = "moving"
 """Folder of copies that are not whole yet."""
 

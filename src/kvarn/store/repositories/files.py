@@ -40,7 +40,7 @@ class FileWriter:
     it is, which is never published and goes with that."""
 
     def __init__(self, store: Store, owner: Owner, *, counted: bool = True, part_of: Upload | None = None) -> None:
-        self.size = 0
+        self.size = 0  # bytes taken so far
         self._store = store
         self._owner = owner
         self._counted = counted

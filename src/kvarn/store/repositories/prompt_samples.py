@@ -19,9 +19,9 @@ from kvarn.store.repositories.stored_bytes import ROW_BYTES, storing
 class RejectedSamples:
     """Samples that were not kept, and why."""
 
-    full: int = 0
-    failed: int = 0
-    error: Exception | None = None
+    full: int = 0  # samples of organisations that would store more than they may
+    failed: int = 0  # samples that could not be written at all
+    error: Exception | None = None  # why the last of those could not
 
 
 def new_sample(owner: Owner, request_id: str, model: str, created_at: int, sealed: bytes) -> PromptSample:

@@ -20,12 +20,13 @@ class ReasoningFormat:
     """Format in which a model writes reasoning."""
 
     name: str
-    starts: tuple[str, ...]
+    starts: tuple[str, ...]  # texts, any of which begins the reasoning
     ends: tuple[str, ...]
     """Texts, any of which begins, and any of which ends the reasoning: content begins right after."""
     close: str
     """Text that ends reasoning which the prompt has opened, when the prompt also has the answer's beginning."""
     splitter: Callable[[ReasoningPhase], ReasoningSplitter]
+    """Makes a splitter for one choice of one answer, which begins in this phase."""
     markers: tuple[str, ...]
     """Tokens that mark reasoning: the splitter must see them where they are special ones, which are no part of the
     text."""

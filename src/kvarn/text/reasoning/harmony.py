@@ -32,8 +32,8 @@ class HarmonySplitter(ReasoningSplitter):
 
     def __init__(self, phase: ReasoningPhase) -> None:
         super().__init__(phase)
-        self._to_tool = False
-        self._begun: set[type] = set()
+        self._to_tool = False  # whether the message is given out as it is
+        self._begun: set[type] = set()  # kinds of parts that have been given out
         self._new_message = False
 
     def _read(self, *, final: bool) -> list[Part]:

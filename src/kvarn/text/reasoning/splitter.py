@@ -14,9 +14,9 @@ from kvarn.text.stop_strings import overlap
 class ReasoningPhase(Enum):
     """Position of an answer relative to its reasoning: it may begin here, is open, or has ended (or there is none)."""
 
-    BEFORE = "before"
-    INSIDE = "inside"
-    AFTER = "after"
+    BEFORE = "before"  # it is not decided yet: reasoning may begin here
+    INSIDE = "inside"  # reasoning is open
+    AFTER = "after"  # reasoning has ended, or there is none: this is content
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ReasoningSplitter(ABC):
 
     def __init__(self, phase: ReasoningPhase) -> None:
         self.phase = phase
-        self._held = ""
+        self._held = ""  # text received and not yet given out
 
     def push(self, text: str) -> list[Part]:
         self._held += text

@@ -56,7 +56,7 @@ class ToolCallParser(ABC):
         self.is_open = False
         """Whether the arguments of the last call have begun and are not whole."""
         self._calls = 0
-        self._after_call = False
+        self._after_call = False  # whether only white space has followed the last call
         self._events: list[ToolEvent] = []
         self._machine = self._parse()
 

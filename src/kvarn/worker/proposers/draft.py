@@ -31,10 +31,10 @@ Ints = npt.NDArray[np.int64]
 class _Draft:
     """Content of the cache for one sequence."""
 
-    table: npt.NDArray[np.int32]
+    table: npt.NDArray[np.int32]  # its blocks, as far as it has some
     num_blocks: int = 0
-    num_computed: int = 0
-    guess: list[int] = field(default_factory=list)
+    num_computed: int = 0  # known tokens in the cache
+    guess: list[int] = field(default_factory=list)  # guessed tokens that are in the cache behind those
 
     def settle(self, tokens: list[int]) -> None:
         for guessed, token in zip(self.guess, tokens[self.num_computed :], strict=False):
@@ -51,8 +51,8 @@ class _Row:
 
     index: int
     draft: _Draft
-    tokens: list[int]
-    length: int
+    tokens: list[int]  # known tokens to compute now
+    length: int  # tokens to guess; 0 if known tokens remain after that
 
 
 class DraftProposer(Proposer):
@@ -77,7 +77,7 @@ class DraftProposer(Proposer):
         self._vocab_size = min(vocab_size, model.spec.vocab_size)
         self._cache = model.new_kv_cache(num_blocks)
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._drafts: OrderedDict[Sequence, _Draft] = OrderedDict()
+        self._drafts: OrderedDict[Sequence, _Draft] = OrderedDict()  # least recently used first
         self._table_size = min(num_blocks, -(-model.spec.max_context_length // BLOCK_SIZE))
         self._device = model.kernels.device.torch_device
         self._times = PassTimes()

@@ -47,7 +47,7 @@ class EagleProposer(Proposer):
         self._num_blocks = num_blocks
         self._cache = head.new_kv_cache(num_blocks + 2 * max_num_seqs)
         self._device = head.kernels.device.torch_device
-        self._entered: dict[int, NewSequence] = {}
+        self._entered: dict[int, NewSequence] = {}  # sequences by slot
         self._followed: dict[int, tuple[int, torch.Tensor]] = {}
         """Tokens known after the last step of a slot, and the head's output for the last but one of them."""
         self._tables = np.zeros((max_num_seqs, 0), dtype=np.int32)

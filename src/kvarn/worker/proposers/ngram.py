@@ -40,7 +40,7 @@ class TokenLog:
         self._array: Tokens = np.empty(size, dtype=np.int32)
         self._capacity = capacity
         self.length = 0
-        self.times_dropped = 0
+        self.times_dropped = 0  # each time positions have changed
 
     @property
     def nbytes(self) -> int:
@@ -82,10 +82,10 @@ class _Text:
     """The tokens of one sequence, and where its last guess came from."""
 
     log: TokenLog
-    source: TokenLog | None = None
-    times_dropped: int = 0
-    place: int = 0
-    match: int = 0
+    source: TokenLog | None = None  # holds the last guess: the sequence's own tokens, or its scope's answers
+    times_dropped: int = 0  # the source's `times_dropped` when the guess was made
+    place: int = 0  # position of the last guess in it
+    match: int = 0  # tokens before it that were the same
     skips_one: bool = False
     """The token before it is another than in the source."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 class PassTimes:
     """Seconds of a pass by the number of its rows: a decaying average for each power of two."""
 
-    WEIGHT = 0.2
+    WEIGHT = 0.2  # weight of the latest time in the average
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}

@@ -33,7 +33,7 @@ class BlockPart(msgspec.Struct, frozen=True):
 class BlockSlots(msgspec.Struct, frozen=True, array_like=True):
     """Slots of a plan's blocks, in its order."""
 
-    stores: list[int | None]
+    stores: list[int | None]  # none: the block is not kept
     loads: list[int]
 
 
@@ -73,7 +73,7 @@ class SlotMemory:
     `kvarn.worker.kv_blocks.BlockMemory`."""
 
     def __init__(self, memory: memoryview, size: int, part: BlockPart) -> None:
-        self.slots = BlockSlots([], [])
+        self.slots = BlockSlots([], [])  # slots of the plan whose blocks are moved next
         self._memory = memory
         self._size = size
         self._part = part

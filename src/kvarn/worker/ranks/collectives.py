@@ -72,7 +72,7 @@ class RankGroup:
         self._rank = rank
         self._device = device
         self._peers, self._context_peers = layout.peers(rank), layout.context_peers(rank)
-        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}  # groups of this rank, by their ranks
 
     def join(self, store: Path) -> None:
         """Wait for all ranks to come. `store`: a new file that only they may write. Nothing listens beyond this

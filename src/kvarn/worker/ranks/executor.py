@@ -48,8 +48,9 @@ class RanksExecutor:
         self._own = own
         self._others = others
         self._plans: deque[tuple[StepPlan, BlockSlots | None]] = deque()
+        """Plans that the other stages have, and this one not yet."""
         self._rank = RankProtocol(own)
-        self._drawn: DrawnTokens = []
+        self._drawn: DrawnTokens = []  # tokens to send to the others with the next plan
         self._blocks = blocks
         self._load = load
         self._paths: dict[str, Path] = {}

@@ -32,10 +32,10 @@ class RunPlan(msgspec.Struct, frozen=True, tag=True):
     """Run a step."""
 
     plan: StepPlan
-    slots: BlockSlots | None = None
+    slots: BlockSlots | None = None  # slots of the blocks that it stores and loads; None where it moves none
     ahead: bool = False
     """Every rank draws its tokens."""
-    drawn: DrawnTokens = []
+    drawn: DrawnTokens = []  # tokens that rank 0 drew in the step before
 
 
 Message = AddAdapter | ForgetAdapter | RunPlan

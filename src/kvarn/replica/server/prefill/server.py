@@ -122,7 +122,7 @@ class PrefillServer:
         self._generation = os.urandom(16)
         self._encoder = msgspec.msgpack.Encoder()
         self._window = max(1, window_bytes // block_bytes)
-        self._peers: dict[bytes, _Peer] = {}
+        self._peers: dict[bytes, _Peer] = {}  # engines that were greeted
         self._jobs: dict[str, _Job] = {}
         self._wanted: dict[bytes, list[tuple[_Job, int]]] = {}
         """Jobs that wait for a block, by its name."""

@@ -42,7 +42,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     replica: ReplicaSpec
     rank: int
-    store: str
+    store: str  # the file over which ranks find each other
     block_file: int = -1
     """Descriptor of the memory in which blocks are kept beyond the caches; -1 where none are."""
     expert_load: dict[int, list[int]] = {}
@@ -62,7 +62,7 @@ class Loaded(msgspec.Struct, frozen=True):
 class KeptBlocks(msgspec.Struct, frozen=True):
     num_bytes: int
     slot_bytes: int
-    part: BlockPart
+    part: BlockPart  # the rank's own, of each slot
 
     def map(self, file: int) -> SlotMemory:
         return SlotMemory(map_memory(file, self.num_bytes), self.slot_bytes, self.part)
@@ -84,7 +84,7 @@ class RankProcesses:
 
     def __init__(self, spec: ReplicaSpec, expert_load: Mapping[int, Sequence[int]]) -> None:
         layout = layout_of(spec.model_config)
-        self.group = RankGroup(layout, 0, device_of(spec.model_config, 0))
+        self.group = RankGroup(layout, 0, device_of(spec.model_config, 0))  # group of the ranks, joined by `begin`
         self._closing = False
         # The directory of the engine's sockets is removed however the engine ends.
         self._own_directory = None if spec.endpoint.directory else tempfile.mkdtemp(prefix="kvarn-ranks-")

@@ -167,8 +167,8 @@ def _join(
 
 class _BuiltExecutor(NamedTuple):
     executor: Executor
-    own: InProcessExecutor
-    load: LoadFunction
+    own: InProcessExecutor  # this rank's part of it
+    load: LoadFunction  # reads an adapter
 
 
 def _build_executor(

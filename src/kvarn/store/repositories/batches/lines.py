@@ -15,7 +15,7 @@ from kvarn.store.repositories.batches.batches import LeaseLostError, change_batc
 from kvarn.store.repositories.row_deletion import delete_rows
 
 _DELETED_AT_ONCE = 500
-_LAST = (1 << 63) - 1
+_LAST = (1 << 63) - 1  # no line has a number beyond
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class OpenLine(NamedTuple):
     line: int
 
 
-FIRST = OpenLine("", 0)
+FIRST = OpenLine("", 0)  # before all lines
 
 
 @dataclass(frozen=True, slots=True)

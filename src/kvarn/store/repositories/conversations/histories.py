@@ -17,7 +17,7 @@ from kvarn.store.errors import StoreError
 
 Item = dict[str, Any]
 
-MAX_HISTORY_BYTES = 16 * 1024 * 1024
+MAX_HISTORY_BYTES = 16 * 1024 * 1024  # bytes of JSON that a history may have
 
 MAX_HISTORY_ITEMS = 4096
 """Items that a history may have; a message counts once for each of its parts. Making a chat of so many takes some
@@ -34,8 +34,8 @@ class StoredTurn:
 
     id: str
     status: str
-    input_items: str
-    body: str
+    input_items: str  # JSON, a list of items
+    body: str  # JSON, the response
 
     @property
     def size(self) -> int:

@@ -26,7 +26,7 @@ from kvarn.store.repositories.conversations.histories import (
 from kvarn.store.repositories.queries import is_owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes
 
-MAX_CHAIN = 1000
+MAX_CHAIN = 1000  # turns that a chain may have
 
 
 _MEASURE = select(
@@ -51,7 +51,7 @@ class Ended:
     cuts: list[Any]
     previous_response_id: str | None = None
     lock: Lock | None = None
-    new_items: list[Item] = field(default_factory=list)
+    new_items: list[Item] = field(default_factory=list)  # items that it adds to its conversation
 
 
 async def read_chain(store: Store, owner: Owner, response_id: str) -> list[StoredTurn]:

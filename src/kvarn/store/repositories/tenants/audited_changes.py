@@ -64,7 +64,7 @@ class AuditedChange:
 
     session: AsyncSession
     actor: Actor
-    now: int
+    now: int  # seconds since 1970
     changed: set[str] = field(default_factory=set)
     """Organisations whose keys may grant something else than before: all gateways read those again."""
 

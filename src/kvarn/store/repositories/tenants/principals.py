@@ -20,7 +20,7 @@ class Grant:
     """A key's row, with the principal that it acts for."""
 
     organization_id: str
-    digest: str
+    digest: str  # SHA-256 of the key
     principal: Principal | None
     """None: the key is revoked or expired, or its project or organisation archived."""
     expires_at: int | None

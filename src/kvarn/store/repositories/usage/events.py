@@ -16,7 +16,7 @@ from kvarn.store.models import ErasedOrganization, OutboxEntry, UsageEvent, Usag
 from kvarn.store.repositories.queries import insert
 from kvarn.store.repositories.usage import rollups
 
-_DATA_AT_FAULT = ("22", "23")
+_DATA_AT_FAULT = ("22", "23")  # classes of SQLSTATE: data exception, integrity constraint violation
 
 
 async def record(store: Store, events: Sequence[LedgerEvent], payloads: Sequence[bytes] | None = None) -> set[str]:

@@ -1,0 +1,1 @@
+"""Traces: a request's timeline as spans, and their export by OTLP."""

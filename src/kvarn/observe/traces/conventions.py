@@ -1,0 +1,107 @@
+"""Names of attributes: OpenTelemetry's conventions, in the one place that follows when they change.
+
+GenAI: open-telemetry/semantic-conventions-genai at 002c8a6ea1c8a42b14a4527db83b3cabcded610a, all in development.
+HTTP: open-telemetry/semantic-conventions v1.41.1. vLLM's: `vllm.tracing.SpanAttributes` of 0.33.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvarn.observe.traces.traced import TracedRequest, TracedTurn
+
+Value = str | int | float | bool | list[str]
+Attributes = dict[str, Value]
+
+PROVIDER = "kvarn"
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/api/chat": "chat",
+    "/v1/completions": "text_completion",
+    "/api/generate": "text_completion",
+    "/v1/embeddings": "embeddings",
+    "/api/embed": "embeddings",
+    "/api/embeddings": "embeddings",
+}
+_CACHED = "gen_ai.usage.cache_read.input_tokens"
+_REASONING = "gen_ai.usage.reasoning.output_tokens"
+
+
+def operation_of(endpoint: str) -> str:
+    """The convention's name of what an endpoint does; its last word for what has none, such as `rerank`."""
+    return _OPERATIONS.get(endpoint) or endpoint.rstrip("/").rpartition("/")[2] or "request"
+
+
+def request_attributes(request: TracedRequest) -> Attributes:
+    """Attributes of a request's span."""
+    attributes: Attributes = {
+        "http.request.method": request.method,
+        "http.route": request.route,
+        "http.response.status_code": request.status,
+        "kvarn.request.id": request.request_id,
+        "kvarn.organization.id": request.organization_id,
+        "kvarn.project.id": request.project_id,
+    }
+    if request.key_id:
+        attributes["kvarn.key.id"] = request.key_id
+    if request.model_route:
+        attributes["gen_ai.request.model"] = request.model_route
+    if request.is_error:
+        attributes["error.type"] = str(request.status)
+    if request.disconnected:
+        attributes["kvarn.client_left"] = True
+    if not request.method:
+        del attributes["http.request.method"], attributes["http.route"], attributes["http.response.status_code"]
+    return attributes
+
+
+def turn_attributes(request: TracedRequest, turn: TracedTurn) -> Attributes:
+    """Attributes of a turn's span."""
+    attributes: Attributes = {
+        "gen_ai.operation.name": operation_of(request.route),
+        "gen_ai.provider.name": turn.provider or PROVIDER,
+        "gen_ai.request.model": request.model_route or turn.model,
+        "gen_ai.response.model": turn.model,
+        "gen_ai.usage.input_tokens": turn.prompt_tokens,
+        "gen_ai.usage.output_tokens": turn.output_tokens,
+        _CACHED: turn.cached_tokens,
+        "kvarn.turn.id": turn.id,
+        "kvarn.turn.outcome": turn.outcome,
+        "kvarn.service_tier": turn.service_tier,
+    }
+    optional: dict[str, Value | None] = {
+        _REASONING: turn.reasoning_tokens or None,
+        "gen_ai.request.max_tokens": turn.max_tokens,
+        "gen_ai.request.choice.count": turn.choices if turn.choices != 1 else None,
+        "gen_ai.response.finish_reasons": list(turn.finish_reasons) or None,
+        "kvarn.model.version": turn.model_version or None,
+        "kvarn.adapter": turn.adapter or None,
+        "kvarn.replica": turn.replica or None,
+        "error.type": "refused" if turn.refused else "failed" if turn.outcome == "failed" else None,
+    }
+    return attributes | {name: value for name, value in optional.items() if value is not None} | dict(turn.contents)
+
+
+def vllm_attributes(turn: Attributes, seconds: Mapping[str, float]) -> Attributes:
+    """The attributes of vLLM's span `llm_request`. `turn`: attributes of the turn's span; `seconds`: of the parts
+    `queue`, `prefill`, `decode`, `first` (to the first token) and `total`, as far as they are known."""
+    names = {
+        "queue": "gen_ai.latency.time_in_queue",
+        "first": "gen_ai.latency.time_to_first_token",
+        "total": "gen_ai.latency.e2e",
+        "prefill": "gen_ai.latency.time_in_model_prefill",
+        "decode": "gen_ai.latency.time_in_model_decode",
+    }
+    old = {
+        "gen_ai.request.id": "kvarn.turn.id",
+        "gen_ai.request.n": "gen_ai.request.choice.count",
+        "gen_ai.usage.prompt_tokens": "gen_ai.usage.input_tokens",
+        "gen_ai.usage.completion_tokens": "gen_ai.usage.output_tokens",
+    }
+    attributes: Attributes = {name: turn.get(ours, 1) for name, ours in old.items()}
+    attributes |= {names[part]: value for part, value in seconds.items()}
+    if "prefill" in seconds and "decode" in seconds:
+        attributes["gen_ai.latency.time_in_model_inference"] = seconds["prefill"] + seconds["decode"]
+    return attributes

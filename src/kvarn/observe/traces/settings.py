@@ -1,0 +1,135 @@
+"""Settings of the export: the configuration's, then OpenTelemetry's environment variables.
+
+Source: https://opentelemetry.io/docs/specs/otel/protocol/exporter/ and .../configuration/sdk-environment-variables/
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+import kvarn
+from kvarn.config.load import ConfigError
+from kvarn.config.platform import TracesConfig
+from kvarn.observe.traces.context import TraceContext
+
+_PATH = "/v1/traces"
+_GRPC_PORT = 4317
+_SAMPLERS = ("always_on", "always_off", "traceidratio")
+_PARENT_BASED = "parentbased_"
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSettings:
+    """The collector, and which requests it gets."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    timeout_s: float = _TIMEOUT_S
+    resource: Mapping[str, str] = field(default_factory=dict)
+    sampler: str = "parentbased_always_on"
+    ratio: float = 1.0
+
+    def samples(self, context: TraceContext) -> bool:
+        """Whether a request's spans are exported."""
+        sampler = self.sampler
+        if sampler.startswith(_PARENT_BASED):
+            if context.parent_id:
+                return context.sampled
+            sampler = sampler.removeprefix(_PARENT_BASED)
+        if sampler == "traceidratio":
+            return int(context.trace_id[16:], 16) < self.ratio * (1 << 64)
+        return sampler == "always_on"
+
+
+def export_settings(
+    config: TracesConfig, environment: Mapping[str, str], warn: Callable[[str], None]
+) -> ExportSettings | None:
+    """Settings of the configuration and the environment; None: spans are not exported.
+
+    Args:
+        config: The configuration's own.
+        environment: The process's variables.
+        warn: Is given a line for each setting that cannot be followed.
+
+    Raises:
+        ConfigError: A variable has no valid value.
+    """
+    off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if off or environment.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
+        return None
+    base = config.endpoint or environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    url = None if config.endpoint else environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    if url is None and base:
+        url = base if base.rstrip("/").endswith(_PATH) else base.rstrip("/") + _PATH
+    if not url:
+        return None
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"the endpoint of traces {url!r} is no URL: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"the endpoint of traces is {url!r}: use an address such as http://localhost:4318")
+    protocol = _variable(environment, "PROTOCOL")
+    if protocol == "grpc" or port == _GRPC_PORT:
+        warn(f"traces are sent as OTLP over HTTP, not gRPC, to {url}: collectors take it on port 4318")
+    return ExportSettings(
+        url,
+        {**_pairs(_variable(environment, "HEADERS"), "HEADERS"), **config.headers},
+        _milliseconds(_variable(environment, "TIMEOUT")),
+        _resource(environment),
+        *_sampler(environment),
+    )
+
+
+def _variable(environment: Mapping[str, str], name: str) -> str:
+    return environment.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or environment.get(f"OTEL_EXPORTER_OTLP_{name}") or ""
+
+
+def _pairs(text: str, name: str) -> dict[str, str]:
+    """`a=1,b=2`, percent-encoded."""
+    pairs: dict[str, str] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        key, separator, value = part.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"OpenTelemetry's variable {name} holds {part!r}: write it as name=value,name=value")
+        pairs[key.strip()] = unquote(value.strip())
+    return pairs
+
+
+def _milliseconds(text: str) -> float:
+    try:
+        return float(text or 1000 * _TIMEOUT_S) / 1000
+    except ValueError:
+        raise ConfigError(f"OTEL_EXPORTER_OTLP_TIMEOUT is {text!r}: use milliseconds, such as 10000") from None
+
+
+def _resource(environment: Mapping[str, str]) -> dict[str, str]:
+    attributes = {
+        "service.name": "kvarn",
+        "service.version": kvarn.__version__,
+        "host.name": socket.gethostname(),
+        **_pairs(environment.get("OTEL_RESOURCE_ATTRIBUTES", ""), "OTEL_RESOURCE_ATTRIBUTES"),
+    }
+    if name := environment.get("OTEL_SERVICE_NAME"):
+        attributes["service.name"] = name
+    return attributes
+
+
+def _sampler(environment: Mapping[str, str]) -> tuple[str, float]:
+    sampler = environment.get("OTEL_TRACES_SAMPLER") or "parentbased_always_on"
+    if sampler.removeprefix(_PARENT_BASED) not in _SAMPLERS:
+        known = ", ".join([*_SAMPLERS, *(_PARENT_BASED + name for name in _SAMPLERS)])
+        raise ConfigError(f"OTEL_TRACES_SAMPLER is {sampler!r}: use one of {known}")
+    text = environment.get("OTEL_TRACES_SAMPLER_ARG") or "1"
+    try:
+        ratio = float(text)
+        if not 0 <= ratio <= 1:
+            raise ValueError
+    except ValueError:
+        raise ConfigError(f"OTEL_TRACES_SAMPLER_ARG is {text!r}: use a number from 0 to 1") from None
+    return sampler, ratio
