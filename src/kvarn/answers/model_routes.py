@@ -129,6 +129,7 @@ class Attempts:
         self._routes = routes
         self._record = record
         self._tried = [self.model]
+        self._turns_before = len(record.turns)
         self._first_error: Exception | None = None
         self._ladders: Mapping[str, Sequence[FallbackConfig]] = {}
         route = record.choice.route
@@ -151,7 +152,7 @@ class Attempts:
             self._first_error = self._first_error or error
         if reason is None or following is None:
             raise (self._first_error or error) from None
-        if record.turns:
+        if len(record.turns) > self._turns_before:
             record.turns[-1].give_up()
         record.reply.headers.pop("x-kvarn-replica", None)
         name_of = self._routes.models.name_of

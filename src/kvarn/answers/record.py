@@ -108,4 +108,5 @@ class RequestRecord:
         finally:
             for turn in self.turns:
                 turn.release()
-        self.timeline.mark("settled")
+        if self.timeline.events[-1].name != "settled":  # else it was settled before its last byte
+            self.timeline.mark("settled")

@@ -18,7 +18,8 @@
     ended           the last byte is handed to the socket, or the client has left
 
 A part is the time from one event of the gateway to the next and has the name of the event that ends it. So the parts of
-a request sum to its total; those of several turns are added. The log line and the metrics of a request read this list.
+a request sum to its total; those of several turns are added. Spans are made of this list; the log line and the metrics
+of a request have its total.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def _readable(flat: Sequence[int]) -> list[EngineEvent]:
 
 
 def parts_of(events: Iterable[Event]) -> dict[str, float]:
+    """Seconds of each part of a request."""
     parts: dict[str, float] = {}
     before: float | None = None
     for name, at_s, *_ in events:

@@ -97,7 +97,7 @@ def _traced_turn(turn: Turn, contents: _Contents | None) -> TracedTurn:
         max_tokens=turn.max_output_tokens if turn.output_bounded and turn.max_output_tokens else None,
         choices=turn.sequences,
         finish_reasons=usage.finish_reasons,
-        contents={} if contents is None else contents.attributes(),
+        contents=dict if contents is None else contents.attributes,
     )
 
 
@@ -106,13 +106,15 @@ class _Contents:
 
     def __init__(self, prompt: dict[str, Any]) -> None:
         messages = prompt.get("messages") or [{"role": "user", "content": prompt.get("prompt")}]
-        self._input = [_message(each.get("role", "user"), each.get("content")) for each in messages]
-        self._choices: dict[int, list[str]] = {}
+        self._messages = messages
+        self._choices: dict[int, str] = {}
         self._ends: dict[int, str] = {}
 
     def take(self, delta: ChoiceDelta) -> None:
         """Keep what was written."""
-        self._choices.setdefault(delta.index, []).append(delta.written)
+        before = self._choices.setdefault(delta.index, "")
+        if len(before) < MAX_CONTENT_CHARS:
+            self._choices[delta.index] = before + delta.written
         if delta.finish_reason is not None:
             self._ends[delta.index] = delta.finish_reason
 
@@ -120,13 +122,14 @@ class _Contents:
         """Nothing more comes."""
 
     def attributes(self) -> dict[str, str]:
-        """Both as JSON."""
+        """Both as JSON. Called in the exporter's thread."""
+        asked = [_message(each.get("role", "user"), each.get("content")) for each in self._messages]
         answers = [
-            _message("assistant", "".join(parts)) | {"finish_reason": self._ends.get(index, "error")}
-            for index, parts in sorted(self._choices.items())
+            _message("assistant", text) | {"finish_reason": self._ends.get(index, "error")}
+            for index, text in sorted(self._choices.items())
         ]
         return {
-            "gen_ai.input.messages": msgspec.json.encode(self._input).decode(),
+            "gen_ai.input.messages": msgspec.json.encode(asked).decode(),
             "gen_ai.output.messages": msgspec.json.encode(answers).decode(),
         }
 

@@ -100,17 +100,22 @@ class Channel:
         self._writer.close()
 
     async def _read(self) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError):
-            while True:
-                frame = await self._next()
-                if frame.type:
-                    self._handle(frame)
-                else:
-                    self._take_answer(frame)
-        self.closed.set()
-        for future, _ in list(self._waiting.values()):
-            if not future.done():
-                future.set_exception(ChannelClosedError("the other process is gone"))
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                while True:
+                    frame = await self._next()
+                    if frame.type:
+                        self._handle(frame)
+                    else:
+                        self._take_answer(frame)
+        except msgspec.MsgspecError:
+            _log.exception("the other process sent what is no message; its channel is closed")
+            self._writer.close()
+        finally:
+            self.closed.set()
+            for future, _ in list(self._waiting.values()):
+                if not future.done():
+                    future.set_exception(ChannelClosedError("the other process is gone"))
 
     async def _next(self) -> _Frame:
         size = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "little")
@@ -125,19 +130,21 @@ class Channel:
         if frame.problem:
             future.set_exception(ChannelClosedError(frame.problem))
         else:
-            future.set_result(msgspec.msgpack.decode(frame.body, type=answer))
+            try:
+                future.set_result(msgspec.msgpack.decode(frame.body, type=answer))
+            except msgspec.MsgspecError as error:
+                future.set_exception(ChannelClosedError(f"the answer is no {answer.__name__}: {error}"))
 
     def _handle(self, frame: _Frame) -> None:
         try:
             decoder, handler = self._handlers[frame.type]
             result = handler(decoder.decode(frame.body))
+            if isinstance(result, Awaitable):
+                self._keep(self._answer_later(frame, result))
+            else:
+                self._answer(frame, result)
         except Exception as error:
             self._fail(frame, error)
-            return
-        if isinstance(result, Awaitable):
-            self._keep(self._answer_later(frame, result))
-        else:
-            self._answer(frame, result)
 
     async def _answer_later(self, frame: _Frame, result: Awaitable[object]) -> None:
         try:

@@ -68,5 +68,11 @@ class AdmissionMetrics:
         for tier, length in lengths.items():
             self._length.labels(model, tier).set(length)
 
+    def gone(self, model: str, replica: str) -> None:
+        """Nothing waits for a replica any more."""
+        if self._waiting.get(model, {}).pop(replica, None):
+            self.waiting(model, replica, {})
+            del self._waiting[model][replica]
+
     def first_token(self, model: str, predicted_s: float, actual_s: float) -> None:
         self._error.labels(model).observe(actual_s - predicted_s)

@@ -146,8 +146,15 @@ class AdmissionStage:
     def _replica(self, model: str, replica: str) -> ReplicaAdmission:
         served, found = self._models[model].version_of(replica), self._replicas.get(replica)
         if found is None or found.client is not served.replicas[replica]:
+            self._forget_gone()
             found = self._replicas[replica] = ReplicaAdmission(self._config, served, replica, self._metrics)
         return found
+
+    def _forget_gone(self) -> None:
+        """Forget replicas that are served no more, such as those of a version that was replaced."""
+        served = {name for model in self._table for version in model.all_versions for name in version.replicas}
+        for name in [name for name in self._replicas if name not in served]:
+            self._metrics.gone(self._replicas.pop(name).model, name)
 
     def _ready_replicas(self, model: ServedModel) -> list[ReplicaAdmission]:
         return [self._replica(model.name, name) for name in model.replicas.ready] if model.ready else []

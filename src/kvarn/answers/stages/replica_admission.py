@@ -40,7 +40,7 @@ class ReplicaAdmission:
         load = EngineLoad(engine, slo.tpot_target_s)
         self.traffic = Traffic(engine.input_token_weight, engine.output_token_weight)
         self.controller = AdmissionController(rules, load, self.traffic, engine.priority_ageing_s)
-        self._model = model.name
+        self.model = model.name
         self._clock = model.clock
         self.name = replica
         self.client = client
@@ -91,7 +91,7 @@ class ReplicaAdmission:
         self._poll()
         if decision.done():
             return decision.result()
-        self._metrics.decided(self._model, demand.priority, "queued")
+        self._metrics.decided(self.model, demand.priority, "queued")
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll_while_some_wait())
         try:
@@ -108,7 +108,7 @@ class ReplicaAdmission:
         usage = turn.usage
         ttft_s = None if usage.first_token is None else usage.first_token - turn.record.timeline.received_s
         if demand.predicted_ttft_s is not None and ttft_s is not None:
-            self._metrics.first_token(self._model, demand.predicted_ttft_s, ttft_s)
+            self._metrics.first_token(self.model, demand.predicted_ttft_s, ttft_s)
         self.controller.ended(
             demand,
             self._clock.now(),
@@ -137,5 +137,5 @@ class ReplicaAdmission:
             if not decision.done():
                 decision.set_result(refusal)
             if refusal is None:
-                self._metrics.waited(self._model, demand.priority, now - demand.arrival_s)
-        self._metrics.waiting(self._model, self.name, self.controller.queue.by_priority())
+                self._metrics.waited(self.model, demand.priority, now - demand.arrival_s)
+        self._metrics.waiting(self.model, self.name, self.controller.queue.by_priority())

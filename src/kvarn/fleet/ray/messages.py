@@ -17,7 +17,7 @@ class ListPlaces(msgspec.Struct, frozen=True):
 
 
 class StopEngine(msgspec.Struct, frozen=True):
-    """StopEngine an engine process."""
+    """End an engine process."""
 
     name: str
 

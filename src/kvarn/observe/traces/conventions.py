@@ -61,7 +61,7 @@ def turn_attributes(request: TracedRequest, turn: TracedTurn) -> Attributes:
     """Attributes of a turn's span."""
     attributes: Attributes = {
         "gen_ai.operation.name": operation_of(request.route),
-        "gen_ai.provider.name": turn.provider or PROVIDER,
+        "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": request.model_route or turn.model,
         "gen_ai.response.model": turn.model,
         "gen_ai.usage.input_tokens": turn.prompt_tokens,
@@ -81,7 +81,7 @@ def turn_attributes(request: TracedRequest, turn: TracedTurn) -> Attributes:
         "kvarn.replica": turn.replica or None,
         "error.type": "refused" if turn.refused else "failed" if turn.outcome == "failed" else None,
     }
-    return attributes | {name: value for name, value in optional.items() if value is not None} | dict(turn.contents)
+    return attributes | {name: value for name, value in optional.items() if value is not None} | dict(turn.contents())
 
 
 def vllm_attributes(turn: Attributes, seconds: Mapping[str, float]) -> Attributes:

@@ -36,7 +36,6 @@ class SpanKind(IntEnum):
 
     INTERNAL = 1
     SERVER = 2
-    CLIENT = 3
 
 
 @dataclass(slots=True)
@@ -77,8 +76,12 @@ _PARTS = {
     "ended": "end",
 }
 """Names of the gateway's parts, by the event that ends them."""
-_OF_A_TURN = frozenset({"sent", "first_token", "failover", "generated"})
 _ENGINE = "engine."
+
+
+def _ends_turn(event: Event) -> bool:
+    """Whether an event is a part of the gateway: all others, from `sent` on, are of the turn."""
+    return event.name != "sent" and (event.name in _PARTS or event.name.startswith("stage."))
 
 
 def request_spans(request: TracedRequest, *, vllm: bool = False) -> list[Span]:
@@ -93,11 +96,10 @@ def request_spans(request: TracedRequest, *, vllm: bool = False) -> list[Span]:
     turns = iter(request.turns)
     before, of_turn = begin_s, list[Event]()
     for event in (*gateway[1:], None):
-        if of_turn and (event is None or event.name not in _OF_A_TURN):
+        if of_turn and (event is None or _ends_turn(event)):
             sent_s, last = of_turn[0].at_s, of_turn[-1]
-            is_whole = (
-                event is None or last.name == "generated"
-            )  # else it failed, at the latest when the next event came
+            is_whole = event is None or last.name == "generated"
+            # A turn that failed ended between its last event and the next one of the gateway: that part is the turn's.
             before = event.at_s if event is not None and not is_whole else last.at_s
             told = [each for each in engine if sent_s <= each.at_s <= before]
             own = len(spans)

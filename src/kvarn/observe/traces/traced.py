@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from kvarn.observe.timeline import Event
 from kvarn.observe.traces.context import TraceContext
@@ -19,8 +19,6 @@ class TracedTurn:
     model_version: str = ""
     adapter: str = ""
     replica: str = ""
-    provider: str = ""
-    """Owner of the model; empty: this server runs it."""
     service_tier: str = "default"
     outcome: str = "finished"
     refused: bool = False
@@ -32,8 +30,8 @@ class TracedTurn:
     """None: the client set no bound."""
     choices: int = 1
     finish_reasons: Sequence[str] = ()
-    contents: Mapping[str, str] = field(default_factory=dict)
-    """Attributes with its prompt and its answers; empty: contents are not sent."""
+    contents: Callable[[], Mapping[str, str]] = dict
+    """Makes attributes of its prompt and its answers; none where contents are not sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
