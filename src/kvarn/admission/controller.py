@@ -35,7 +35,7 @@ SEEK_LATE_S = 0.04  # seconds between two searches for requests that wait in vai
 
 
 class Reason(StrEnum):
-    OVERLOADED = "overloaded"  # its first token would be late, whoever sent it
+    OVERLOADED = "overloaded"  # its first token would be late, whichever tenant's it is
     OVER_SHARE = "over_share"  # its first token would be late because its own tenant has more than its share under way
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"  # it has waited for the longest time allowed

@@ -56,7 +56,7 @@ class ServingContext:
     held: ByteBudget  # memory of bodies and answers that requests may take together
 
     @property
-    def limits(self) -> GatewayConfig:
+    def gateway_config(self) -> GatewayConfig:
         return self.config.gateway
 
     @property

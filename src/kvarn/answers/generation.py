@@ -38,7 +38,7 @@ def make_choices(
     request: ChatCompletionRequest | CompletionRequest,
     sampling: SamplingParams,
     model: ReadyModel,
-    limits: GatewayConfig,
+    gateway_config: GatewayConfig,
     *,
     moderation: Callable[[], OutputModeration | None],
     first_index: int = 0,
@@ -49,7 +49,7 @@ def make_choices(
     """The `n` choices of one prompt, numbered from `first_index`. `continued`: the prompt's tokens where the answer's
     text goes on from the prompt's. `shown`: special tokens that are part of the text all the same. `moderation` and
     `splitter` make one for each choice."""
-    strings = stop_strings(request, limits)
+    strings = stop_strings(request, gateway_config)
     stops = StopStrings(strings) if strings else None
     return [
         Choice(

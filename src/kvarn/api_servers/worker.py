@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from kvarn.api_servers import ReadMetrics, Serving, Start, Version, VersionRemoved
 from kvarn.catalog.live_models import LiveModels
-from kvarn.catalog.models import limits_of
+from kvarn.catalog.models import sandbox_limits
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.channel import Channel, ChannelClosedError, Handlers
@@ -62,7 +62,7 @@ async def serve(end: socket.socket) -> int:
     channel.serve(handlers)
     orphaned = asyncio.create_task(_end_with(channel))
     # Before it takes connections: the main process is ready by now.
-    limits = limits_of(config.gateway)
+    limits = sandbox_limits(config.gateway)
     loading = [model.load_text(None, limits) for model in live.versions]
     await asyncio.gather(*loading, return_exceptions=True)  # a failure is kept by the model
     for model in live.versions:
@@ -101,7 +101,7 @@ async def _end_with(channel: Channel) -> None:
 
 
 async def _tell_when_serving(server: GatewayServer, channel: Channel) -> None:
-    while not server.started:  # noqa: ASYNC110  the server tells nobody
+    while not server.started:  # noqa: ASYNC110  the server has no callback for it
         await asyncio.sleep(_LOOK_EVERY_S)
     channel.send(Serving())
 

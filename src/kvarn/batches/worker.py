@@ -1,4 +1,5 @@
-"""The gateway's work on batches: takes those that nobody works on, as many at once as it may, and renews their leases.
+"""The gateway's work on batches: takes those that no gateway works on, as many at once as it may, and renews their
+leases.
 
 No batch keeps another from running: where all places are taken and a batch waits, one is preempted, and goes on later.
 """

@@ -35,7 +35,7 @@ class HeldRequests:
 
     @property
     def is_standby(self) -> bool:
-        """Whether another gateway has the engines, or nobody yet: no model has a replica, though one should have."""
+        """Whether another gateway has the engines, or none has yet: no model has a replica, though one should have."""
         versions = [each for model in self._models for each in model.all_versions if each.config.external is None]
         if not self._engines_outlive_gateways or any(each.replicas for each in versions):
             return False

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from kvarn.catalog.models import ServedModel, limits_of
+from kvarn.catalog.models import ServedModel, sandbox_limits
 from kvarn.config.gateway import GatewayConfig
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
@@ -25,7 +25,7 @@ class LiveModels:
         """The version of each model that has most ready replicas. The same object always."""
         self.on_added: Callable[[ServedModel], None] = lambda model: None
         """Told of each version before it serves."""
-        self._limits = limits_of(config)
+        self._limits = sandbox_limits(config)
         self._process = process
         self._versions: dict[tuple[str, int], ServedModel] = {}
         self._loading: dict[tuple[str, int], ServedModel] = {}

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 
-from kvarn.catalog.models import ServedModel, limits_of
+from kvarn.catalog.models import ServedModel, sandbox_limits
 from kvarn.config.gateway import GatewayConfig
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.routing.model_choice import split_version
@@ -77,7 +77,7 @@ class ModelTable:
 
     async def load_text(self, threads: Executor, config: GatewayConfig) -> None:
         """Load every model's tokenizer and template; one that fails leaves the others ready, and keeps the reason."""
-        limits = limits_of(config)
+        limits = sandbox_limits(config)
         loads = [model.load_text(threads, limits) for model in self]
         for model, result in zip(self, await asyncio.gather(*loads, return_exceptions=True), strict=True):
             if isinstance(result, BaseException):

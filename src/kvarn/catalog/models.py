@@ -303,7 +303,7 @@ class ServedModel:
             await self._template.close()
 
 
-def limits_of(config: GatewayConfig) -> SandboxLimits:
+def sandbox_limits(config: GatewayConfig) -> SandboxLimits:
     return SandboxLimits(config.client_work_timeout_s, config.client_work_memory_bytes)
 
 

@@ -59,7 +59,7 @@ class StageTimer:
                 return await awaited
         except TimeoutError:
             if deadline is None or not limit.expired():
-                raise  # somebody else's
+                raise  # of what is awaited, not of this limit
             raise StageTimeoutError(deadline[1], self._timeouts.seconds(deadline[1]) or 0.0) from None
 
 

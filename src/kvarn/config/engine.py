@@ -26,7 +26,7 @@ class EngineConfig(Section):
 
     max_prefill_stretch: float = Field(2.0, ge=1)
     """Factor by which prompts may stretch a step when running requests miss the TPOT target even without them: a target
-    out of reach protects nobody, and must not delay the prompts."""
+    out of reach protects no request, and must not delay the prompts."""
 
     prefix_cache: bool = True
     """Keep computed blocks in a radix tree and reuse them for prompts that begin with the same tokens."""

@@ -35,7 +35,7 @@ class GatewayConfig(Section):
     allowed_origins: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")], ...] | None = None
     """Origins of web pages, such as `https://chat.example.com`, whose scripts may read answers in a browser (CORS).
     Default: pages that this machine serves (localhost and loopback addresses). A listed origin may use an open server
-    without a key, as whoever is on this machine may; `*` allows every page, and none without a key. Empty: none."""
+    without a key, as clients on this machine may; `*` allows every page, and none without a key. Empty: none."""
 
     ssl_certfile: str | None = Field(None, min_length=1)
     """PEM file of the certificate (and its chain): the server speaks HTTPS. Default: plain HTTP."""

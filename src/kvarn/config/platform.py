@@ -16,7 +16,7 @@ class AuthConfig(Section):
     """Access to the server."""
 
     mode: Literal["auto", "keys", "open"] = "auto"
-    """`keys`: every request needs an API key. `open`: none is needed, and whoever has none acts for the default
+    """`keys`: every request needs an API key. `open`: none is needed, and a request without one acts for the default
     organisation as its administrator; refused on an address that other machines reach. `auto`: open on a loopback
     address, keys on any other."""
 

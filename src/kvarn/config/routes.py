@@ -133,7 +133,7 @@ class RouteConfig(Section):
             raise ValueError(f"the route {self.name!r} names a target twice")
         holders = [(pin.organization, pin.project, pin.key) for pin in self.pins]
         if len(set(holders)) < len(holders):
-            raise ValueError(f"the route {self.name!r} pins somebody twice")
+            raise ValueError(f"the route {self.name!r} pins the same organization, project or key twice")
         return self
 
     @property

@@ -139,9 +139,11 @@ class EngineCore:
         return aborted
 
     def retire_adapter(self, adapter: str) -> None:
+        """Have an adapter's blocks freed once no request uses it."""
         self.scheduler.memory.adapters.retire(adapter)
 
     def keep_adapter(self, adapter: str) -> None:
+        """Take a retirement back."""
         self.scheduler.memory.adapters.keep(adapter)
 
     def forget_tenant(self, tenant: str) -> None:
@@ -195,12 +197,14 @@ class EngineCore:
 
     @property
     def num_collected(self) -> int:
+        """Number of steps whose results were taken."""
         return self.scheduler.totals.steps - self.scheduler.num_in_flight
 
     @property
     def stores_settle_after(self) -> int:
         """Number of the step with which all blocks published so far are stored."""
-        return self.scheduler.totals.steps + self.scheduler.memory.has_transfers
+        planned = self.scheduler.totals.steps
+        return planned + 1 if self.scheduler.memory.has_transfers else planned  # the next step carries the transfers
 
     @property
     def cache(self) -> PrefixCache:

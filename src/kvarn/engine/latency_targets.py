@@ -1,9 +1,9 @@
 """Requests that can still keep their latency targets, and the number that may run at once for that.
 
-Past an engine's capacity a queue in order of arrival makes everybody late: each is begun when its target is missed
+Past an engine's capacity a queue in order of arrival makes every request late: each is begun when its target is missed
 already. So `WaitingQueue` lets those go first that would have their first token in time if they started now
 (`misses_target`), and none starts that would make running ones miss their time per token (`has_room`). Both are
-predicted by the engine's step-time model; until that knows enough, everybody starts at once.
+predicted by the engine's step-time model; until that knows enough, every request starts at once.
 """
 
 from __future__ import annotations
@@ -55,9 +55,11 @@ class LatencyTargets:
 
     @property
     def usual_cost(self) -> float:
+        """Cost of the average request: tokens of its computed prompt and of its answer, each kind by its weight."""
         return self._cost(self._computed * self._prompt, self._output)
 
     def cost(self, sequence: Sequence) -> float:
+        """Expected cost of a sequence, in weighted tokens as `usual_cost`."""
         output = min(float(sequence.request.sampling.max_tokens), self._output) if self._ended else 0.0
         return self._cost(sequence.num_tokens, output)
 

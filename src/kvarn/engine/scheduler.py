@@ -182,7 +182,7 @@ class Scheduler:
         return len(self.queue) > 0 and self._running.has_free_slot
 
     def _kept_for_prompts(self) -> int:
-        """Tokens that decodes leave to prompts, should there ever be as many decodes as the budget has tokens."""
+        """Tokens of each step reserved for prefill, so that decodes cannot use the whole budget."""
         return min(self._config.min_prefill_chunk, self._config.token_budget // 4)
 
     def _compute(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> None:
@@ -265,8 +265,8 @@ class Scheduler:
         """Start waiting sequences in the queue's order while tokens, slots and blocks last. Those whose adapter is not
         there have it loaded where there is room, and wait for that while others start.
 
-        One that does not fit is passed over, but not for ever: when the first of those has been passed over for as
-        long as ageing lifts by a tier, no other passes it until it fits. Returns why the rest waits.
+        One that does not fit is passed over; after `priority_ageing_s` seconds blocked, admission stops at that
+        sequence until it fits. Returns why the rest waits.
         """
         spare, adapters = self._memory_reserve.spare_blocks(), self.memory.adapters
         passed = 0

@@ -56,7 +56,7 @@ class StepBuilder:
         """Tokens of each sequence to be computed. A row can still be taken out of the step."""
         self.extras: dict[Sequence, RowExtras] = {}  # extras of the few rows that have any
         self.admitted: list[Sequence] = []
-        self.preempted = False  # whether memory ran out: then nobody new starts in this step
+        self.preempted = False  # whether memory ran out: then no new sequence starts in this step
         self._masks: dict[int, RowMasks] = {}
         self._config = config
         self._step_time = step_time

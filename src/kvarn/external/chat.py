@@ -44,12 +44,12 @@ async def external_chat(
     external: ExternalModel, serving: ServingContext, record: RequestRecord, question: ChatQuestion, model: ReadyModel
 ) -> ChatPrompt:
     """Check a chat and make its request to the other server."""
-    request, limits = question.request, serving.limits
+    request, gateway_config = question.request, serving.gateway_config
     if question.context:
         raise invalid_request("Another server runs this model: it takes no token ids before a chat.", "context")
-    stop_strings(request, limits)
-    choices = at_most("n", request.n, limits.max_n) or 1
-    at_most("top_logprobs", request.top_logprobs, limits.max_logprobs)
+    stop_strings(request, gateway_config)
+    choices = at_most("n", request.n, gateway_config.max_n) or 1
+    at_most("top_logprobs", request.top_logprobs, gateway_config.max_logprobs)
     prompt_tokens = await count_external_chat(external, serving, record, request, model)
     named = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     given: int | None = getattr(request, named)

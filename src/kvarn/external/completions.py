@@ -62,10 +62,10 @@ async def external_completion(
     model: ReadyModel,
 ) -> CompletionPrompt:
     """Check a text completion and make its requests to the other server."""
-    limits, given = serving.limits, as_list(request.prompt)
-    stop_strings(request, limits)
-    n = at_most("n", request.n, limits.max_n) or 1
-    at_most("logprobs", request.logprobs, limits.max_logprobs)
+    gateway_config, given = serving.gateway_config, as_list(request.prompt)
+    stop_strings(request, gateway_config)
+    n = at_most("n", request.n, gateway_config.max_n) or 1
+    at_most("logprobs", request.logprobs, gateway_config.max_logprobs)
     texts = [each for each in given if isinstance(each, str)]
     if len(texts) < len(given):
         if request.echo:

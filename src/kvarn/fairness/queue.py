@@ -179,7 +179,7 @@ class FairQueue(Generic[ItemT]):
         tenant, num_late = self._tenants[item.account.name], self.num_late
         if not num_late:
             self._share = LateShare()
-        elif len(self) > num_late:  # else it takes nobody's turn
+        elif len(self) > num_late:  # else no item that is in time waits for its turn
             late = self._is_apart(tenant, item)
             if tenant.entries and tenant.late:
                 tenant.share.started(cost, late=late)

@@ -265,7 +265,7 @@ class FleetController:
         supervisor = EngineSupervisor(spec, self._config.replica, self._launcher, last_run=last_run, clock=self._clock)
         self._engines.supervisors[spec.replica] = supervisor
         supervisor.subscribe(self._changed)
-        if not spec.warm:  # nobody else hears of one that waits
+        if not spec.warm:  # listeners do not hear of one that waits
             self._tell_of(supervisor)
         supervisor.start()
         log.info("replica started", extra={"replica": spec.replica, "version": spec.version, "warm": spec.warm})

@@ -43,8 +43,8 @@ class JsonBody(Generic[RequestT]):
         check_length, record = request.app.state.check_length, record_of(request.scope)
         if not record.reply.dialect.any_body_type or "origin" in request.headers:
             _require_json(request)
-        limits = gateway.limits
-        receive = limit_body(request, limits.max_body_bytes, limits.body_timeout_s, "gateway.max_body_bytes")
+        config = gateway.gateway_config
+        receive = limit_body(request, config.max_body_bytes, config.body_timeout_s, "gateway.max_body_bytes")
         announced = request.headers.get("content-length")
         if announced is not None:
             check_length(record, int(announced))

@@ -27,7 +27,7 @@ from kvarn.answers.turn import Stage
 from kvarn.catalog.held_requests import HeldRequests
 from kvarn.catalog.metrics import EngineCollector, RoutingCollector
 from kvarn.catalog.model_table import ModelTable
-from kvarn.catalog.models import ReplicasByModel, ServedModel, limits_of
+from kvarn.catalog.models import ReplicasByModel, ServedModel, sandbox_limits
 from kvarn.catalog.text_pool import TextPool
 from kvarn.config.schema import KvarnConfig
 from kvarn.external.generator import external_generator
@@ -99,7 +99,7 @@ def build_gateway(
         steps=steps,
         moderation=Moderation(config.safety, table, text, services.prompts),
         text=text,
-        grammars=GrammarPool(limits_of(config.gateway)),
+        grammars=GrammarPool(sandbox_limits(config.gateway)),
         metrics=metrics,
         held=held,
         responses=BackgroundResponses(store, config.responses, lambda run: run_background(gateway, run)),

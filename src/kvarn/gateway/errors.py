@@ -87,4 +87,4 @@ def _methods_of(request: Request, path: str) -> list[str]:
 
 async def _note_disconnect(request: Request, _: Exception) -> Response:
     record_of(request.scope).reply.disconnected = True
-    return Response(status_code=499)  # nobody reads it
+    return Response(status_code=499)  # the client is gone

@@ -67,8 +67,8 @@ class Services:
 
     async def start(self) -> None:
         """Bring the database up to date and start what runs beside the requests. Where the database is away, serving
-        begins all the same, and this goes on in the background. Raises `StoreError`: the schema cannot be used, or
-        nobody could have a key."""
+        begins all the same, and this goes on in the background. Raises `StoreError`: the schema cannot be used, or the
+        first administrator's key cannot be written."""
         self.metering.open()
         self.identity.start()
         await self.limiter.start()

@@ -26,7 +26,7 @@ class Authenticator(Protocol):
 class KeyAuthenticator:
     """Finds the principal by the request's API key, one of the database or of the configuration. `open_to`: on an open
     server, the names besides those of a loopback address under which requests without a valid key act as anybody, as do
-    pages of `origins`; a valid key is honoured all the same. None: everybody needs a key."""
+    pages of `origins`; a valid key is honoured all the same. None: every request needs a key."""
 
     def __init__(
         self,

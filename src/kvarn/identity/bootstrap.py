@@ -22,8 +22,8 @@ _log = logging.getLogger("kvarn.identity")
 
 
 async def ensure_admin_key(store: Store, config: KvarnConfig) -> Path | None:
-    """Make an administrator's key where nobody has a valid one; its file. The key is shown once: in a file of
-    `data_dir` that only this user can read, never in a log. One of several gateways that start at once makes it. Raises
+    """Make an administrator's key where no valid one exists; its file. The key is shown once: in a file of `data_dir`
+    that only this user can read, never in a log. One of several gateways that start at once makes it. Raises
     `StoreError`."""
     async with store.reading() as session:  # most often there is one, and nothing need be written to know it
         if await has_admin_key(session, DEFAULT_ORGANIZATION, int(store.now())):
@@ -33,7 +33,7 @@ async def ensure_admin_key(store: Store, config: KvarnConfig) -> Path | None:
             return None
         asked = KeyRequest(name="Bootstrap admin key", role=Role.ADMIN)
         _, value = await add_key(change, DEFAULT_ORGANIZATION, DEFAULT_PROJECT, asked)
-        # Whoever reads the file before the commit is cached as unknown only until then.
+        # A key that is used before the commit is cached as unknown only until then.
         change.changed.add(DEFAULT_ORGANIZATION)
         # On disk before the commit: a key in the database that nobody knows would keep the next start from making one.
         path = _write(config, value)

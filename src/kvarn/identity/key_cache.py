@@ -95,7 +95,7 @@ class KeyCache:
         return self._anybody or ANYBODY
 
     def renew(self, organizations: Collection[str] | None = None) -> None:
-        """Read the keys of organisations that were changed through this gateway again; None: everybody's."""
+        """Read the keys of organisations that were changed through this gateway again; None: all keys."""
         self._renewals += 1
         self._forget(organizations)
 
@@ -182,7 +182,7 @@ class KeyCache:
         for lookup in [key for key, grant in self._known.items() if grant.organization_id in (organizations or ())]:
             del self._known[lookup]
         if organizations is None or DEFAULT_ORGANIZATION in organizations:
-            self._is_anybody_current = False  # not forgotten: everybody needs a principal while the database is away
+            self._is_anybody_current = False  # not forgotten: requests need it while the database is away
 
     @property
     def _is_away(self) -> bool:

@@ -49,8 +49,8 @@ def check_host(
     headers: Iterable[tuple[bytes, bytes]], allowed_hosts: Collection[str], allowed_origins: Collection[str] = ()
 ) -> None:
     """Refuse with a 403 a request that was sent to another name than this machine's or `allowed_hosts`, or by a page of
-    another site than `allowed_origins`. `*` is no origin: it lets scripts read, it does not make them somebody who is
-    known."""
+    another site than `allowed_origins`. `*` is no origin: it lets scripts read answers, but their requests are still
+    refused here."""
     host = None
     for name, value in headers:
         text = value.decode("latin-1")

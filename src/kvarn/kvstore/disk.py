@@ -2,9 +2,9 @@
 
     directory/model/digest/tenant/00000001.segment      and `key`, where blocks are encrypted
 
-The digest is that of the model's weights and layout: when it changes, what was kept before is deleted, since nobody can
-use it. A block can be found from when its batch is on disk (`fsync`); whatever ends the process before loses the batch,
-nothing else. Room is made by whole files, the least recently used first; within its share, by the tenant's own.
+The digest is that of the model's weights and layout: when it changes, what was kept before is deleted, since no engine
+can use it. A block can be found from when its batch is on disk (`fsync`); whatever ends the process before loses the
+batch, nothing else. Room is made by whole files, the least recently used first; within its share, by the tenant's own.
 """
 
 from __future__ import annotations

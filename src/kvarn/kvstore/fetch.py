@@ -19,7 +19,7 @@ class Fetch:
         self.pinned: list[bytes] = []  # those that are in memory
         self.ended = False
         self.on_release: Callable[[], None] = lambda: None
-        """Called once nobody waits for it any more."""
+        """Called once, when no sequence waits for it any more."""
         self._store = store
 
     def is_done(self) -> bool:

@@ -68,7 +68,7 @@ class Segment:
     def scan(self, model: bytes, tenant: bytes) -> int:
         """Read all headers of a file that an earlier process wrote; cut off a record that it did not write to its end.
         Returns the number of unusable records. Raises OSError where it is no file, or cannot be read."""
-        if not self.path.is_file():  # a pipe would not be opened before somebody writes
+        if not self.path.is_file():  # opening a pipe waits for a writer
             raise OSError(errno.EINVAL, "not a file")
         size = self.path.stat().st_size
         count = size // self.record_bytes
@@ -81,7 +81,7 @@ class Segment:
         return (size % self.record_bytes != 0) + self.names.count(None)
 
     def delete(self) -> None:
-        """Remove the file; whoever reads it just now reads on."""
+        """Remove the file; readers that have it open read on."""
         self.path.unlink(missing_ok=True)
 
 

@@ -1,1 +1,2 @@
-"""Requests and tokens per minute, and how many run at once: one algorithm, in the process and as a script in Redis."""
+"""Rate limits (requests and tokens per minute, requests at once) and budgets (tokens or cost of a period): one
+algorithm, in the process and as a script in Redis."""

@@ -8,7 +8,11 @@ from kvarn.limits.types import Decision, Reservation, Update
 
 
 class CountsBackend(Protocol):
-    """Counts limits by the rule of `Counts`. Calls take effect in the order in which they are made."""
+    """Counts limits and budgets by the rule of `Counts`.
+
+    Calls take effect in the order in which they are made, with one exception: a later `reserve` may overtake calls of
+    `update` where many of those wait to be sent, as in `RedisCounts`.
+    """
 
     @property
     def away(self) -> bool:

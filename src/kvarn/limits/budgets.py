@@ -41,7 +41,7 @@ class _Known:
 
 
 class BudgetTracker:
-    """All budgets. Used from one thread; asks nobody."""
+    """All budgets. Used from one thread; no I/O."""
 
     def __init__(self) -> None:
         self.gateway = new_id("gw_")

@@ -23,10 +23,10 @@ from kvarn.limits.types import Decision, Kind, Limit, LimitsAwayError, Reservati
 from kvarn.observe.limits import LimitMetrics
 
 _MAX_WAITED, _MAX_UNWAITED = 512, 128
-"""Calls sent in one round trip, of those a caller waits for and of the others: few of these, so that nobody waits long
-behind them."""
+"""Calls sent in one round trip, of those a caller waits for and of the others: few of these, so that no caller waits
+long behind them."""
 _MAX_OWED = 20_000
-"""Calls kept for which nobody waits; the oldest are given up first."""
+"""Calls kept for which no caller waits; the oldest are given up first."""
 _FIRST_PROBE_S, _LAST_PROBE_S = 0.1, 1.0
 _STALL_S = 0.05
 """A timer that fires so late says that this process was held up, not Redis."""
@@ -95,7 +95,7 @@ class RedisCounts:
         """By itself: a pool and a pipeline around it would cost more than the calls."""
         self._waited: deque[_Call] = deque()
         self._owed: deque[_Call] = deque()
-        """For which nobody waits."""
+        """Calls for which no caller waits."""
         self._sender: asyncio.Task[None] | None = None
         self._prober: asyncio.Task[None] | None = None
         self._stopped = False
@@ -180,7 +180,7 @@ class RedisCounts:
                 waited = [call for call in _first(self._waited, _MAX_WAITED) if call.reply and not call.reply.done()]
                 if unwaited or waited:
                     await self._send_batch(unwaited, waited)
-        except Exception as error:  # whatever it was: nobody may wait for ever
+        except Exception as error:  # whatever it was: no caller may wait for ever
             self._owed.extendleft(reversed(unwaited))
             self._waited.extendleft(reversed(waited))
             self._go_away(error)

@@ -98,8 +98,8 @@ class Usage(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """With the reservation, where it was admitted. More than the maximum where requests used more than they had
     reserved. Of a budget: spent for certain, without what running requests may come to."""
     wait_ms: int
-    """Until the reservation would be admitted if nobody else came: 0 where there is room, `NEVER` where it is larger
-    than the limit. The end of running requests is not known: for them it is a guess."""
+    """Until the reservation would be admitted if no other request came: 0 where there is room, `NEVER` where it is
+    larger than the limit. The end of running requests is not known: for them it is a guess."""
     reset_ms: int
     """Until nothing that was counted counts any more; 0 for running requests and budgets."""
 

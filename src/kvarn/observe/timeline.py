@@ -1,7 +1,7 @@
 """Timeline of a request: a list of events, and the events of engines.
 
-A `Timeline` belongs to a record (one HTTP request). Under it are turns: a turn is one generation by one engine. Whoever
-does something to a request adds an event; spans are made of this list (`kvarn.observe.traces`).
+A `Timeline` belongs to a record (one HTTP request). Under it are turns: a turn is one generation by one engine. Each
+component that does something to a request adds an event; spans are made of this list (`kvarn.observe.traces`).
 
 An engine counts microseconds from when it accepted the turn, since its clock is not the gateway's. What it tells is a
 flat list of integers on the wire, with the first and the last delta of a turn: for each event its kind, its time and

@@ -162,7 +162,7 @@ class QualityMonitor:
         try:
             result = "equal" if await self.probe(model, name) else "drifted"
         except _UNANSWERED as error:
-            result = "unanswered"  # a replica that is lost or full is another's matter; that nobody looked is counted
+            result = "unanswered"  # a replica that is lost or full is counted elsewhere, the missing check here
             log.debug("golden prompt not answered", extra={"replica": name, "reason": str(error)})
         except Exception:
             result = "unanswered"

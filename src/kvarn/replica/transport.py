@@ -176,7 +176,7 @@ class ClientTransport:
         keys = endpoint.keys
         self._guard = None if keys is None else _Guard(self._context, keys.engine)
         self._from_engine = _bound(self._context, own, "" if keys is None else keys.gateway_secret)
-        self._inbound = ConnectionMonitor(self._from_engine) if watched else None  # nobody knows the address yet
+        self._inbound = ConnectionMonitor(self._from_engine) if watched else None  # no engine knows the address yet
         self.address = own if keys is None else str(self._from_engine.getsockopt_string(zmq.LAST_ENDPOINT))
         """Address at which the engine finds this process."""
         outbox_keys = None if keys is None else (keys.gateway, keys.gateway_secret, keys.engine)
@@ -269,7 +269,7 @@ class _Guard:
 
 
 def _notice_silence(socket: zmq.Socket[bytes]) -> None:
-    """Have a connection end whose other end is silent: nobody may ever say that it is broken."""
+    """Have a connection end whose other end is silent: nothing else may ever report that it is broken."""
     socket.setsockopt(zmq.HEARTBEAT_IVL, _TCP_PING_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _TCP_SILENT_MS)
 

@@ -17,10 +17,10 @@ from kvarn.identity.scopes import check_endpoint
 from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.responses.background_runs import BackgroundRun, ResponsesContext
 from kvarn.responses.ending import ResponseEnding
-from kvarn.responses.operation import run_turn
+from kvarn.responses.operation import run_response
 from kvarn.responses.replay import unwritten
 from kvarn.responses.request import chat_request, new_response
-from kvarn.responses.turns import Turn, open_turn, reopen_turn
+from kvarn.responses.turns import ResponseInput, open_input, reopen_input
 from kvarn.responses.writer import ResponseWriter
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
@@ -54,11 +54,11 @@ async def start_background(serving: ResponsesContext, record: RequestRecord, req
 async def _queue(serving: ResponsesContext, record: RequestRecord, request: ResponseRequest) -> BackgroundRun:
     principal, responses = record.principal, serving.responses
     response_id = new_id("resp_")
-    turn = await open_turn(serving, record, request, response_id)
+    response_input = await open_input(serving, record, request, response_id)
     response = new_response(request, response_id, int(serving.store.now()))
     row = StoredResponse(
         id=response_id,
-        input_items=turn.items,
+        input_items=response_input.items,
         body=msgspec.to_builtins(response),
         request={
             "asked": request.model_dump(by_alias=True, exclude_unset=True, exclude={"input"}),
@@ -69,7 +69,7 @@ async def _queue(serving: ResponsesContext, record: RequestRecord, request: Resp
         conversation_id=request.conversation_id,
     )
     try:
-        await serving.run(record, lambda: chat_request(request, request.model, turn.context))
+        await serving.run(record, lambda: chat_request(request, request.model, response_input.context))
         await stored.queue_response(
             serving.store,
             principal.owner,
@@ -81,7 +81,7 @@ async def _queue(serving: ResponsesContext, record: RequestRecord, request: Resp
             responses.config.lease_s,
         )
     except BaseException:
-        await responses.unlock(turn.lock)
+        await responses.unlock(response_input.lock)
         raise
     return BackgroundRun(response_id, principal.organization_id, principal.owner, row, record.body_bytes, principal)
 
@@ -105,7 +105,7 @@ class _Attempt:
         response = msgspec.convert(row.body, Response)
         self._serving = serving
         self._run = run
-        self._turn = Turn([], row.input_items, lock)
+        self._input = ResponseInput([], row.input_items, lock)
         self._writer = ResponseWriter(unwritten(response), len(row.input_items))
         self._ending = ResponseEnding(serving.responses, run.owner, self._writer, row.input_items, lock, run)
         # The input is kept as items, with references resolved.
@@ -134,7 +134,7 @@ class _Attempt:
                 tries += 1
                 pause_s = min(30.0, float(refusal.headers.get("retry-after", RETRY_AFTER_S * 2 ** min(tries, 5))))
             finally:
-                if self._run.stop_reason == "lost":  # the lock is that of whoever has taken it over
+                if self._run.stop_reason == "lost":  # the lock is that of the gateway that took it over
                     self._serving.responses.locked.discard(self._run.id)
                 await record.close()
                 tell_ended(self._serving.steps.observers, record, "background response")
@@ -145,9 +145,9 @@ class _Attempt:
         record.principal = run.principal or await _find_principal(serving, run)
         check_endpoint(record.principal, record.endpoint)
         run.principal = None  # a later try looks again: the key may be revoked by then
-        self._turn = await reopen_turn(serving, record, self._request, self._turn)
+        self._input = await reopen_input(serving, record, self._request, self._input)
         seed = run.row.request["seed"]
-        made = await run_turn(serving, record, self._request, self._turn, self._ending, seed)
+        made = await run_response(serving, record, self._request, self._input, self._ending, seed)
         noted = False
         async with aclosing(made.events()) as batches:
             async for batch in batches:
@@ -175,6 +175,6 @@ async def _find_principal(serving: ResponsesContext, run: BackgroundRun) -> Prin
     """The sender of the request, as of now: a key may have been revoked since."""
     principal = await find_bearer(serving.store, run.owner, run.row.request["key_id"])
     if principal is None:
-        message = "Whoever asked for the response may no longer do so."
+        message = "The sender of the request may no longer ask for this response."
         raise ApiError(401, message, code="invalid_api_key")
     return principal

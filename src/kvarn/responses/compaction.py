@@ -7,7 +7,7 @@ from kvarn.answers.record import RequestRecord
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.operation import fitting_chat
 from kvarn.responses.request import empty_input, in_response_terms
-from kvarn.responses.turns import Turn, read_turn
+from kvarn.responses.turns import ResponseInput, read_input
 from kvarn.responses.writer import item_id
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.responses.answer import CompactedResponse, response_usage
@@ -25,14 +25,14 @@ async def compact(serving: ResponsesContext, record: RequestRecord, request: Com
     """Shorten what a request goes on from and brings. Where it is longer than the model's context, the oldest items are
     left out of the summary."""
     response_id = f"resp_{record.id}"
-    turn = await read_turn(serving, record, request, response_id)
-    if not turn.context:
+    response_input = await read_input(serving, record, request, response_id)
+    if not response_input.context:
         raise empty_input()
     asked = request.model_copy(update={"truncation": "auto", "tools": None, "tool_choice": None, "text": None})
-    question = user_message(_ASK, item_id("msg_", response_id, len(turn.items)))
+    question = user_message(_ASK, item_id("msg_", response_id, len(response_input.items)))
     try:
         model = await serving.catalog.wait_for(record, request.model, "generate")
-        summarized = Turn(turn.earlier, [*turn.items, question])
+        summarized = ResponseInput(response_input.earlier, [*response_input.items, question])
         chat = await fitting_chat(serving, record, asked, summarized, model)
         run = await start_chat(serving, record, chat.model_copy(update={"service_tier": request.service_tier}))
         answer = await run.collect()
@@ -42,9 +42,9 @@ async def compact(serving: ResponsesContext, record: RequestRecord, request: Com
     summary = (choice.message.content or "").strip()
     if choice.finish_reason != "stop" or not summary:
         raise _no_summary(choice.finish_reason)
-    said = [item for item in turn.context if item["type"] == "message" and item["role"] == "user"]
+    said = [item for item in response_input.context if item["type"] == "message" and item["role"] == "user"]
     compaction = {
-        "id": item_id(PREFIXES["compaction"], response_id, len(turn.items)),
+        "id": item_id(PREFIXES["compaction"], response_id, len(response_input.items)),
         "type": "compaction",
         "encrypted_content": encoded_summary(summary),
     }

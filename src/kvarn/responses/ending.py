@@ -2,7 +2,7 @@
 
                 finish, fail, cancel               it is stored, or cannot be
     WRITING ---------------------------> ENDING -----------------------------> ENDED     its last events are sent
-       |                                    |  another gateway ends it, or nobody
+       |                                    |  another gateway ends it, or none
        +------------------------------------+--------------------------------> DROPPED   nothing is sent from here
                        drop
 
@@ -12,10 +12,10 @@
 | its engine, a refusal, a server that stops while it streams | `fail` | `failed` |
 | its client, who cancels it or closes its stream | `cancel` | `cancelled` |
 | a client without a stream who leaves, or whose answer breaks off | `drop` | nothing: it is not stored |
-| a deletion; a gateway that stops or has lost its lease of it | `drop` | nothing: another ends it, if anybody |
+| a deletion; a gateway that stops or has lost its lease of it | `drop` | nothing: another ends it, if any |
 
-The first call ends it; later calls wait for that end and change nothing. It is stored before its end is sent, since
-whoever goes on from it must find it, and since storing it may change how it ends: where a conversation has gone on
+The first call ends it; later calls wait for that end and change nothing. It is stored before its end is sent, since a
+request that goes on from it must find it, and since storing it may change how it ends: where a conversation has gone on
 without it, or the database refuses its turn, it has `failed`. A conversation goes on only from what is `completed` or
 `incomplete`. Among gateways it is the lease of a background response that lets one of them store its end, once
 (`finish_background`).

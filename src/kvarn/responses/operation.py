@@ -18,7 +18,7 @@ from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.ending import ResponseEnding
 from kvarn.responses.events import EventEncoder
 from kvarn.responses.request import chat_request, grammar_warnings, in_response_terms, new_response
-from kvarn.responses.turns import Turn, open_turn, read_turn
+from kvarn.responses.turns import ResponseInput, open_input, read_input
 from kvarn.responses.writer import ResponseWriter
 from kvarn.text.errors import PromptTooLongError
 from kvarn.text.logprobs import encoded_bytes
@@ -103,28 +103,30 @@ async def start_response(serving: ResponsesContext, record: RequestRecord, reque
     """Read what a response goes on from, check it, and take it in."""
     await _check_quota(serving, record, request)
     response_id = f"resp_{record.id}"
-    turn = await open_turn(serving, record, request, response_id)
-    writer = ResponseWriter(new_response(request, response_id, int(serving.store.now())), len(turn.items))
-    ending = ResponseEnding(serving.responses, record.principal.owner, writer, turn.items, turn.lock, record=record)
-    return await run_turn(serving, record, request, turn, ending)
+    response_input = await open_input(serving, record, request, response_id)
+    writer = ResponseWriter(new_response(request, response_id, int(serving.store.now())), len(response_input.items))
+    ending = ResponseEnding(
+        serving.responses, record.principal.owner, writer, response_input.items, response_input.lock, record=record
+    )
+    return await run_response(serving, record, request, response_input, ending)
 
 
-async def run_turn(
+async def run_response(
     serving: ResponsesContext,
     record: RequestRecord,
     request: ResponseRequest,
-    turn: Turn,
+    response_input: ResponseInput,
     ending: ResponseEnding,
     seed: int | None = None,
 ) -> ResponseRun:
-    """Take in a response whose turn is open; the turn's lock is let go when the record is closed, or on refusal. Raises
-    as `start_response` does."""
+    """Take in a response whose input was read. The input's lock is released when the record is closed, or on refusal.
+    Raises as `start_response` does."""
     try:
-        chat = await _start_chat(serving, record, request, turn, seed)
+        chat = await _start_chat(serving, record, request, response_input, seed)
     except BaseException:
-        await serving.responses.unlock(turn.lock)
+        await serving.responses.unlock(response_input.lock)
         raise
-    record.holdings.push_async_callback(serving.responses.unlock, turn.lock)
+    record.holdings.push_async_callback(serving.responses.unlock, response_input.lock)
     defaults = chat.model.sampling_defaults
     ending.writer.response = replace(
         ending.writer.response,
@@ -142,23 +144,27 @@ async def count_input_tokens(
 ) -> InputTokens:
     name = request.model or next(iter(serving.models)).name
     model = serving.catalog.ready(record, name, "generate")
-    turn = await read_turn(serving, record, request)
-    chat = await fitting_chat(serving, record, request, turn, model)
+    response_input = await read_input(serving, record, request)
+    chat = await fitting_chat(serving, record, request, response_input, model)
     return InputTokens(
         input_tokens=await serving.steps.generator_of(model).count_chat_tokens(serving, record, chat, model)
     )
 
 
 async def _start_chat(
-    serving: ResponsesContext, record: RequestRecord, request: ResponseRequest, turn: Turn, seed: int | None
+    serving: ResponsesContext,
+    record: RequestRecord,
+    request: ResponseRequest,
+    response_input: ResponseInput,
+    seed: int | None,
 ) -> ChatRun:
     record.choice.session = request.conversation_id or ""
     try:
         if request.truncation == "auto":
             model = await serving.catalog.wait_for(record, request.model, "generate")
-            chat = await fitting_chat(serving, record, request, turn, model, seed)
+            chat = await fitting_chat(serving, record, request, response_input, model, seed)
         else:
-            chat = await serving.run(record, lambda: chat_request(request, request.model, turn.context, seed))
+            chat = await serving.run(record, lambda: chat_request(request, request.model, response_input.context, seed))
         record.reply.warnings += [
             warning for warning in grammar_warnings(request) if warning not in record.reply.warnings
         ]
@@ -179,13 +185,13 @@ async def fitting_chat(
     serving: ResponsesContext,
     record: RequestRecord,
     request: ContextFields,
-    turn: Turn,
+    response_input: ResponseInput,
     model: ReadyModel,
     seed: int | None = None,
 ) -> ChatCompletionRequest:
-    """The chat that answers a turn. With `truncation: auto` it lacks the oldest items, as few as must be left out for
+    """The chat that answers an input. With `truncation: auto` it lacks the oldest items, as few as must be left out for
     the prompt to fit, never the instructions; a result is not left without its call."""
-    items = turn.context
+    items = response_input.context
 
     async def chat_from(start: int) -> ChatCompletionRequest:
         return await serving.run(record, lambda: chat_request(request, model.public_name, items[start:], seed))

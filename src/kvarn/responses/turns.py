@@ -36,7 +36,9 @@ from kvarn.wire.openai.responses.request import ContextFields
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ResponseInput:
+    """Input items of a response, those of earlier turns included, and its lock on the conversation."""
+
     earlier: list[StoredItem]
     """Items of the turns before, oldest first."""
     items: list[StoredItem]
@@ -47,27 +49,31 @@ class Turn:
         return self.earlier + self.items
 
 
-async def open_turn(serving: ResponsesContext, record: RequestRecord, request: ContextFields, response_id: str) -> Turn:
+async def open_input(
+    serving: ResponsesContext, record: RequestRecord, request: ContextFields, response_id: str
+) -> ResponseInput:
     """Read what a response goes on from, and lock its conversation. It counts as if the request's body had brought it:
     as much is done with the prompt. Raises `ApiError`: 404, 409 while another response is made in the conversation, 400
     for an input that does not go together and for too much to go on from."""
     if request.conversation_id is None:
-        return await read_turn(serving, record, request, response_id)
+        return await read_input(serving, record, request, response_id)
     lock = Lock(request.conversation_id, response_id)
     async with _locked(serving, record, lock):
-        return replace(await read_turn(serving, record, request, response_id), lock=lock)
+        return replace(await read_input(serving, record, request, response_id), lock=lock)
 
 
-async def read_turn(
+async def read_input(
     serving: ResponsesContext, record: RequestRecord, request: ContextFields, response_id: str = "resp_"
-) -> Turn:
+) -> ResponseInput:
     earlier = await _read_earlier(serving, record, request)
     items = await _new_items(serving, record, request.input, earlier, response_id)
-    return _bounded(request, Turn(earlier, items))
+    return _bounded(request, ResponseInput(earlier, items))
 
 
-async def reopen_turn(serving: ResponsesContext, record: RequestRecord, request: ContextFields, known: Turn) -> Turn:
-    """A turn whose own items are known already, with what is earlier by now. Raises as `open_turn` does."""
+async def reopen_input(
+    serving: ResponsesContext, record: RequestRecord, request: ContextFields, known: ResponseInput
+) -> ResponseInput:
+    """An input whose own items are known already, with what is earlier by now. Raises as `open_input` does."""
     if known.lock is None:
         return _bounded(request, replace(known, earlier=await _read_earlier(serving, record, request)))
     async with _locked(serving, record, known.lock):
@@ -117,13 +123,13 @@ async def _read_earlier(serving: ResponsesContext, record: RequestRecord, reques
     return await serving.run(record, lambda: [item for turn in chain for item in turn.items()])
 
 
-def _bounded(request: ContextFields, turn: Turn) -> Turn:
-    if turn.earlier:  # an input alone has the bounds of a body
+def _bounded(request: ContextFields, response_input: ResponseInput) -> ResponseInput:
+    if response_input.earlier:  # an input alone has the bounds of a body
         try:
-            check_items(turn.context)
+            check_items(response_input.context)
         except HistoryTooLongError:
             raise _too_long(request) from None
-    return turn
+    return response_input
 
 
 def _too_long(request: ContextFields) -> ApiError:

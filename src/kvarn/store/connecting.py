@@ -156,7 +156,7 @@ def _give_up_sqlite(connection: Any, *_: object) -> None:
     # that, and closing waits for the thread: the running statement is interrupted. Closing alone does not end its
     # transaction while a cursor is still referred to: the lock of writers would be held until that is garbage. A
     # rollback that is itself cancelled is done all the same, before the closing. Where there is no event loop to wait
-    # in, nobody waits for the lock.
+    # in, no task waits for the lock.
     with suppress(ValueError):  # it was closed already
         connection.driver_connection._conn.interrupt()
     with suppress(asyncio.CancelledError, MissingGreenlet, connection.dbapi.Error):

@@ -81,4 +81,4 @@ class Principal:
 
 
 ANYBODY = Principal(Owner(DEFAULT_ORGANIZATION, DEFAULT_PROJECT), Role.ADMIN, priority=-1000)
-"""Whoever reaches an open server."""
+"""The principal of requests without a key on an open server."""

@@ -51,13 +51,13 @@ class SamplingDefaults:
 def check_sampling(
     request: SamplingFields,
     tokenizer: Tokenizer,
-    limits: GatewayConfig,
+    gateway_config: GatewayConfig,
     defaults: SamplingDefaults = SamplingDefaults(),
 ) -> SamplingParams:
     """Check all parameters that do not depend on a prompt: once a request, off the event loop where the body is
     large. Returns what `chat_sampling` and `completion_sampling` fit to a prompt; raises ApiError, 400 that names
     the field."""
-    stop_strings(request, limits)
+    stop_strings(request, gateway_config)
     model_ends = () if request.ignore_eos else tokenizer.eos_token_ids
     request_ends = _token_ids("stop_token_ids", request.stop_token_ids or [], tokenizer)
     decimals: dict[str, Any] = {
@@ -70,19 +70,19 @@ def check_sampling(
         top_k=defaults.top_k if request.top_k is None else max(0, request.top_k),
         logit_bias=_logit_bias(request.logit_bias or {}, tokenizer),
         allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, tokenizer),
-        bad_words=_bad_words(request.bad_words or [], tokenizer, limits),
+        bad_words=_bad_words(request.bad_words or [], tokenizer, gateway_config),
         stop_token_ids=sorted({*model_ends, *request_ends}),
         min_tokens=request.min_tokens,
         max_tokens=defaults.max_tokens or MAX_INT,
-        prompt_logprobs=at_most("prompt_logprobs", request.prompt_logprobs, limits.max_logprobs),
-        n=at_most("n", request.n, limits.max_n) or 1,
+        prompt_logprobs=at_most("prompt_logprobs", request.prompt_logprobs, gateway_config.max_logprobs),
+        n=at_most("n", request.n, gateway_config.max_n) or 1,
     )
 
 
 def chat_sampling(
     request: ChatCompletionRequest,
     checked: SamplingParams,
-    limits: GatewayConfig,
+    gateway_config: GatewayConfig,
     *,
     prompt_tokens: int,
     context_length: int,
@@ -97,14 +97,14 @@ def chat_sampling(
     requested: int | None = getattr(request, name)
     default = max(checked.max_tokens, checked.min_tokens)
     max_tokens = _max_tokens(name, requested, default, prompt_tokens, context_length, "messages")
-    top = at_most("top_logprobs", request.top_logprobs or 0, limits.max_logprobs)
+    top = at_most("top_logprobs", request.top_logprobs or 0, gateway_config.max_logprobs)
     return _fit(request, checked, max_tokens, top if request.logprobs else None, draw_seed)
 
 
 def completion_sampling(
     request: CompletionRequest,
     checked: SamplingParams,
-    limits: GatewayConfig,
+    gateway_config: GatewayConfig,
     *,
     prompt_tokens: int,
     context_length: int,
@@ -114,24 +114,24 @@ def completion_sampling(
     the prompt as well, and `max_tokens` may be 0: an engine always draws a token, which the caller drops."""
     default, requested = DEFAULT_COMPLETION_TOKENS, request.max_tokens
     max_tokens = _max_tokens("max_tokens", requested, default, prompt_tokens, context_length, "prompt")
-    logprobs = at_most("logprobs", request.logprobs, limits.max_logprobs)
+    logprobs = at_most("logprobs", request.logprobs, gateway_config.max_logprobs)
     params = _fit(request, checked, max(max_tokens, 1), logprobs, draw_seed)
     if request.echo and logprobs is not None:
         return msgspec.structs.replace(params, prompt_logprobs=max(logprobs, params.prompt_logprobs or 0))
     return params
 
 
-def stop_strings(request: SamplingFields, limits: GatewayConfig) -> list[str]:
+def stop_strings(request: SamplingFields, gateway_config: GatewayConfig) -> list[str]:
     """The stop strings of a request. Raises ApiError: 400 for too many, too long, or an empty one."""
     stops = [request.stop] if isinstance(request.stop, str) else list(request.stop or [])
     longest = max(map(len, stops), default=0)
     problem = None
-    if len(stops) > limits.max_stop_strings:
-        problem = f"{len(stops)} strings: at most {limits.max_stop_strings} are allowed."
+    if len(stops) > gateway_config.max_stop_strings:
+        problem = f"{len(stops)} strings: at most {gateway_config.max_stop_strings} are allowed."
     elif not all(stops):
         problem = "an empty string."
-    elif longest > limits.max_stop_string_chars:
-        problem = f"a string of {longest} characters: at most {limits.max_stop_string_chars} are allowed."
+    elif longest > gateway_config.max_stop_string_chars:
+        problem = f"a string of {longest} characters: at most {gateway_config.max_stop_string_chars} are allowed."
     if problem is not None:
         raise invalid_request(f"'stop' holds {problem}", "stop")
     return stops
@@ -203,9 +203,9 @@ def _logit_bias(bias: dict[str, float], tokenizer: Tokenizer) -> dict[int, float
     return checked
 
 
-def _bad_words(words: Sequence[str], tokenizer: Tokenizer, limits: GatewayConfig) -> list[list[int]]:
+def _bad_words(words: Sequence[str], tokenizer: Tokenizer, gateway_config: GatewayConfig) -> list[list[int]]:
     """Each word as tokens, alone and after a space: most vocabularies write these differently."""
-    longest = limits.max_stop_string_chars
+    longest = gateway_config.max_stop_string_chars
     if len(words) > MAX_BAD_WORDS:
         raise invalid_request(
             f"'bad_words' holds {len(words)} words: at most {MAX_BAD_WORDS} are allowed.", "bad_words"

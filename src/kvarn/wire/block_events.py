@@ -5,8 +5,8 @@ from __future__ import annotations
 from kvarn.wire.message import Message
 
 NAME_BYTES = 8
-"""First bytes of a block's name (`kvarn.wire.block_names`) that are told: enough to choose a replica. Nobody reads a
-block by its name, so two that begin alike cost a request some time, at worst."""
+"""First bytes of a block's name (`kvarn.wire.block_names`) that are told: enough to choose a replica. No block is read
+by this name, so two that begin alike cost a request some time, at worst."""
 
 
 class WatchBlocks(Message, frozen=True, kw_only=True):

@@ -111,6 +111,7 @@ class AsyncExecutor(InProcessExecutor):
         self._running.append(running)
 
     def transfer_blocks(self, plan: StepPlan) -> float:
+        """Store and load a plan's KV blocks. Returns the seconds it took."""
         if not plan.kv_stores and not plan.kv_loads:
             return 0.0
         self._end_all()

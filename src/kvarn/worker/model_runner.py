@@ -106,6 +106,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def transfer_blocks(self, plan: StepPlan) -> float:
+        """Store and load a plan's KV blocks. Returns the seconds it took."""
         if not plan.kv_stores and not plan.kv_loads:
             return 0.0
         if self._transfers is None:

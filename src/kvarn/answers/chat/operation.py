@@ -120,7 +120,7 @@ async def engine_chat(
             request,
             sampling,
             model,
-            serving.limits,
+            serving.gateway_config,
             moderation=partial(serving.moderation.output_moderation, turn),
             continued=prompt if request.continue_final_message or opening else (),
             shown=text.tokenizer.ids_of([*markers, *(() if reasoning is None else reasoning.markers)]),
@@ -177,14 +177,16 @@ async def _checked_prompt(
     context: Sequence[int] = (),
 ) -> tuple[list[int], Callable[[Callable[[], int]], SamplingParams]]:
     """The prompt, and a function that fits the sampling parameters to it, given one that draws a seed."""
-    text, limits = model.text, serving.limits
-    checked = await serving.run(record, lambda: check_sampling(request, text.tokenizer, limits, text.sampling_defaults))
+    text, gateway_config = model.text, serving.gateway_config
+    checked = await serving.run(
+        record, lambda: check_sampling(request, text.tokenizer, gateway_config, text.sampling_defaults)
+    )
     if context:
         check_token_ids(list(context), model, "context")
     prompt = [*context, *await render_chat(serving, record, request, model)]
     longest = model.card.max_context_length
     return prompt, lambda draw_seed: chat_sampling(
-        request, checked, limits, prompt_tokens=len(prompt), context_length=longest, draw_seed=draw_seed
+        request, checked, gateway_config, prompt_tokens=len(prompt), context_length=longest, draw_seed=draw_seed
     )
 
 

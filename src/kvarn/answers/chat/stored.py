@@ -34,7 +34,7 @@ async def keep_completion(
 ) -> list[str]:
     """Store a finished answer; returns warnings. Where the database is away, or the answer has more log-probabilities
     than a body may have bytes, the client gets its answer all the same."""
-    max_bytes = serving.limits.max_body_bytes
+    max_bytes = serving.gateway_config.max_body_bytes
     if logprobs_bytes > max_bytes:
         return [
             f"The answer could not be stored: its log-probabilities take more than gateway.max_body_bytes, {max_bytes}."

@@ -116,7 +116,7 @@ class CompletionQuestion(Question[CompletionRequest, CompletionRun]):
         )
 
     async def prompt(self, serving: ServingContext, record: RequestRecord, model: ReadyModel) -> CompletionPrompt:
-        given, max_prompts = as_list(self.request.prompt), serving.limits.max_prompts
+        given, max_prompts = as_list(self.request.prompt), serving.gateway_config.max_prompts
         if len(given) > max_prompts:
             message = f"'prompt' has {len(given)} prompts; this server takes at most {max_prompts}."
             raise invalid_request(message, "prompt")
@@ -145,15 +145,17 @@ async def start_completion(serving: ServingContext, record: RequestRecord, reque
 async def engine_completion(
     serving: ServingContext, record: RequestRecord, request: CompletionRequest, model: ReadyModel
 ) -> CompletionPrompt:
-    text, limits, given = model.text, serving.limits, as_list(request.prompt)
-    checked = await serving.run(record, lambda: check_sampling(request, text.tokenizer, limits, text.sampling_defaults))
+    text, gateway_config, given = model.text, serving.gateway_config, as_list(request.prompt)
+    checked = await serving.run(
+        record, lambda: check_sampling(request, text.tokenizer, gateway_config, text.sampling_defaults)
+    )
     kept, grammar = await grammar_of_completion(serving, record, request, model) or (None, None)
     prompts = await serving.run(record, lambda: [_prompt(each, request, model) for each in given])
     samplings = [
         completion_sampling(
             request,
             checked,
-            limits,
+            gateway_config,
             prompt_tokens=len(prompt.token_ids),
             context_length=model.card.max_context_length,
             draw_seed=model.served.draw_seed,
@@ -167,7 +169,7 @@ async def engine_completion(
             request,
             sampling,
             model,
-            limits,
+            gateway_config,
             moderation=partial(serving.moderation.output_moderation, turn),
             first_index=number * sampling.n,
             continued=prompt,

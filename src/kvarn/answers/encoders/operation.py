@@ -159,7 +159,7 @@ async def _start_scores(
 
 
 def _check_count(serving: ServingContext, count: int, param: str) -> None:
-    limit = serving.limits.max_embedding_inputs
+    limit = serving.gateway_config.max_embedding_inputs
     if count > limit:
         raise invalid_request(f"{param!r} has {count} texts; this server takes at most {limit}.", param)
 

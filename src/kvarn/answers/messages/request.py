@@ -29,7 +29,7 @@ conversations would have a prefix in common."""
 
 
 def has_late_instructions(request: MessagesPrompt) -> bool:
-    """Whether instructions stand behind what somebody has said."""
+    """Whether a system message comes after the first message."""
     return any(isinstance(message, SystemMessage) for message in request.messages[1:])
 
 

@@ -26,7 +26,7 @@ async def start_moderation(
     name = serving.moderation.moderator.name
     if request.model is not None and request.model not in ALIASES and request.model != name:
         raise model_not_found(request.model[:200], [name, *sorted(ALIASES)])
-    limit, texts = serving.limits.max_embedding_inputs, request.texts
+    limit, texts = serving.gateway_config.max_embedding_inputs, request.texts
     if len(texts) > limit:
         raise invalid_request(f"'input' has {len(texts)} items; this server takes at most {limit}.", "input")
     record.choice.name = name

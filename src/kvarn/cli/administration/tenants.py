@@ -70,7 +70,7 @@ async def show_tenant(database: Database, tenant: TenantArgument, as_json: JsonO
     async with database.store.reading() as session:
         organization = await organizations.get_organization(session, tenant)
         projects = (await list_projects(session, tenant, _ALL, archived=True)).items
-        limits = await rate_limits.limits_of(session, [tenant])
+        limits = await rate_limits.limit_rules_of(session, [tenant])
         keys = [key for key in await list_all_keys(session, tenant) if key.revoked_at is None]
     own: dict[str, Any] = {
         **tenant_object(organization, max_stored_bytes=database.config.retention.max_stored_bytes),

@@ -211,9 +211,10 @@ class KVCacheManager:
         sequence.forget_memory()
 
     def suspend(self, sequence: Sequence) -> None:
-        """Release a preempted sequence's blocks, last to first. Its tokens stay, and are computed again later, but for
-        those that the prefix cache still holds by then, or the tiers: where there are some, the next step stores its
-        blocks before anything is written into them.
+        """Release a preempted sequence's blocks, last to first.
+
+        When it runs again, the KV of its tokens is recomputed, except for blocks that the prefix cache or the tiers
+        still hold. With tiers, the next step stores the released blocks before anything is written into them.
         """
         if self.tiers is None:
             self.release(sequence)

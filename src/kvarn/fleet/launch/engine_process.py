@@ -68,8 +68,8 @@ def _environment() -> dict[str, str]:
 
     By default OpenMP's threads spin long: where another process takes a core, they burn the time slice that the thread
     they wait for needs. Sleeping at once costs a wake-up at each operation. A short spin keeps the speed of the one on
-    an idle machine and most of the patience of the other on a busy one (figures in docs/benchmarks.md). Whoever sets a
-    policy keeps it.
+    an idle machine and most of the patience of the other on a busy one (figures in docs/benchmarks.md). A policy that
+    the environment sets is kept.
     """
     environment = {"GLIBC_TUNABLES": MALLOC_SETTINGS, **os.environ}
     chosen = "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ

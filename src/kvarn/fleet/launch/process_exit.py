@@ -20,7 +20,7 @@ def exit_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
 
     def wait() -> None:
         status = process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
             loop.call_soon_threadsafe(set_status, status)
 
     threading.Thread(target=wait, name=f"kvarn-wait-{process.pid}", daemon=True).start()

@@ -100,8 +100,8 @@ class _Room:
         )
 
     def gpus_for(self, needs: Needs) -> tuple[str, ...] | None:
-        """GPUs that have room for its ranks: those on which it keeps nobody asleep, then the fullest; None: there are
-        too few."""
+        """GPUs that have room for its ranks: those on which it keeps no other one asleep, then the fullest; None: there
+        are too few."""
         share = needs.gpu_share
         fitting = [each for each in self.gpus if each.has(share)]
         fitting.sort(key=lambda each: each.keeps_someone_asleep(share))

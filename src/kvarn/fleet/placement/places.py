@@ -35,8 +35,8 @@ def places_of_this_machine() -> Places:
 
 
 class Places:
-    """The places of replicas. Each keeps its own from its first launch until it is gone for good. Without machines,
-    nobody counts."""
+    """The places of replicas. Each keeps its own from its first launch until it is gone for good. Without machines
+    nothing is counted."""
 
     def __init__(
         self, machines: Sequence[Machine] = (), needs_of: Callable[[ReplicaSpec], Needs] = lambda spec: Needs(0)

@@ -54,7 +54,7 @@ class LifecycleTimeouts:
     backoff_s: float = 0.5
     """The first pause before a restart; see `RestartPauses`."""
     max_backoff_s: float = 30.0
-    """The longest one. A run that was ready for longer has worked, though nobody asked anything of it."""
+    """The longest one. A run that was ready for longer has worked, though no request came."""
 
 
 class ReplicaLifecycle:

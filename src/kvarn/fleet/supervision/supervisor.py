@@ -282,7 +282,7 @@ class EngineSupervisor:
         self._down(failure)
         if self.lifecycle.state is not ReplicaState.DOWN or self.lifecycle.wake_at is None:
             return
-        # Whoever waits for the first start says why it failed; a start that fails again for the same reason is no news.
+        # The caller that waits for the first start reports why it failed; the same failure again is no news.
         is_news = self._was_ready or self._reported not in (None, failure)
         pause_s = round(max(0.0, self.lifecycle.wake_at - self._now()), 3)
         log.log(

@@ -90,9 +90,9 @@ def _receive_form(request: Request, gateway: Gateway, record: RequestRecord) -> 
     declared = None if "content-encoding" in request.headers else request.headers.get("content-length")
     size = _UPLOAD_BYTES if declared is None else min(int(declared), _UPLOAD_BYTES)
     held = HeldBytes(gateway.held, record)
-    held.take(min(size, gateway.limits.max_held_bytes // 2))  # one is taken however little there is
+    held.take(min(size, gateway.gateway_config.max_held_bytes // 2))  # one is taken however little there is
     max_bytes = gateway.config.retention.max_file_bytes + _FORM_BYTES
-    return limit_body(request, max_bytes, gateway.limits.body_timeout_s, "retention.max_file_bytes")
+    return limit_body(request, max_bytes, gateway.gateway_config.body_timeout_s, "retention.max_file_bytes")
 
 
 @router.get("/files", summary="List files")

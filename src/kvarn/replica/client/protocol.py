@@ -84,7 +84,7 @@ class ReplicaClient(Protocol):
     starts: int  # number of engine processes that have been ready
     stats: EngineStats
     on_changed: Callable[[], None]
-    """Called when `state` or `adapters` have changed; belongs to whoever keeps the replica."""
+    """Called when `state` or `adapters` have changed; belongs to the component that keeps the replica."""
 
     def generate(
         self, request: Submit, report_pending: ReportPending | None = None
@@ -117,4 +117,4 @@ class ReplicaClient(Protocol):
         """Have the engine delete a deleted tenant's cached blocks, on every tier; False where it is not ready."""
 
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
-        """Let this watcher hear which blocks the replica caches, after each of its starts; None: nobody any more."""
+        """Let this watcher hear which blocks the replica caches, after each of its starts; None: no watcher."""

@@ -28,7 +28,7 @@ class BlockEventPublisher:
         clock: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
         self._places = places
-        self._held: BlockInventory | None = None  # none while nobody wants events
+        self._held: BlockInventory | None = None  # none while no gateway process wants events
         self._send = send
         self._clock = clock
         self._epoch = int(SYSTEM_CLOCK.time() * 1e9)

@@ -55,7 +55,7 @@ class HeartbeatThread(threading.Thread):
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """While the model is loaded nobody reads messages: the supervisor's silence does not count."""
+        """No message is read while the model is loaded: the supervisor's silence does not count."""
         self._loading = True
         try:
             yield

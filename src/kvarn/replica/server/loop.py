@@ -128,6 +128,7 @@ class ResponseRouter:
             self._outboxes[gateway].send(refused)
 
     def tell(self, gateway: int, message: Adapters | BlockEvents | StepOutput) -> bool:
+        """Send to one gateway process; False: it has not joined or is gone, and nothing was sent."""
         if gateway not in self._outboxes:
             return False
         self._outboxes[gateway].send(message)

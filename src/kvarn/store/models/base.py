@@ -34,7 +34,7 @@ class Base(DeclarativeBase):
 
 
 class Owned:
-    """An object of a project: nobody else finds it."""
+    """An object of a project, which no other project finds."""
 
     noun: ClassVar[str]
     """Name of the kind in messages."""

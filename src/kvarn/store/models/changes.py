@@ -24,7 +24,7 @@ class Change(Base):
 
 
 class Lease(Base):
-    """The holder of a piece of work, which nobody else begins before its end."""
+    """The holder of a piece of work, which no other process begins before the lease ends."""
 
     __tablename__ = "leases"
 

@@ -26,7 +26,7 @@ class File(Owned, Base):
     filename: Mapped[str] = mapped_column(String(512))
     purpose: Mapped[str] = mapped_column(String(32))
     status: Mapped[str] = mapped_column(String(16), default="processed")
-    """`processed`, or `incomplete` while it is written or deleted: then nobody sees it."""
+    """`processed`, or `incomplete` while it is written or deleted: then clients do not see it."""
     size: Mapped[Number]
     created_at: Mapped[Seconds] = mapped_column(index=True)
     expires_at: Mapped[Seconds | None] = mapped_column(index=True)
@@ -36,7 +36,7 @@ class File(Owned, Base):
     in_blobs: Mapped[bool] = mapped_column(default=False, server_default=false())
     """Whether its content lies at `store.blobs`; else in `file_chunks`."""
     upload_id: Mapped[Id | None] = mapped_column(index=True)
-    """The upload whose part it is: nobody sees it, and it goes with that."""
+    """The upload whose part it is: clients do not see it, and it goes with that."""
 
 
 class FileChunk(Base):

@@ -12,7 +12,7 @@ from kvarn.store.models.base import Base, Id, Name, Number, Seconds, Sequence
 
 
 class Organization(Base):
-    """A tenant: what it owns is seen by nobody else."""
+    """A tenant: no other tenant sees what it owns."""
 
     __tablename__ = "organizations"
 

@@ -90,7 +90,7 @@ class UsageHour(Base):
     organization_id: Mapped[Id] = mapped_column(primary_key=True)
     hour_at: Mapped[Seconds] = mapped_column(primary_key=True)
     project_id: Mapped[Id] = mapped_column(primary_key=True)
-    user_id: Mapped[Id] = mapped_column(primary_key=True)  # empty for requests of nobody
+    user_id: Mapped[Id] = mapped_column(primary_key=True)  # empty for requests without a user
     key_id: Mapped[Id] = mapped_column(primary_key=True)  # empty for requests without a key
     endpoint: Mapped[Name] = mapped_column(primary_key=True)
     model: Mapped[Name] = mapped_column(primary_key=True)

@@ -1,5 +1,5 @@
-"""Files that come in parts. A part is a file that nobody sees; in the end their contents are written one after another
-into a file of its own, and the parts go."""
+"""Files that come in parts. A part is a file that clients do not see; in the end their contents are written one after
+another into a file of its own, and the parts go."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DigestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class UploadChange:
-    """A transaction that changes an upload. Nobody else changes it, or adds a part, until it ends."""
+    """A transaction that changes an upload. No other one changes it, or adds a part, until this ends."""
 
     session: AsyncSession
     upload: Upload

@@ -32,7 +32,7 @@ class AnswerToolUse(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
 
 class AnswerThinking(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="thinking"):
     thinking: str
-    signature: str  # a checksum: clients expect one and send it back, and nobody checks it
+    signature: str  # a checksum: clients expect one and send it back, and this server does not check it
 
 
 class AppliedEdit(msgspec.Struct, frozen=True, kw_only=True):

@@ -79,7 +79,7 @@ def _add_routes(path: str, whose: str, find: Callable[..., Awaitable[Holder]]) -
     ) -> ListObject[RateLimitObject]:
         """Limits of all its requests together."""
         async with holder.admin.reading() as session:
-            stored = {rule.model: rule for rule in await rate_limits.limits_of(session, (holder.id,))}
+            stored = {rule.model: rule for rule in await rate_limits.limit_rules_of(session, (holder.id,))}
         models = dict.fromkeys(["*", *_served(holder), *sorted(stored)])
         rules = [stored.get(model, LimitRule(holder.id, model)) for model in models]
         page = cut_page(rules, query.cursor, lambda rule: f"{RATE_LIMIT_PREFIX}{rule.model}")
@@ -94,7 +94,7 @@ def _add_routes(path: str, whose: str, find: Callable[..., Awaitable[Holder]]) -
         """Set limits; what is left out stays, null takes a limit away."""
         model = _model_of(rate_limit_id)
         async with holder.admin.audited_change() as change:
-            known = {rule.model for rule in await rate_limits.limits_of(change.session, (holder.id,))}
+            known = {rule.model for rule in await rate_limits.limit_rules_of(change.session, (holder.id,))}
             if model not in known.union(_served(holder), ["*"]):
                 raise NotFoundError(f"No such rate limit: {rate_limit_id!r}.")
             rule = await rate_limits.set_limit(

@@ -36,7 +36,7 @@ class Greeting(_Frame, frozen=True):
 
 
 class Welcome(_Frame, frozen=True):
-    """The answer to a greeting. It may come again, to find out whether there is still somebody."""
+    """The answer to a greeting. It may come again, to find out whether the other engine still answers."""
 
     generation: bytes
 

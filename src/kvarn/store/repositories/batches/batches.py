@@ -43,7 +43,7 @@ _CANCELLABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
 
 
 class LeaseLostError(StoreError):
-    """Another gateway runs the batch now."""
+    """Another gateway runs the batch now, or it was deleted."""
 
 
 async def create_batch(
@@ -131,14 +131,14 @@ async def cancel_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
 
 
 async def claim_batches(store: Store, holder: str, lease_s: float, count: int) -> list[Batch]:
-    """Take up to `count` batches that nobody works on: of each organisation its oldest first, so that one with many
+    """Take up to `count` batches that no gateway works on: of each organisation its oldest first, so that one with many
     does not keep the others waiting."""
     now = int(store.now())
     turn = func.row_number().over(partition_by=Batch.organization_id, order_by=(Batch.created_at, Batch.id))
     live = select(Batch.id, Batch.created_at, turn.label("turn")).where(Batch.status.not_in(OVER)).subquery()
     free = and_(Batch.status.not_in(OVER), _free(now))
     query = select(Batch.id).join(live, live.c.id == Batch.id).where(free)
-    async with store.reading() as session:  # mostly there is none, and nobody who writes shall wait to learn that
+    async with store.reading() as session:  # mostly there is none: finding that out must not block writers
         ids = list(await session.scalars(query.order_by(live.c.turn, live.c.created_at, Batch.id).limit(count)))
     claimed: list[Batch] = []
     if not ids:

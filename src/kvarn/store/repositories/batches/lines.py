@@ -59,6 +59,7 @@ class Result(NamedTuple):
 
 
 async def add_lines(store: Store, batch_id: str, lines: Sequence[Line]) -> None:
+    """Add requests to a batch. Raises `LeaseLostError` where the batch was deleted."""
     rows = [{"batch_id": batch_id, **{name: getattr(each, name) for name in Line.__slots__}} for each in lines]
     async with store.transaction() as session:
         batch = await session.scalar(select(Batch).where(Batch.id == batch_id).with_for_update())

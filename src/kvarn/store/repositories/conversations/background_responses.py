@@ -53,7 +53,7 @@ async def claim_response(
         .order_by(StoredResponse.created_at, StoredResponse.id)
         .limit(1)
     )
-    async with store.reading() as session:  # mostly there is none, and nobody who writes shall wait to learn that
+    async with store.reading() as session:  # mostly there is none: finding that out must not block writers
         if await session.scalar(oldest.with_only_columns(StoredResponse.id)) is None:
             return None
     async with store.transaction() as session:

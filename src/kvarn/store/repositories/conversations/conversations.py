@@ -21,7 +21,7 @@ from kvarn.store.repositories.stored_bytes import ITEM_BYTES, ROW_BYTES, json_by
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """A response's hold on a conversation: nobody else adds to it meanwhile."""
+    """A response's hold on a conversation: no other request adds to it meanwhile."""
 
     conversation_id: str
     response_id: str

@@ -56,7 +56,7 @@ class Ended:
 
 async def read_chain(store: Store, owner: Owner, response_id: str) -> list[StoredTurn]:
     """A response and those it goes on from, oldest first. It begins behind the last one that has been deleted or has
-    expired: what is gone is seen by nobody, the model included. Raises `HistoryTooLongError`."""
+    expired: what is gone is shown neither to clients nor to the model. Raises `HistoryTooLongError`."""
     missing = NotFoundError(f"There is no response {response_id[:80]!r}.")
     if not is_id(response_id):
         raise missing

@@ -72,7 +72,7 @@ class AuditedChange:
         self, kind: str, organization_id: str, object_id: str, *, project_id: str | None = None, **detail: Any
     ) -> None:
         """Write an event of OpenAI's name `kind` into the audit log of the organisation that is changed, and into that
-        of whoever acts. Nothing secret belongs into `detail`."""
+        of the actor. Nothing secret belongs into `detail`."""
         if kind not in _NO_NEWS:
             self.changed.add(organization_id)
         for reader in {organization_id, self.actor.organization_id or organization_id}:

@@ -37,8 +37,8 @@ class KeyRequest:
 async def add_key(
     change: AuditedChange, organization_id: str, project_id: str, request: KeyRequest
 ) -> tuple[ApiKey, str]:
-    """A new key and its value, which nobody can ask for again. Raises `ConflictError` where the project is archived, or
-    an administrator's key is to have scopes, or a user who is none."""
+    """A new key and its value, which cannot be read again. Raises `ConflictError` where the project is archived, or an
+    administrator's key is to have scopes, or a user who is none."""
     await get_active_project(change, organization_id, project_id)
     scopes, user = scopes_as_json(request.scopes), None
     if request.user_id is not None:

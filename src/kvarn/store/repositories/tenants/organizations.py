@@ -22,7 +22,7 @@ _THE_SERVER = Actor("server")
 async def ensure_default_organization(store: Store) -> bool:
     """Make the organisation and the project that requests without a key belong to, where they are missing: the database
     is new. Whether they were."""
-    async with store.reading() as session:  # most often it is there, and nobody need wait for a writer
+    async with store.reading() as session:  # most often it is there: no need to wait for a writer
         if await session.get(Organization, DEFAULT_ORGANIZATION) is not None:
             return False
     async with audited_change(store, _THE_SERVER) as change:

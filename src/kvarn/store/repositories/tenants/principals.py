@@ -12,7 +12,7 @@ from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
 from kvarn.store.models import ApiKey, Organization, Project
 from kvarn.store.owner import ANYBODY, Owner, Principal, Role
 from kvarn.store.repositories.tenants.keys import scopes_from_json
-from kvarn.store.repositories.tenants.rate_limits import limits_of
+from kvarn.store.repositories.tenants.rate_limits import limit_rules_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ async def _principal_of(
         weight=organization.weight,
         priority=organization.priority,
         cache_salt=organization.cache_salt,
-        limits=await limits_of(session, (organization.id, project.id, *limited)),
+        limits=await limit_rules_of(session, (organization.id, project.id, *limited)),
         log_prompts=project.log_prompts,
     )
 

@@ -17,7 +17,7 @@ LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency")
 """Fields of a `RateLimit` that may be set; None: no limit."""
 
 
-async def limits_of(session: AsyncSession, holders: Collection[str]) -> tuple[LimitRule, ...]:
+async def limit_rules_of(session: AsyncSession, holders: Collection[str]) -> tuple[LimitRule, ...]:
     query = select(RateLimit).where(RateLimit.holder_id.in_(holders)).order_by(RateLimit.holder_id, RateLimit.model)
     return tuple(
         LimitRule(row.holder_id, row.model, row.requests_per_minute, row.tokens_per_minute, row.concurrency)
