@@ -6,7 +6,9 @@ import asyncio
 import logging
 import socket
 import threading
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import zmq
@@ -18,7 +20,7 @@ from kvarn.replica.client.connection import EngineConnection
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
 from kvarn.replica.server.loop import outbox_keys
 from kvarn.replica.transport import Inbox, Outbox
-from kvarn.wire.messages import Leave
+from kvarn.wire.messages import FromEngine, Leave
 from kvarn.wire.supervision import Activate, Asleep, Drain, Supervise, Warm
 from profiles import thorough
 
@@ -90,6 +92,41 @@ async def test_an_engine_that_waits_is_watched_for_silence_until_it_shall_load_a
     finally:
         outbox.close(drop=True)
         context.destroy(linger=0)
+
+
+class TransportWithRest:
+    """A `ClientTransport` to which something has come that was not handled."""
+
+    address = "inproc://own"
+    is_open = True
+
+    def __init__(
+        self, endpoint: Endpoint, own: str, handle: Callable[[FromEngine], None], failed: Callable[[Exception], None]
+    ) -> None:
+        self.read_rest = lambda: handle(Warm())
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+async def test_a_connection_is_closed_though_what_it_still_hands_over_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[TransportWithRest] = []
+
+    def make(*arguments: Any) -> TransportWithRest:
+        made.append(TransportWithRest(*arguments))
+        return made[-1]
+
+    def refuse(message: FromEngine) -> None:
+        raise ValueError(message)
+
+    monkeypatch.setattr("kvarn.replica.client.connection.ClientTransport", make)
+    connection = EngineConnection(an_endpoint(), "inproc://own", lambda address: None, refuse, lambda error: None)
+    connection.open()
+    with pytest.raises(ValueError, match="Warm"):
+        connection.close()
+    assert not made[0].is_open and not connection.takes_requests
 
 
 async def test_a_connection_that_cannot_be_made_is_tried_until_it_can_and_leaves_nothing_meanwhile(

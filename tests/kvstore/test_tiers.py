@@ -286,6 +286,32 @@ def test_fetches_leave_half_of_the_memory_to_others(tmp_path: Path) -> None:
     tiers.close()
 
 
+def test_a_block_from_another_process_is_kept_or_ends_its_fetch() -> None:
+    tiers = open_store(None, blocks=4)
+
+    def receive(number: int) -> tuple[bool, bool]:
+        """Whether it was kept, and whether its fetch has ended."""
+        fetching = tiers.expect([name_of(number)], "acme", SCOPE)
+        assert fetching is not None
+        kept = tiers.receive(fetching, name_of(number), memoryview(contents_of(number)))
+        ended = fetching.is_done()
+        fetching.release()
+        return kept, ended
+
+    assert receive(0) == (True, False)
+    assert load(tiers, 0) == contents_of(0)
+    assert receive(0) == (True, False), "it is there already"
+    transfers = [transfer(number) for number in range(1, 5)]
+    slots = tiers.begin_store(transfers)
+    assert None not in slots, "all of the memory is being written"
+    assert receive(5) == (False, True)
+    tiers.end_store(transfers, slots)
+    assert receive(5) == (True, False)
+    tiers.forget("acme")
+    assert receive(6) == (False, True)
+    assert not tiers.holds(name_of(6))
+
+
 def test_the_time_of_a_fetch_follows_the_speed_that_was_measured(gated: tuple[TieredStore, GatedDisk]) -> None:
     tiers, disk = gated
     before = tiers.fetch_s(10)

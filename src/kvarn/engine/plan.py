@@ -116,7 +116,7 @@ class AdapterLoad(msgspec.Struct, frozen=True, array_like=True):
 
 class StepPlan(msgspec.Struct, frozen=True):
     """One step. Order of effects: releases, dropped adapters, new sequences, stores, loads, copies, the beginning of
-    adapters' loads, then all rows as one batch. Only a plan that loads adapters may be without rows."""
+    adapters' loads, then all rows as one batch. Only one that transfers blocks or loads adapters may have no rows."""
 
     step: int
     releases: list[int]

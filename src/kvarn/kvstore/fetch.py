@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Fetch:
-    """Blocks that a waiting sequence begins with, on their way from disk; see `KVFetch`."""
+    """Blocks that a waiting sequence begins with, on their way from a tier or a prefill engine; see `KVFetch`."""
 
     def __init__(self, store: TieredStore, names: Sequence[bytes], tenant: str, scope: bytes) -> None:
         self.names, self.tenant, self.scope = names, tenant, scope

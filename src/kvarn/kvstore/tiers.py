@@ -88,25 +88,32 @@ class TieredStore:
                     fetch.pinned.append(name)
             return fetch
 
-    def receive(self, fetch: Fetch, name: bytes, contents: memoryview) -> None:
-        """A block of an expected fetch has come from another process, and was verified."""
+    def receive(self, fetch: Fetch, name: bytes, contents: memoryview) -> bool:
+        """A block of an expected fetch has come from another process, and was verified. Returns whether it is in memory
+        now; where it is not, the fetch has ended, since what follows is of no use without it."""
         with self._lock:
-            if fetch.ended or name in fetch.pinned or fetch.tenant in self._forgotten:
-                return
+            if fetch.tenant in self._forgotten:
+                fetch.ended = True
+            if fetch.ended:
+                return False
+            if name in fetch.pinned:
+                return True
             if name in self._memory:
-                self._pin_for(fetch, name)
-                return
+                return self._pin_for(fetch, name)
             memory = None if self._memory.is_here(name) else self._memory.take(name, fetch.tenant)
             if memory is None:
                 self._dropped.add("memory", "full")
-                fetch.ended = True  # what follows is of no use without it
-                return
+                fetch.ended = True
+                return False
         memory[:] = contents
         with self._lock:
-            if fetch.tenant not in self._forgotten:
+            if fetch.tenant in self._forgotten:
+                fetch.ended = True
+            else:
                 self._memory.publish(name)
                 self._pin_for(fetch, name)
             self._memory.unpin(name)
+            return name in self._memory
 
     def fetch_s(self, num_blocks: int) -> float:
         """See `KVConnector`. What is asked for already comes first."""

@@ -72,8 +72,10 @@ class EngineConnection:
             self._retry.cancel()
         transport, self._transport = self._transport, None
         if transport is not None:
-            transport.read_rest()
-            transport.close()
+            try:
+                transport.read_rest()
+            finally:
+                transport.close()
 
     def _lost(self, error: Exception) -> None:
         """Messages may be missing: the engine is joined again, unless this is closed meanwhile."""

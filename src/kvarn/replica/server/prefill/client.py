@@ -1,11 +1,13 @@
 """The engine that answers, as it asks another for the blocks of long prompts (`PrefillPeer`).
 
 The engine's thread only queues what is to be sent. One thread sends, receives, verifies, and puts blocks into the
-memory tier. Whatever goes wrong ends the job, and the engine computes what has not come.
+memory tier. Whatever goes wrong ends the job, and the engine computes what has not come. A job is begun under the lock
+under which the loss of the connection ends all jobs: none is left waiting.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -63,7 +65,7 @@ class PrefillClient:
         self._path = path
         self._greeting = Greeting(VERSION, model, block_bytes)
         self._lock = threading.Lock()
-        """Guards the jobs and the counts."""
+        """Guards the jobs, the counts and the generation, which the client's own thread alone writes."""
         self._jobs: dict[int, _Job] = {}
         self._numbers = itertools.count(1)
         self._token_s = self._busy_until_s = 0.0
@@ -85,22 +87,25 @@ class PrefillClient:
     # The engine's thread ----------------------------------------------------------------------------------------------
 
     def load(self) -> PeerLoad | None:
-        if self._generation is None:
-            return None
         with self._lock:
+            if self._generation is None:
+                return None
             return PeerLoad(sum([job.tokens for job in self._jobs.values()]), self._token_s)
 
     def prefill(self, sequence: Sequence, names: list[bytes], scope: bytes) -> KVFetch | None:
         request = sequence.request
-        if self._generation is None:
-            return None
         fetch = self._tiers.expect(sequence.fetch.block_names, request.scope.tenant, scope)
         if fetch is None:
             return None
         number = next(self._numbers)
+        job = _Job(fetch, names, sequence.num_prompt, SYSTEM_CLOCK.now(), set(range(len(names))))
         with self._lock:
-            missing = set(range(len(names)))
-            self._jobs[number] = _Job(fetch, names, sequence.num_prompt, SYSTEM_CLOCK.now(), missing)
+            is_reached = self._generation is not None
+            if is_reached:
+                self._jobs[number] = job
+        if not is_reached:
+            fetch.release()
+            return None
         fetch.on_release = lambda: self._cancel(number)
         submit = Submit(
             request_id=f"prefill-{number}",
@@ -129,6 +134,7 @@ class PrefillClient:
             self._send.send(_CLOSE)
             self._thread.join()
             self._send.close(linger=0)
+            self._commands.close(linger=0)
             self._context.term()
 
     def _cancel(self, number: int) -> None:
@@ -144,22 +150,28 @@ class PrefillClient:
     # Its own thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._stay_connected()
+        except Exception:
+            log.exception("prompts are computed here until this engine is started again: its prefill client failed")
+
+    def _stay_connected(self) -> None:
+        """Connect, and again after each loss, until this end closes."""
         reported = False
         while True:
-            peer = open_socket(self._context, zmq.DEALER)
-            monitor = ConnectionMonitor(peer)
-            peer.connect(f"ipc://{self._path}")
-            peer.send(self._encoder.encode(self._greeting))
-            try:
-                problem = self._serve(peer, monitor)
-            finally:
-                self._disconnect()
-                monitor.close()
-                peer.close(linger=0)
+            with (
+                open_socket(self._context, zmq.DEALER) as peer,
+                contextlib.closing(ConnectionMonitor(peer)) as monitor,
+            ):
+                peer.connect(f"ipc://{self._path}")
+                peer.send(self._encoder.encode(self._greeting))
+                try:
+                    problem = self._serve(peer, monitor)
+                finally:
+                    was_reached = self._disconnect()
             if problem is None:
-                self._commands.close(linger=0)
                 return
-            if not reported:
+            if was_reached or not reported:
                 log.warning("the prefill engine was lost; prompts are computed here", extra={"reason": problem})
             reported = True
 
@@ -195,7 +207,8 @@ class PrefillClient:
         if isinstance(message, Block):
             peer.send(self._encoder.encode(Received(1)))
         if isinstance(message, Welcome):
-            self._generation = self._generation or message.generation
+            with self._lock:
+                self._generation = self._generation or message.generation
         elif isinstance(message, Rejected):
             log.error("the prefill engine refused this one; prompts are computed here: %s", message.reason)
         elif message.generation != self._generation:
@@ -209,7 +222,7 @@ class PrefillClient:
                 problem = message.problem
             else:
                 problem = self._take(message, job, frames[1].buffer, frames[2].buffer)
-            if isinstance(message, Done) or problem or not job.missing:
+            if isinstance(message, Done) or problem or not job.missing or job.fetch.ended:
                 self._end(message.job, job, problem)
                 if job.missing:
                     peer.send(self._encoder.encode(Cancel(message.job)))
@@ -226,10 +239,10 @@ class PrefillClient:
             header.check(contents)
         except BadBlockError as error:
             return error.reason
-        self._tiers.receive(fetch, name, contents)
-        with self._lock:
-            self._blocks += 1
-            job.missing.discard(message.index)
+        if self._tiers.receive(fetch, name, contents):
+            with self._lock:
+                self._blocks += 1
+                job.missing.discard(message.index)
         return ""
 
     def _end(self, number: int, job: _Job, problem: str) -> None:
@@ -245,13 +258,15 @@ class PrefillClient:
             self._count(problem)
         job.fetch.ended = True
 
-    def _disconnect(self) -> None:
-        self._generation = None
+    def _disconnect(self) -> bool:
+        """End all jobs; returns whether the other process was reached."""
         with self._lock:
+            was_reached, self._generation = self._generation is not None, None
             jobs, self._jobs = list(self._jobs.values()), {}
         for job in jobs:
             self._count("disconnected")
             job.fetch.ended = True
+        return was_reached
 
     def _count(self, reason: str) -> None:
         with self._lock:
