@@ -219,9 +219,11 @@ class ClientTransport:
 
     def _lose(self, how: str) -> None:
         if self._reading:
-            self.read_rest()
-            self._stop_reading()
-            self._failed(ConnectionError(f"the connection to the engine {how}"))
+            try:
+                self.read_rest()
+            finally:
+                self._stop_reading()
+                self._failed(ConnectionError(f"the connection to the engine {how}"))
 
     def _send_if_connected(self, message: ToEngine) -> None:
         """Over TCP: an engine that knows other keys takes no messages, and there is no queue for it."""
