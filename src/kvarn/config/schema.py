@@ -8,8 +8,7 @@ from pydantic import Field, model_validator
 
 from kvarn.config.adapters import AdapterConfig, LoraConfig
 from kvarn.config.disaggregation import DisaggregationConfig
-from kvarn.config.engine import EngineConfig
-from kvarn.config.experts import ExpertsConfig
+from kvarn.config.engine import EngineConfig, ExpertsConfig
 from kvarn.config.external import BreakerConfig, ExternalConfig, TimeoutsConfig
 from kvarn.config.fleet import AutoscaleConfig, FleetConfig, HardwareConfig, UpdateConfig
 from kvarn.config.gateway import GatewayConfig
