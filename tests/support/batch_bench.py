@@ -41,7 +41,8 @@ class Bench:
         self.places = {name: FairSemaphore(self.max_in_flight) for name in (*self.served, "")}
 
     def run(self) -> asyncio.Task[None]:
-        serving: Any = SimpleNamespace(store=self.store, metrics=self.metrics)
+        steps = SimpleNamespace(observers=())
+        serving: Any = SimpleNamespace(store=self.store, metrics=self.metrics, steps=steps)
         return asyncio.create_task(BatchItems(serving, self.job, self.places).run())
 
     async def operate(self, serving: object, record: RequestRecord, body: bytes) -> object:
