@@ -65,7 +65,7 @@ def test_a_prompt_rarely_loads_keys_and_values_from_beyond_the_second_cache(toke
     with _native.TileCounter() as tiles:
         layer.step((sequence, tokens))
     lines = (tiles.loaded[2] + tiles.loaded[3]) / sum(tiles.products)
-    assert lines < 2, "of sixteen a product; how many exactly depends on where the arrays lie"
+    assert lines < 3, "of sixteen a product; how many exactly depends on where the arrays lie"
 
 
 def test_tiles_are_counted_once_at_a_time() -> None:
