@@ -199,7 +199,7 @@ class AdmissionConfig(Section):
 class TracesConfig(Section):
     """Traces of requests. OpenTelemetry's standard variables (`OTEL_...`) hold where a setting is not set."""
 
-    endpoint: str | None = Field(None, pattern=r"^https?://")
+    endpoint: str | None = Field(None, min_length=1)
     """Collector that takes OTLP over HTTP, such as `http://localhost:4318`: each request's spans are sent there.
     Default: `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`; where neither is set, no traces are
     sent."""

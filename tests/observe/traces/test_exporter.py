@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import httpx
+import pytest
 from prometheus_client import CollectorRegistry
 
 from kvarn.observe.timeline import Event
@@ -78,9 +79,10 @@ def test_the_oldest_are_dropped_where_too_many_wait() -> None:
     assert exporter.count("dropped") == 2
 
 
-def test_an_exporter_that_closes_sends_what_waits_once() -> None:
+def test_an_exporter_that_closes_tries_once_and_says_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     sink = OtlpSink([503])
     exporter = Exporter(sink)
     exporter.add(traced("a"))
     asyncio.run(exporter.close())
     assert exporter.count("dropped") == 1
+    assert "spans were not exported: the collector is away" in caplog.text

@@ -118,7 +118,9 @@ class SpanExporter:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.timeout_s):
                 await self.export()
-        self._dropped.inc(len(self._waiting))
+        if self._waiting:
+            self._dropped.inc(len(self._waiting))
+            _log.warning("spans were not exported: the collector is away", extra={"requests": len(self._waiting)})
         self._http.close()
 
     def _send(self, batch: Sequence[TracedRequest]) -> bool:

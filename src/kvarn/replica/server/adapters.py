@@ -1,7 +1,7 @@
 """The adapters of one engine by name: loaded in a thread, replaced, unloaded, loaded again after a restart.
 
-The engine below knows an adapter by the digest of what it computes. Here is which digest a name stands for now: a
-request is given it when it comes, and keeps it whatever becomes of the name.
+The engine knows an adapter by the digest of its weights and settings. This module maps names to digests: a request gets
+the current digest of its adapter's name when it arrives, and keeps it when the name is loaded anew or unloaded.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class AdapterHost:
         return bool(self._loading or self._answers or self._told)
 
     def resolve(self, request: Submit) -> Submit | str | None:
-        """The request with the version that its adapter's name stands for now; why not; or None: it waits until a load
-        that is under way has ended, see `poll`."""
+        """Returns the request with the current digest of its adapter; the reason, where there is no such adapter; None
+        where it waits for a load in progress, see `poll`."""
         found = self._by_name.get(request.adapter)
         if found is not None:
             return msgspec.structs.replace(request, adapter=found.digest)
