@@ -1,0 +1,111 @@
+"""An explanation, as the console and the command line show it. Times are seconds since the request's headers came."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Stage(StrEnum):
+    """Kind of a part; each has one colour everywhere."""
+
+    CLIENT = "client"  # sending the request, reading the answer
+    ADMISSION = "admission"  # authentication, limits, admission, choice of a replica
+    QUEUE = "queue"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    TRANSFER = "transfer"  # KV blocks or an adapter are fetched, network to an engine
+    TOOL = "tool"
+    TEXT = "text"  # templates, tokens, text, moderation
+    UNEXPLAINED = "unexplained"
+
+
+class CauseCode(StrEnum):
+    """Why a request took long; the whole list."""
+
+    CLIENT_SEND = "client slow to send"
+    LIMIT = "limit"
+    ADMISSION = "admission"
+    NO_REPLICA = "no replica"
+    COLD_MODEL = "cold model"
+    QUEUE_SLOT = "queue: slot"
+    QUEUE_BUDGET = "queue: token budget"
+    QUEUE_LATENCY = "queue: latency targets of others"
+    QUEUE_BLOCKS = "queue: KV blocks"
+    QUEUE_PRIORITY = "queue: priority"
+    QUEUE_ADAPTER = "queue: adapter"
+    QUEUE_TIER = "queue: tier"
+    QUEUE_GRAMMAR = "queue: grammar"
+    LONG_PROMPT = "long prompt"
+    SHARED_STEPS = "shared steps"
+    SLOW_STEPS = "slow steps"  # slower than the step-time model expects: the machine was busy or stopped
+    PREEMPTED = "preempted"
+    FAILOVER = "failover"
+    REJECTED_PROPOSALS = "rejected proposals"
+    TOOL = "tool"
+    MODERATION = "moderation"
+    CLIENT_READ = "client slow to read"
+    OWN_WORK = "own work"  # nothing avoidable
+
+
+class TokenCause(StrEnum):
+    """Why a token came when it did."""
+
+    OWN = "own step"
+    SHARED = "shared with a prompt"
+    PREEMPTED = "preempted"
+    ACCEPTED = "proposal accepted"
+    FORCED = "forced"
+    FAILOVER = "failover"
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a request. The parts of a list follow one another without a gap and sum to what they are parts of."""
+
+    name: str
+    stage: Stage
+    begin_s: float
+    end_s: float
+    detail: str = ""
+    """A few words: `3 chunks, 512 + 512 + 180`."""
+    parts: list[Part] = []
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    code: CauseCode
+    seconds: float
+    agent: str = ""
+    """Who or what: `two 6,200-token prompts of globex`."""
+    at_s: float = 0.0
+
+
+class Counterfactual(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the request would have taken otherwise."""
+
+    change: str
+    """`alone`, `replica`, `cached`, ..."""
+    text: str
+    """`One more replica: 0.9 s.`"""
+    total_s: float
+    error_s: float
+    """Half the width of the band that its total lies in."""
+
+
+class TokenCell(msgspec.Struct, frozen=True, array_like=True):
+    """A token of the first choice, for the ribbon."""
+
+    at_s: float
+    seconds: float
+    """Since the token before it."""
+    cause: TokenCause
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    total_s: float
+    sentence: str
+    parts: list[Part]
+    cause: Cause
+    counterfactuals: list[Counterfactual]
+    tokens: list[TokenCell]
+    unexplained_s: float
