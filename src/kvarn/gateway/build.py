@@ -105,6 +105,7 @@ def build_gateway(
         responses=BackgroundResponses(store, config.responses, lambda run: run_background(gateway, run)),
         control=ControlPlane(
             key_cache=services.identity.key_cache,
+            sessions=services.identity.sessions,
             reports=Reports(store),
             fleet=fleet,
             autoscaling=autoscaling,
