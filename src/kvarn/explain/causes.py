@@ -27,7 +27,7 @@ from kvarn.explain.explanation import Cause, CauseCode, Part, Stage
 from kvarn.explain.parts import EngineReading, Reading
 from kvarn.explain.pieces import Piece
 from kvarn.explain.words import count
-from kvarn.explain.work import residual_of, slow_seconds
+from kvarn.explain.work import longest_step, residual_of, slow_seconds
 from kvarn.observe.timeline import Phase
 from kvarn.wire.step_records import StepRecord
 
@@ -61,6 +61,7 @@ Words = Callable[[], str]
 
 _BEHIND = frozenset({CauseCode.QUEUE_SLOT, CauseCode.QUEUE_BUDGET, CauseCode.QUEUE_BLOCKS, CauseCode.QUEUE_LATENCY})
 """Waits for what others have."""
+ENGINE_WAYS = ("to engine", "from engine")
 _LATE_S = 0.02
 """Seconds on the way to an engine and back, from which on it did not listen."""
 
@@ -125,10 +126,16 @@ def causes_of(reading: Reading, name_of: NameOf) -> list[Candidate]:
     return sums.largest_first
 
 
+def in_flight_seconds(reading: Reading) -> float:
+    """Seconds that a message may have waited for the step in flight, on the ways to engines."""
+    ways_s = reading.seconds(*ENGINE_WAYS)
+    return min(ways_s, sum(longest_step(turn.steps) for turn in reading.turns if turn.steps is not None))
+
+
 def _add_late(sums: _Sums, reading: Reading) -> None:
     """An engine whose process did not read or write: nobody knows on which way, so both count half."""
-    late = [part for part in reading.parts if part.name == "network"]
-    seconds = sum(part.end_s - part.begin_s for part in late)
+    late = [part for part in reading.parts if part.name in ENGINE_WAYS]
+    seconds = sum(part.end_s - part.begin_s for part in late) - in_flight_seconds(reading)
     if seconds > _LATE_S:
         sums.add(CauseCode.SLOW_STEPS, seconds, late[0].begin_s, lambda: "the engine's process did not answer")
 

@@ -65,7 +65,7 @@ def _chunk_detail(numbers: object) -> str:
     return f"{tokens:,} tokens" + (f" beside {others:,} of others" if others > 0 else "")
 
 
-def decode_parts(own: Sequence[OwnStep], begin_s: float, end_s: float, *, complete: bool) -> tuple[str, list[Part]]:
+def decode_parts(own: Sequence[OwnStep], begin_s: float, end_s: float, *, whole: bool) -> tuple[str, list[Part]]:
     """Words for a decode, and its time by what its steps were for: amounts, not in the order in which they came."""
     tokens = sum(step.tokens for step in own)
     if not own:
@@ -77,7 +77,7 @@ def decode_parts(own: Sequence[OwnStep], begin_s: float, end_s: float, *, comple
     proposed = sum(step.proposed for step in own)
     if proposed:
         words.append(f"{sum(step.accepted for step in own)} proposals kept of {proposed}")
-    if not complete:
+    if not whole:
         return ", ".join(words), []
     amounts = [
         ("own work", Stage.DECODE, sum(step.own_s for step in own)),
