@@ -51,8 +51,8 @@ class Answered:
     steps: dict[str, TurnSteps]
     total_s: float
 
-    def explained(self, *, with_steps: bool = True) -> Explanation:
-        return explain(self.request, self.steps if with_steps else {}, name_of=str)
+    def explained(self, *, with_steps: bool = True, name_of: Callable[[str], str] = str) -> Explanation:
+        return explain(self.request, self.steps if with_steps else {}, name_of=name_of)
 
 
 def asked(
@@ -107,6 +107,7 @@ class ExplainedWorld:
         self._cached: dict[str, int] = {}
         self._told: dict[str, int] = {}
         self.answered: dict[str, Answered] = {}
+        self.delays: dict[str, Mapping[str, float]] = {}
 
     def warm(self) -> None:
         """Let the engine learn its step times, and forget how."""
@@ -130,7 +131,7 @@ class ExplainedWorld:
 
     def _send(self, at_s: float, each: Asked) -> tuple[float, Asked]:
         self._at_s = at_s
-        timeline = RequestTimeline()
+        timeline, self.delays[each.message.request_id] = RequestTimeline(), each.delays
         for name in ("authenticated", "read", *_GATEWAY, *_STAGES):
             self._at_s += 0.0001 + each.delays.get(name, 0.0)
             timeline.mark(name)
@@ -177,3 +178,23 @@ class ExplainedWorld:
             turns=[turn],
         )
         self.answered[name] = Answered(request, {name: steps}, timeline.total_s)
+
+
+def mixed_load(world: ExplainedWorld, count: int, seed: int = 1) -> dict[str, Answered]:
+    """Prompts and answers of all sizes, of three tenants, some of better priority, with slow clients among them."""
+    chance, at_s, requests = random.Random(seed), 0.0, []
+    for number in range(count):
+        at_s += chance.expovariate(10)
+        delays = {chance.choice(["read", "generated", "stage.admission"]): 0.5} if number % 10 == 0 else {}
+        requests.append(
+            asked(
+                f"r{number}",
+                at_s,
+                chance.choice([20, 100, 400, 1500]),
+                chance.choice([1, 3, 20, 60]),
+                tenant=chance.choice(["acme", "globex", "initech"]),
+                priority=10 * (number % 7 == 0),
+                delays=delays,
+            )
+        )
+    return world.play(requests)

@@ -32,6 +32,15 @@ class Residual:
     """Median deviation from that, as a share of the prediction."""
 
 
+def skipped_seconds(steps: TurnSteps, begin_us: float, end_us: float) -> float:
+    """Seconds of steps that ended in this time and had no row of the turn, though it ran: others had all tokens."""
+    return sum(
+        record.us / 1e6
+        for record in steps.steps
+        if begin_us < record.at_us + record.us <= end_us and all(row.turn for row in record.rows)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class OwnStep:
     """A step with rows of the turn."""
