@@ -2,7 +2,7 @@ import { describe, expect, it } from "vitest";
 import { spread } from "../src/components/chart";
 import { cellAt, causes, type Cell } from "../src/components/ribbon";
 import { nextSort, sorted, type Column } from "../src/components/table";
-import { barPlace, flatten, type Part } from "../src/components/waterfall";
+import { barPlace, detailPlace, flatten, type Part } from "../src/components/waterfall";
 import { errorOf, withQuery } from "../src/lib/api";
 import { backoffMs, eventsOf, parseEvents } from "../src/lib/events";
 
@@ -66,6 +66,10 @@ describe("the waterfall", () => {
   it("shows inner parts where they are opened", () => {
     expect(flatten(parts, new Set()).map(({ part }) => part.name)).toEqual(["queue", "prefill"]);
     expect(flatten(parts, new Set(["/1:prefill"])).map(({ part, depth }) => [part.name, depth])).toEqual([["queue", 0], ["prefill", 0], ["chunk", 1]]);
+  });
+  it("puts words beside a bar where there is room, else inside", () => {
+    const of = (begin: number, end: number) => detailPlace(barPlace(begin, end, 100));
+    expect([of(0, 20).place["left"], of(70, 90).place["right"], of(1, 90).inside]).toEqual(["20%", "30%", true]);
   });
   it("draws to scale and never past its end", () => {
     expect([barPlace(1, 2, 4), barPlace(3, 9, 4), barPlace(0, 0, 0)]).toEqual([

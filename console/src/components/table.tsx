@@ -113,7 +113,7 @@ export function Table<Row>(props: TableProps<Row>) {
       <div class="table-foot">
         <span>
           {rows.length} {rows.length === 1 ? "row" : "rows"}
-          {hasMore ? " of more" : ""}
+          {hasMore ? ", and more on the server" : ""}
         </span>
         <span class="row">
           {csv && <a href={new URL(csv, root).href} download>Export CSV</a>}

@@ -1,6 +1,6 @@
 // Parts of a request drawn to scale, one under another, each beginning where the one before ends.
 import { useSignal } from "@preact/signals";
-import { duration, ticks } from "../lib/format";
+import { duration, number, ticks } from "../lib/format";
 import { STAGES, stageClass } from "../lib/stages";
 
 /** A part as the server gives it (`kvarn.explain.explanation.Part`). Times in seconds since the request's headers came. */
@@ -38,13 +38,22 @@ export function barPlace(begin: number, end: number, total: number): BarPlace {
   return { left: `${left}%`, width: `${Math.min(100 - left, Math.max(0, (end - begin) * scale))}%` };
 }
 
-/** Axis with round times; also above a ribbon. */
+/** Where a bar's words go: beside it where there is room, else inside. */
+export function detailPlace({ left, width }: BarPlace): { place: Record<string, string>; inside: boolean } {
+  const [before, after] = [parseFloat(left), parseFloat(left) + parseFloat(width)];
+  if (after < 65) return { place: { left: `${after}%`, right: "0" }, inside: false };
+  if (before > 35) return { place: { left: "0", right: `${100 - before}%`, textAlign: "right" }, inside: false };
+  return { place: { left: `${before}%` }, inside: true };
+}
+
+/** Axis with round times, all in the unit of the last; also above a ribbon. */
 export function TimeAxis({ total }: { total: number }) {
   const marks = ticks(total, 7).filter((at) => at === 0 || total - at > total * 0.08);
+  const text = (at: number): string => (at > 0 && total >= 1 && total < 100 ? `${number(at)} s` : at > 0 ? duration(at) : "0");
   return (
     <div class="axis" aria-hidden="true">
-      {marks.map((at) => <span key={at} style={{ left: `${(100 * at) / total}%` }}>{at === 0 ? "0" : duration(at)}</span>)}
-      <span class="last" style={{ left: "100%" }}>{duration(total)}</span>
+      {marks.map((at) => <span key={at} style={{ left: `${(100 * at) / total}%` }}>{text(at)}</span>)}
+      <span class="last" style={{ left: "100%" }}>{text(total)}</span>
     </div>
   );
 }
@@ -69,7 +78,7 @@ export function Waterfall({ parts, total, selected, onSelect }: {
       {flatten(parts, open.value).map((flat) => {
         const { part, depth, path } = flat;
         const place = barPlace(part.begin_s, part.end_s, total);
-        const after = parseFloat(place.left) + parseFloat(place.width);
+        const words = detailPlace(place);
         const share = total > 0 ? (part.end_s - part.begin_s) / total : 0;
         return (
           <div key={path} class="part" role="row" aria-selected={selected === path} onClick={() => onSelect?.(flat)}
@@ -86,9 +95,7 @@ export function Waterfall({ parts, total, selected, onSelect }: {
             <span class="lane" role="cell">
               <span class={stageClass(part.stage)} style={place} />
               {part.detail && (
-                <span class="detail" style={after < 60 ? { left: `${after}%`, right: "0" } : { right: `${100 - parseFloat(place.left)}%` }}>
-                  {part.detail}
-                </span>
+                <span class={`detail ${words.inside ? "inside" : ""}`} style={words.place}>{part.detail}</span>
               )}
             </span>
             <span class="took" role="cell">

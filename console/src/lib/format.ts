@@ -61,7 +61,7 @@ export function money(value: Maybe, currency = "USD"): string {
   return value.toLocaleString("en", {
     style: "currency",
     currency,
-    ...(small ? { maximumSignificantDigits: 2, minimumSignificantDigits: 1 } : {}),
+    ...(small ? { maximumSignificantDigits: 2, minimumSignificantDigits: 2 } : {}),
   });
 }
 
