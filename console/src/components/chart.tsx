@@ -3,7 +3,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
-import { UNKNOWN, clock, dateTime, onAxis, withUnit } from "../lib/format";
+import { UNKNOWN, clock, dateTime, hasOwnForm, onAxis, withUnit } from "../lib/format";
 import { colour, colours } from "../lib/theme";
 
 export interface Series {
@@ -89,25 +89,28 @@ export function Chart(props: ChartProps) {
 
   const at = hovered.value;
   const valueOf = (line: Series): number | null => (at === null ? lastKnown(line.values) : (line.values[at] ?? null));
+  const near = at === null ? [] : marks.filter((mark) => Math.abs(mark.at - (times[at] ?? 0)) < nearby(times));
+  const [inTitle, withValue] = hasOwnForm(unit) || !unit ? ["", unit] : [` ${unit}`, ""];
   return (
     <figure class="chart">
       <figcaption>
-        <span class="title">{title}</span>
+        <span class="title">
+          {title}
+          <span class="quiet">{inTitle}</span>
+        </span>
         <span class="values">
           {at !== null && <span>{clock(times[at])}</span>}
           {hasData && shown.map((line) => (
             <span key={line.name}>
               {shown.length > 1 && `${line.name} `}
-              <b>{withUnit(valueOf(line), unit)}</b>
+              <b>{withUnit(valueOf(line), withValue)}</b>
             </span>
-          ))}
-          {marks.filter((mark) => at !== null && Math.abs(mark.at - (times[at] ?? 0)) < nearby(times)).map((mark) => (
-            <span key={mark.at}>{mark.label}</span>
           ))}
         </span>
       </figcaption>
       <div class="plot" role="img" aria-label={summary(title, unit, times, shown)} ref={place}>
         {!hasData && <span class="none">No data in this range</span>}
+        {near.length > 0 && <span class="marks">{near.map((mark) => mark.label).join(", ")}</span>}
       </div>
     </figure>
   );

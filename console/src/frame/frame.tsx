@@ -2,7 +2,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import { Dialog, QuestionHost } from "../components/dialog";
-import { Empty, ErrorBox } from "../components/basics";
+import { ErrorBox } from "../components/basics";
 import { Menu } from "../components/menu";
 import { Toasts } from "../components/toast";
 import { address, go, href } from "../lib/address";
@@ -10,6 +10,7 @@ import { allShortcuts, useShortcuts } from "../lib/keys";
 import { hasRole, loadSession, session, sessionError } from "../lib/session";
 import { PAGES, type Page } from "../pages/registry";
 import { LazyPage } from "./boundary";
+import { PageHead } from "./head";
 import { SignIn } from "./sign-in";
 import { TopBar } from "./top";
 
@@ -79,11 +80,20 @@ function KeysDialog() {
 function CurrentPage() {
   const name = address.value.page;
   const page = PAGES.find((one) => one.name === name);
-  if (!page) return <Empty what={`There is no page named "${name}" in this version of the console.`} />;
+  if (!page) return <NoPage title="No such page" why={`There is no page named "${name}" in this version of the console.`} />;
   if (!hasRole(page.role)) {
-    return <Empty what={`${page.title} needs the role of an administrator. Ask one of your organisation, or sign in with another key.`} />;
+    return <NoPage title={page.title} why={`${page.title} needs the role of an administrator. Ask one of your organisation, or sign in with another key.`} />;
   }
   return <LazyPage page={page} />;
+}
+
+function NoPage({ title, why }: { title: string; why: string }) {
+  return (
+    <>
+      <PageHead title={title} sentence={{ text: why }} />
+      <a href={href("overview")}>Overview</a>
+    </>
+  );
 }
 
 function Signed() {

@@ -85,9 +85,14 @@ export function withUnit(value: Maybe, unit = ""): string {
   }
 }
 
-/** A number beside an axis: short, and without a unit that the title has. */
+/** Whether numbers of a unit are written in a form of its own (`31 ms`, `41 %`); others are a number and a word. */
+export function hasOwnForm(unit: string): boolean {
+  return /^(s|ms|us|share|ratio|%|bytes|B|USD|EUR)$/.test(unit);
+}
+
+/** A number beside an axis: short, and without a word that the title has. */
 export function onAxis(value: number, unit: string): string {
-  return /^(s|ms|us|share|ratio|%|bytes|B|USD|EUR)$/.test(unit) ? withUnit(value, unit) : compact(value);
+  return hasOwnForm(unit) ? withUnit(value, unit) : compact(value);
 }
 
 const twoDigits = (value: number): string => String(value).padStart(2, "0");

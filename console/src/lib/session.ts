@@ -42,7 +42,7 @@ export async function loadSession(): Promise<void> {
 }
 
 export async function signIn(key: string): Promise<void> {
-  await call("console/api/session", { method: "POST", body: { api_key: key } });
+  await call("console/api/session", { method: "POST", body: { key } });
   await loadSession();
 }
 
