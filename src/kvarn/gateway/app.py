@@ -131,6 +131,7 @@ def create_app(
         check_process=services.admission.check_process,
         config=config.gateway,
         traces=gateway.control.traces,
+        observers=gateway.steps.observers,
     )
     _add_cors(app, config.gateway.allowed_origins)
     add_error_handlers(app)

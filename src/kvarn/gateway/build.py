@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from kvarn.answers.catalog import Catalog
 from kvarn.answers.context import LifecycleSteps
@@ -24,6 +25,7 @@ from kvarn.answers.storage_quota import StorageQuota
 from kvarn.answers.structured.grammar_pool import GrammarPool
 from kvarn.answers.traces import Traces
 from kvarn.answers.turn import Stage
+from kvarn.answers.turn_metrics import TurnObserver
 from kvarn.catalog.held_requests import HeldRequests
 from kvarn.catalog.metrics import EngineCollector, RoutingCollector
 from kvarn.catalog.model_table import ModelTable
@@ -39,6 +41,7 @@ from kvarn.gateway.services import Services
 from kvarn.gateway.state import ControlPlane, Gateway
 from kvarn.metering.usage_reports import Reports
 from kvarn.observe.external import ExternalMetrics
+from kvarn.observe.host import HostCollector
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.observe.traces.exporter import make_exporter
@@ -68,6 +71,7 @@ def build_gateway(
     metrics = GatewayMetrics(slo, slo)
     if is_main:
         metrics.registry.register(EngineCollector(ReplicasByModel(models_by_name)))
+        metrics.registry.register(HostCollector(Path(config.data_dir).expanduser()))
     metrics.registry.register(RoutingCollector(models_by_name))
     services = Services(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
     store, held, golden = (
@@ -90,7 +94,7 @@ def build_gateway(
     traces = Traces(make_exporter(config.traces, metrics.registry), contents=config.traces.contents)
     external = _connect_external(table, metrics)
     generators = {name: external_generator(model) for name, model in external.items()}
-    steps = _steps(services, text, generators, (rollouts.observer, shadows, traces))
+    steps = _steps(services, text, generators, (rollouts.observer, shadows, traces, TurnObserver(metrics.turns)))
     gateway = Gateway(
         config=config,
         store=store,

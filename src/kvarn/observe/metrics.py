@@ -11,6 +11,7 @@ from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import SloConfig
 from kvarn.observe.latency import GenerationTimer, SlidingRatio
 from kvarn.observe.merge import MetricFamily, read_families
+from kvarn.observe.turns import TurnMetrics
 
 UNKNOWN = "unknown"
 """Label for a model or endpoint that is not configured: what clients invent never becomes a label."""
@@ -24,10 +25,11 @@ class GenerationObserver:
     """Observes one generation request: `delta` for each delta, then `finished` or `failed`; neither when the client
     left."""
 
-    __slots__ = ("_itl", "_model", "timer")
+    __slots__ = ("_exemplar", "_itl", "_model", "timer")
 
-    def __init__(self, model: _ModelMetrics, started: float) -> None:
+    def __init__(self, model: _ModelMetrics, started: float, exemplar: dict[str, str] | None) -> None:
         self._model = model
+        self._exemplar = exemplar
         self._itl = model.itl
         self.timer = GenerationTimer(model.clock, started)
 
@@ -37,7 +39,7 @@ class GenerationObserver:
         if gap is not None:
             self._itl.observe(gap)
         elif not had_first and self.timer.ttft is not None:
-            self._model.ttft.observe(self.timer.ttft)
+            self._model.ttft.observe(self.timer.ttft, self._exemplar)
 
     def moved(self, pause_s: float) -> None:
         """Another engine process went on with it; no token came for so long."""
@@ -46,7 +48,7 @@ class GenerationObserver:
     def finished(self) -> None:
         """Every choice ended; counts towards goodput."""
         for tpot in self.timer.tpots():
-            self._model.tpot.observe(tpot)
+            self._model.tpot.observe(tpot, self._exemplar)
         self._model.count_slo(self.timer.meets(self._model.slo))
 
     def failed(self) -> None:
@@ -91,6 +93,7 @@ class GatewayMetrics:
         self._models: dict[str, _ModelMetrics] = {}
         for model in models:
             self.add_model(model, (slo or {}).get(model, SloConfig()))
+        self.turns = TurnMetrics(self.registry)
         ProcessCollector(registry=self.registry)
 
     def _define(self, registry: CollectorRegistry) -> None:
@@ -154,8 +157,9 @@ class GatewayMetrics:
         if model not in self._models:
             self._models[model] = _ModelMetrics(self, model, slo)
 
-    def generation(self, model: str, started: float) -> GenerationObserver:
-        return GenerationObserver(self._models[model], started)
+    def generation(self, model: str, started: float, exemplar: dict[str, str] | None = None) -> GenerationObserver:
+        """Observe a request to a model. `exemplar`: names its trace, beside the buckets that its times fall into."""
+        return GenerationObserver(self._models[model], started, exemplar)
 
     def slo_missed(self, model: str) -> None:
         """A generation request for a configured model was refused before it began: a miss."""
