@@ -41,6 +41,7 @@ from kvarn.gateway.services import Services
 from kvarn.gateway.state import ControlPlane, Gateway
 from kvarn.metering.usage_reports import Reports
 from kvarn.observe.external import ExternalMetrics
+from kvarn.observe.history import CountedHistory
 from kvarn.observe.host import HostCollector
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
@@ -70,7 +71,9 @@ def build_gateway(
     slo = {model.name: config.slo_of(model.config) for model in table}
     metrics = GatewayMetrics(slo, slo)
     if is_main:
-        metrics.registry.register(EngineCollector(ReplicasByModel(models_by_name)))
+        engines = EngineCollector(ReplicasByModel(models_by_name))
+        metrics.registry.register(engines)
+        metrics.history_sources.append(engines)
         metrics.registry.register(HostCollector(Path(config.data_dir).expanduser()))
     metrics.registry.register(RoutingCollector(models_by_name))
     services = Services(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
@@ -119,6 +122,7 @@ def build_gateway(
             rollouts=rollouts,
             external=list(external.values()),
             traces=traces,
+            history=shared.history if shared is not None else CountedHistory(metrics.counted),
         ),
     )
     copies = replace(gateway, steps=replace(steps, stages=_copy_stages(services, text), observers=()))

@@ -12,6 +12,7 @@ from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.identity.key_cache import KeyCache
 from kvarn.metering.usage_reports import Reports
+from kvarn.observe.history import HistorySource
 from kvarn.quality.golden_models import GoldenModels
 from kvarn.quality.monitor import QualityMonitor
 from kvarn.responses.background_runs import ResponsesContext
@@ -34,6 +35,7 @@ class ControlPlane:
     rollouts: Rollouts
     external: Sequence[ExternalModel]  # models that other servers run
     traces: Traces
+    history: HistorySource
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,7 @@ class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
     samples: list[MetricSample]
 
 
-def read_families(
-    registry: CollectorRegistry, weights: Mapping[tuple[str, str], float] | None = None
-) -> list[MetricFamily]:
+def read_families(registry: Collector, weights: Mapping[tuple[str, str], float] | None = None) -> list[MetricFamily]:
     """The present samples of a registry. `weights`: the events behind each ratio, by its name and model."""
     weights = weights or {}
     return [
