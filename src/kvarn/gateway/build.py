@@ -77,6 +77,7 @@ def build_gateway(
         metrics.registry.register(HostCollector(Path(config.data_dir).expanduser()))
     metrics.registry.register(RoutingCollector(models_by_name))
     services = Services(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
+    metrics.history_sources.append(services.admission_metrics.length)
     store, held, golden = (
         services.store,
         ByteBudget(config.gateway.max_held_bytes),
@@ -112,6 +113,7 @@ def build_gateway(
         responses=BackgroundResponses(store, config.responses, lambda run: run_background(gateway, run)),
         control=ControlPlane(
             key_cache=services.identity.key_cache,
+            sessions=services.identity.sessions,
             reports=Reports(store),
             fleet=fleet,
             autoscaling=autoscaling,
