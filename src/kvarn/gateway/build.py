@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from kvarn.answers.catalog import Catalog
 from kvarn.answers.context import LifecycleSteps
@@ -24,6 +25,7 @@ from kvarn.answers.storage_quota import StorageQuota
 from kvarn.answers.structured.grammar_pool import GrammarPool
 from kvarn.answers.traces import Traces
 from kvarn.answers.turn import Stage
+from kvarn.answers.turn_metrics import TurnObserver
 from kvarn.catalog.held_requests import HeldRequests
 from kvarn.catalog.metrics import EngineCollector, RoutingCollector
 from kvarn.catalog.model_table import ModelTable
@@ -39,6 +41,8 @@ from kvarn.gateway.services import Services
 from kvarn.gateway.state import ControlPlane, Gateway
 from kvarn.metering.usage_reports import Reports
 from kvarn.observe.external import ExternalMetrics
+from kvarn.observe.history import CountedHistory
+from kvarn.observe.host import HostCollector
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.observe.traces.exporter import make_exporter
@@ -67,9 +71,13 @@ def build_gateway(
     slo = {model.name: config.slo_of(model.config) for model in table}
     metrics = GatewayMetrics(slo, slo)
     if is_main:
-        metrics.registry.register(EngineCollector(ReplicasByModel(models_by_name)))
+        engines = EngineCollector(ReplicasByModel(models_by_name))
+        metrics.registry.register(engines)
+        metrics.history_sources.append(engines)
+        metrics.registry.register(HostCollector(Path(config.data_dir).expanduser()))
     metrics.registry.register(RoutingCollector(models_by_name))
     services = Services(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
+    metrics.history_sources.append(services.admission_metrics.length)
     store, held, golden = (
         services.store,
         ByteBudget(config.gateway.max_held_bytes),
@@ -90,7 +98,7 @@ def build_gateway(
     traces = Traces(make_exporter(config.traces, metrics.registry), contents=config.traces.contents)
     external = _connect_external(table, metrics)
     generators = {name: external_generator(model) for name, model in external.items()}
-    steps = _steps(services, text, generators, (rollouts.observer, shadows, traces))
+    steps = _steps(services, text, generators, (rollouts.observer, shadows, traces, TurnObserver(metrics.turns)))
     gateway = Gateway(
         config=config,
         store=store,
@@ -116,6 +124,7 @@ def build_gateway(
             rollouts=rollouts,
             external=list(external.values()),
             traces=traces,
+            history=shared.history if shared is not None else CountedHistory(metrics.counted),
         ),
     )
     copies = replace(gateway, steps=replace(steps, stages=_copy_stages(services, text), observers=()))
