@@ -84,16 +84,18 @@ def _ends_turn(event: Event) -> bool:
     return event.name != "sent" and (event.name in _PARTS or event.name.startswith("stage."))
 
 
-def request_spans(request: TracedRequest, *, vllm: bool = False) -> list[Span]:
+def request_spans(
+    request: TracedRequest, *, vllm: bool = False, contents: Sequence[Mapping[str, str]] = ()
+) -> list[Span]:
     """The spans of a request, its own first; each child stands behind its parent. `vllm`: turns have the attributes of
-    vLLM's spans, too."""
+    vLLM's spans, too. `contents`: more attributes of each turn."""
     gateway = [event for event in request.events if not event.name.startswith(_ENGINE)]
     engine = [event for event in request.events if event.name.startswith(_ENGINE)]
     begin_s, end_s = gateway[0].at_s, gateway[-1].at_s
     attributes = request_attributes(request)
     kind = SpanKind.SERVER if request.method else SpanKind.INTERNAL
     spans = [Span(request.name, begin_s, end_s, None, kind, attributes, failed=request.is_error)]
-    turns = iter(request.turns)
+    turns, more = iter(request.turns), iter(contents)
     before, of_turn = begin_s, list[Event]()
     for event in (*gateway[1:], None):
         if of_turn and (event is None or _ends_turn(event)):
@@ -104,6 +106,7 @@ def request_spans(request: TracedRequest, *, vllm: bool = False) -> list[Span]:
             told = [each for each in engine if sent_s <= each.at_s <= before]
             own = len(spans)
             _add_turn(spans, request, next(turns, None), before, of_turn, told)
+            spans[own].attributes |= next(more, {})
             if vllm:
                 spans[own].attributes |= _vllm(spans[own:], request)
             of_turn = []
