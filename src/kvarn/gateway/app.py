@@ -22,6 +22,7 @@ from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.build import build_gateway
+from kvarn.gateway.console.routes import CONSOLE_ROUTERS
 from kvarn.gateway.deleted_tenants import TELL_EVERY_S, DeletedTenants
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import PUBLIC, OpenRequests, RequestMiddleware
@@ -111,6 +112,7 @@ def create_app(
         config, models_by_name, pool, shared=shared, fleet=fleet, autoscaling=autoscaling, take_out=take_out
     )
     open_requests = OpenRequests()
+    authenticator = authenticator or services.identity.authenticator
     app = FastAPI(
         title="Kvarn",
         version=kvarn.__version__,
@@ -123,11 +125,12 @@ def create_app(
     app.root_path = config.gateway.root_path  # FastAPI() warns that its argument of this name is deprecated
     app.state.gateway = gateway
     app.state.check_length = services.admission.check_length
+    app.state.authenticator = authenticator
     app.state.start_error = None
     app.add_middleware(
         RequestMiddleware,
         metrics=gateway.metrics,
-        authenticator=authenticator or services.identity.authenticator,
+        authenticator=authenticator,
         open_requests=open_requests,
         check_process=services.admission.check_process,
         config=config.gateway,
@@ -135,7 +138,7 @@ def create_app(
     )
     _add_cors(app, config.gateway.allowed_origins)
     add_error_handlers(app)
-    for router in _ROUTERS:
+    for router in (*_ROUTERS, *(CONSOLE_ROUTERS if config.console.enabled else ())):
         app.include_router(router)
     routes = [route for router in _ROUTERS for route in router.routes if isinstance(route, JsonRoute)]
     extend_openapi(app, routes, PUBLIC)

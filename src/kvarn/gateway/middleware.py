@@ -16,6 +16,7 @@ from kvarn.answers.record import RequestRecord
 from kvarn.answers.traces import Traces
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
+from kvarn.gateway.console.paths import is_console, is_public
 from kvarn.gateway.errors import error_response
 from kvarn.gateway.record import client_left, new_record, plain_request, without_body
 from kvarn.identity.authenticator import Authenticator
@@ -96,7 +97,7 @@ class RequestMiddleware:
         record = new_record(scope)
         record.reply.client_left = partial(client_left, receive)
         request_id = record.request_id.encode()
-        if record.endpoint not in PROBES:
+        if record.endpoint not in PROBES and not is_console(record.endpoint):
             self._traces.begin(record, scope["headers"])
         id_headers = [(name.encode(), request_id) for name in record.reply.dialect.request_id_headers]
         if (trace := record.timeline.trace) is not None:
@@ -117,7 +118,7 @@ class RequestMiddleware:
         self._metrics.in_flight.inc()
         try:
             check_headers(scope, self._config)
-            if record.endpoint not in PUBLIC:
+            if record.endpoint not in PUBLIC and not is_public(record.endpoint):
                 self._check_process(self._open.count)
                 if "\0" in scope["path"]:
                     raise invalid_request("The path holds a NUL byte.")
@@ -152,7 +153,7 @@ class RequestMiddleware:
             if record.reply.disconnected and record.reply.status in (0, CLIENT_LEFT)
             else record.reply.status
         )
-        if endpoint not in PROBES:
+        if endpoint not in PROBES and not is_console(record.endpoint):
             tell_ended((self._traces,), record, f"{scope['method']} {endpoint}", scope["method"], endpoint)
         seconds = record.timeline.total_s
         self._metrics.requests.labels(record.choice.name, endpoint, str(status)).inc()

@@ -82,6 +82,8 @@ async def root(gateway: GatewayDep) -> Root:
         "metrics": "/metrics",
         "ready": "/ready",
     }
+    if gateway.config.console.enabled:
+        links["console"] = "/console/"
     names = [model.name for model in gateway.models]
     return {"name": "kvarn", "version": kvarn.__version__, "models": names, "links": links}
 
