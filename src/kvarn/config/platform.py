@@ -207,7 +207,7 @@ class KeptConfig(Section):
     """Requests kept a second of those that neither failed nor were slow."""
 
     one_in: int = Field(1, ge=1)
-    """Of those, one in this many is kept at most, drawn at random."""
+    """One in this many of those is kept at most, drawn at random."""
 
     refused_per_s: float = Field(5.0, ge=0)
     """Requests kept a second of those that were refused (4xx)."""

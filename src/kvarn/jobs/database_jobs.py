@@ -11,13 +11,13 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.repositories.changes import delete_old_changes
 from kvarn.store.repositories.contents import move_contents
-from kvarn.store.repositories.kept_trimming import trim_kept
+from kvarn.store.repositories.kept_bounds import bound_kept
 from kvarn.store.repositories.organization_deletion import delete_erased_usage
 from kvarn.store.repositories.retention import delete_expired
 from kvarn.store.repositories.stored_bytes import SUM_EVERY_S, sum_stored_bytes
 
 _MOVE_EVERY_S = 600.0
-_TRIM_EVERY_S = 60.0
+_BOUND_EVERY_S = 60.0
 
 _log = logging.getLogger("kvarn.jobs")
 
@@ -32,13 +32,13 @@ def stored_bytes_worker(store: Store) -> NamedWorker:
 
 
 def kept_requests_worker(store: Store, config: KeptConfig) -> NamedWorker:
-    """Bounds what is kept of requests; see `repositories/kept_trimming.py`."""
+    """Bounds what is kept of requests; see `repositories/kept_bounds.py`."""
 
     async def work(_: NamedJob) -> None:
-        if deleted := await trim_kept(store, config.max_rows, config.max_bytes):
+        if deleted := await bound_kept(store, config.max_rows, config.max_bytes):
             _log.debug("deleted kept requests beyond the bound", extra={"requests": deleted})
 
-    return NamedWorker("bounds of kept requests", store, "kept_requests", work, lease_s=_TRIM_EVERY_S, periodic=True)
+    return NamedWorker("bounds of kept requests", store, "kept_requests", work, lease_s=_BOUND_EVERY_S, periodic=True)
 
 
 def content_worker(store: Store) -> NamedWorker:

@@ -1,4 +1,4 @@
-"""What is kept of a request: a row to find it by, and all that is told of it, packed."""
+"""Contents of a kept request: a row to find it by, and all that is told of it, packed."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class TracedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Code of the error that the client got."""
     disconnected: bool = False
     warnings: Sequence[str] = ()
-    """What of the request was ignored or changed."""
+    """Fields of the request that were ignored or changed, in words."""
     organization_id: str = ""
     project_id: str = ""
     key_id: str = ""
@@ -102,5 +102,5 @@ class TracedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def started_at(self) -> float:
-        """When its headers came, in seconds since 1970."""
+        """Time at which its headers came, in seconds since 1970."""
         return self.events[0].at_s + self.wall_clock_offset_s

@@ -45,7 +45,7 @@ class KeptRequest(Base):
     id: Mapped[str] = mapped_column(ByBytes, unique=True)
     """The record's: unique, in the ids of the answer and of its turns."""
     request_id: Mapped[str] = mapped_column(ByBytes, index=True)
-    """What the client got as `x-request-id`; perhaps its own, and not unique."""
+    """The answer's `x-request-id`; perhaps the client's own, and not unique."""
     organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
     project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"))
     key_id: Mapped[Id | None]

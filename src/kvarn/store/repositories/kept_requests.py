@@ -11,10 +11,11 @@ from sqlalchemy import ColumnElement, and_, func, or_, select, tuple_
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from kvarn.observe.traces.traced import CLIENT_LEFT
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
 from kvarn.store.models import KeptDetail, KeptRequest
-from kvarn.store.repositories.queries import insert
+from kvarn.store.repositories.queries import insert, is_postgresql
 
 Row = Mapping[str, Any]
 """Columns of a kept request, but for its number."""
@@ -63,7 +64,7 @@ class KeptFilter:
 class KeptPage:
     items: list[KeptRequest]
     next: KeptPlace | None
-    """Where the next page begins; None: this is the last."""
+    """Beginning of the next page; None: this is the last."""
 
 
 async def add_kept(store: Store, rows: Sequence[Row], details: Mapping[str, bytes]) -> int:
@@ -94,8 +95,9 @@ async def list_kept(
 ) -> KeptPage:
     """A page of the requests that a filter selects."""
     key = KeptRequest.started_us if order is KeptOrder.NEWEST else KeptRequest.total_us
-    query = select(KeptRequest).where(*_conditions(where))
-    ordered = key + 0 if await _are_few(session, where, order) else key
+    hinted = not is_postgresql(session)
+    query = select(KeptRequest).where(*_conditions(where, hinted=hinted))
+    ordered = key + 0 if hinted and await _are_few(session, where, order) else key
     if after is not None:
         query = query.where(tuple_(ordered, KeptRequest.number) < tuple_(*after))
     query = query.order_by(ordered.desc(), KeptRequest.number.desc()).limit(limit + 1)
@@ -122,7 +124,7 @@ async def session_of(session: AsyncSession, name: str, where: KeptFilter) -> lis
     return list(await session.scalars(latest))[::-1]
 
 
-async def details_alike(session: AsyncSession, of: KeptRequest, where: KeptFilter, limit: int) -> list[bytes]:
+async def details_of_shape(session: AsyncSession, of: KeptRequest, where: KeptFilter, limit: int) -> list[bytes]:
     """Details of other requests of its model that ended well, and whose prompts and answers were about as long."""
     tokens = KeptRequest.input_tokens
     query = (
@@ -148,7 +150,7 @@ async def details_alike(session: AsyncSession, of: KeptRequest, where: KeptFilte
 
 async def _are_few(session: AsyncSession, where: KeptFilter, order: KeptOrder) -> bool:
     """Whether few rows lie within bounds of a column that is not the one of the order: those are sorted. Else so many
-    do that the first page is soon found by walking in order."""
+    do that the first page is soon found by walking in order. PostgreSQL knows that from its statistics."""
     if order is KeptOrder.NEWEST:
         bounds = _between(KeptRequest.total_us, where.min_total_us, None)
     else:
@@ -161,55 +163,53 @@ async def _are_few(session: AsyncSession, where: KeptFilter, order: KeptOrder) -
 
 def _owned(where: KeptFilter) -> list[ColumnElement[bool]]:
     if where.project_id is not None:
-        found = [KeptRequest.project_id == where.project_id]
-        if where.organization_id is not None:
-            found.append(_unindexed(KeptRequest.organization_id) == where.organization_id)
-        return found
+        return [KeptRequest.project_id == where.project_id]  # `_conditions` names the organisation, too
     return [] if where.organization_id is None else [KeptRequest.organization_id == where.organization_id]
 
 
-def _conditions(where: KeptFilter) -> list[ColumnElement[bool]]:
-    """The conditions of a filter. A column that many rows share is kept from being read by its index where the owner's
-    is the better one."""
+def _conditions(where: KeptFilter, *, hinted: bool = False) -> list[ColumnElement[bool]]:
+    """The conditions of a filter. `hinted`: a column that many rows share is not read by its index where the owner's
+    is the better one; SQLite has no statistics that would tell."""
+
+    def common(column: Any, *, indexed: bool) -> Any:
+        return column if indexed or not hinted else column.concat("")
+
     found = [
         *_owned(where),
         *_between(KeptRequest.started_us, where.since_us, where.until_us),
         *_between(KeptRequest.total_us, where.min_total_us, None),
         *_between(KeptRequest.ttft_us, where.min_ttft_us, None),
     ]
-    for column, value in (
+    of_all, reason = where.organization_id is None and where.project_id is None, _reason(where)
+    equal = (
         (KeptRequest.session, where.session),
         (KeptRequest.key_id, where.key_id),
         (KeptRequest.end_user, where.end_user),
-    ):
-        if value is not None:
-            found.append(column == value)
-    is_of_one = where.organization_id is not None or where.project_id is not None
-    for column, value in ((KeptRequest.model_version, where.model_version), (KeptRequest.endpoint, where.endpoint)):
-        if value is not None:
-            found.append((_unindexed(column) if is_of_one else column) == value)
-    if where.model is not None:
-        found.append((_unindexed(KeptRequest.model) if where.project_id else KeptRequest.model) == where.model)
-    found += _ended(where)
+        (KeptRequest.outcome, where.outcome),
+        (common(KeptRequest.organization_id, indexed=where.project_id is None), where.organization_id),
+        (common(KeptRequest.model, indexed=where.project_id is None), where.model),
+        (common(KeptRequest.model_version, indexed=of_all), where.model_version),
+        (common(KeptRequest.endpoint, indexed=of_all), where.endpoint),
+        (common(KeptRequest.reason, indexed=reason != "ordinary"), reason),
+    )
+    found += [column == value for column, value in equal if value is not None]
+    if where.statuses is not None:
+        found.append(KeptRequest.status.between(*where.statuses))
     if where.id is not None:
         found.append(or_(_begins(KeptRequest.id, where.id), _begins(KeptRequest.request_id, where.id)))
     return found
 
 
-def _ended(where: KeptFilter) -> list[ColumnElement[bool]]:
-    """How it ended. What failed or was refused is kept for that reason, which has an index; the others are many."""
-    found, reason = list[ColumnElement[bool]](), where.reason
-    if where.statuses is not None:
-        first, last = where.statuses
-        found.append(KeptRequest.status.between(first, last))
-        reason = reason or ("error" if first >= 500 else "refused" if 400 <= first < 499 and last < 500 else None)
-    if where.outcome is not None:
-        found.append(KeptRequest.outcome == where.outcome)
-        reason = reason or {"failed": "error", "refused": "refused"}.get(where.outcome)
-    if reason is not None:
-        by_index = reason != "ordinary" and where.project_id is None
-        found.append((KeptRequest.reason if by_index else _unindexed(KeptRequest.reason)) == reason)
-    return found
+def _reason(where: KeptFilter) -> str | None:
+    """The reason for which all are kept that a filter selects: it has an index. What failed or was refused is kept for
+    that; the others are many."""
+    if where.reason is not None:
+        return where.reason
+    if where.statuses is not None and where.statuses[0] >= 500:
+        return "error"
+    if where.statuses is not None and 400 <= where.statuses[0] < CLIENT_LEFT and where.statuses[1] < 500:
+        return "refused"
+    return {"failed": "error", "refused": "refused"}.get(where.outcome or "")
 
 
 def _between(column: Any, least: int | None, most: int | None) -> list[ColumnElement[bool]]:
@@ -218,8 +218,3 @@ def _between(column: Any, least: int | None, most: int | None) -> list[ColumnEle
 
 def _begins(column: Any, text: str) -> ColumnElement[bool]:
     return and_(column >= text, column < text[:-1] + chr(ord(text[-1]) + 1))
-
-
-def _unindexed(column: Any) -> ColumnElement[Any]:
-    """A text column as an expression, which no index is found for."""
-    return column.concat("")  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ _LEAVING: Final = ("ordinary", "refused", "slow", "error")
 """Reasons to be kept, those first that go first."""
 
 
-async def trim_kept(store: Store, max_rows: int, max_bytes: int) -> int:
+async def bound_kept(store: Store, max_rows: int, max_bytes: int) -> int:
     """Delete as many as are too many; how many."""
     sums = select(KeptRequest.organization_id, func.count(), func.sum(KeptRequest.kept_bytes))
     async with store.reporting() as session:
