@@ -31,6 +31,10 @@ class QueueWaits:
         self._reason = Phase.WAIT_STEP
         self._since_us = 0
 
+    @property
+    def reason(self) -> Phase:
+        return self._reason
+
     def hold(self, reason: Phase, now: float) -> None:
         self._hold(reason, _us(now))
 
@@ -62,6 +66,11 @@ class TurnRecorder:
         self.is_decoding = False  # whether a token was drawn since known ones were computed
         self.num_running = 0  # choices that run
         self.preemptions = self.proposed_tokens = self.accepted_tokens = 0
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase it is in; None: it waits in the queue for the reason that all have."""
+        return self._phase
 
     @property
     def has_begun(self) -> bool:

@@ -15,6 +15,7 @@ from kvarn.costs.step_times import StepTimes
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.engine_stats import AdapterStats, ExpertStats, LookupStats, SpeculationStats, WorkStats
 from kvarn.wire.message import Message
+from kvarn.wire.questions import Answered, Ask
 from kvarn.wire.sampling import SamplingParams
 from kvarn.wire.supervision import FromSupervisor, ToSupervisor
 
@@ -166,6 +167,7 @@ ToEngine = (
     | Leave
     | ForgetTenant
     | FromSupervisor
+    | Ask
     | Stop
 )
 
@@ -361,4 +363,15 @@ class Adapters(Message, frozen=True, kw_only=True):
     adapters: list[AdapterInfo]
 
 
-FromEngine = Ready | Progress | StepOutput | Refused | Embedded | AdapterChanged | Adapters | BlockEvents | ToSupervisor
+FromEngine = (
+    Ready
+    | Progress
+    | StepOutput
+    | Refused
+    | Embedded
+    | AdapterChanged
+    | Adapters
+    | BlockEvents
+    | Answered
+    | ToSupervisor
+)

@@ -36,7 +36,10 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
         self._owners: list[BlockOwner | None] = [None] * num_blocks
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle: OrderedDict[int, float] = OrderedDict()
+        """Idle blocks, and when each was released."""
+        self.now = 0.0
+        """Seconds on the engine's clock, as of the step that is planned or whose result is taken."""
 
     @property
     def num_free(self) -> int:
@@ -56,6 +59,10 @@ class BlockPool:
 
     def references(self, block: int) -> int:
         return self._references[block]
+
+    def released_s(self, block: int) -> float:
+        """When an idle block was released."""
+        return self._idle[block]
 
     def is_cached(self, block: int) -> bool:
         return self._owners[block] is not None
@@ -87,7 +94,7 @@ class BlockPool:
             if self._owners[block] is None:
                 self._free.append(block)
             else:
-                self._idle[block] = None
+                self._idle[block] = self.now
 
     def release_all(self, blocks: Iterable[int]) -> None:
         for block in blocks:
