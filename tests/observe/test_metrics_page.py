@@ -13,6 +13,7 @@ from fake_replica import GENERATE_CARD, FakeReplica
 from kvarn.catalog.metrics import EngineCollector, RoutingCollector
 from kvarn.config.platform import SloConfig
 from kvarn.config.quality import QualityConfig
+from kvarn.kept.keeper import KeeperMetrics
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.arrivals import ArrivalMetrics
@@ -38,6 +39,7 @@ def test_the_page_and_the_registry_agree() -> None:
         part(registry)
     ExportMetrics(registry)
     registry.register(HostCollector(PAGE.parent))
+    KeeperMetrics(registry)
     StoreMetrics(registry, is_away=bool, is_read_only=bool)
     registry.register(QualityCollector(QualityMonitor(list, QualityConfig(), _not_called)))
     exported = {_written_name(family.name, family.type): family.type for family in registry.collect()}

@@ -58,9 +58,10 @@ from kvarn.gateway.routes.organization import (
 from kvarn.gateway.services import Services
 from kvarn.gateway.state import Gateway
 from kvarn.identity.authenticator import Authenticator
-from kvarn.jobs.database_jobs import content_worker, retention_worker, stored_bytes_worker
+from kvarn.jobs.database_jobs import content_worker, kept_requests_worker, retention_worker, stored_bytes_worker
 from kvarn.jobs.periodic import Periodic
 from kvarn.jobs.worker import Worker
+from kvarn.kept.keeper import WRITE_EVERY_S
 from kvarn.observe.history import EVERY_S
 from kvarn.quality.monitor import OnDrift, QualityMonitor
 from kvarn.rollouts.controller import Rollouts
@@ -193,6 +194,9 @@ async def _lifespan(
         workers.append(gateway.control.monitor)
     for external in gateway.control.external:
         workers += external.probes()
+    if (keeper := gateway.control.traces.keeper) is not None:
+        workers.append(Periodic("writes of kept requests", keeper.write, WRITE_EVERY_S))
+        workers.append(kept_requests_worker(gateway.store, config.traces.kept))
     if (exporter := gateway.control.traces.exporter) is not None:
         workers.append(Periodic("exports of spans", exporter.export, _EXPORT_EVERY_S))
     if config.batches.enabled:
@@ -225,5 +229,7 @@ async def _lifespan(
         await asyncio.gather(*[external.close() for external in gateway.control.external])
         if exporter is not None:
             await exporter.close()
+        if keeper is not None:
+            await keeper.close()
         await services.stop()
         pool.shutdown(wait=False, cancel_futures=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -31,6 +32,8 @@ from kvarn.catalog.metrics import EngineCollector, RoutingCollector
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ReplicasByModel, ServedModel, sandbox_limits
 from kvarn.catalog.text_pool import TextPool
+from kvarn.catalog.turn_steps import steps_of
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig
 from kvarn.external.generator import external_generator
 from kvarn.external.model import ExternalModel, connect
@@ -39,6 +42,8 @@ from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.services import Services
 from kvarn.gateway.state import ControlPlane, Gateway
+from kvarn.kept.keeper import KeeperMetrics, RequestKeeper
+from kvarn.kept.sampling import KeptSampler
 from kvarn.metering.usage_reports import Reports
 from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.history import CountedHistory
@@ -53,6 +58,7 @@ from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.rollouts.controller import Rollouts
 from kvarn.rollouts.shadow import Shadows
+from kvarn.store.engine import Store
 
 
 def build_gateway(
@@ -95,7 +101,12 @@ def build_gateway(
     monitor = _quality_monitor(golden, config, take_out, metrics)
     if autoscaling is not None and monitor is not None:
         autoscaling.golden_prompts = monitor.asked
-    traces = Traces(make_exporter(config.traces, metrics.registry), contents=config.traces.contents)
+    traces = Traces(
+        make_exporter(config.traces, metrics.registry),
+        contents=config.traces.contents,
+        keeper=_keeper(config, store, table, metrics),
+        prices=services.metering.prices,
+    )
     external = _connect_external(table, metrics)
     generators = {name: external_generator(model) for name, model in external.items()}
     steps = _steps(services, text, generators, (rollouts.observer, shadows, traces, TurnObserver(metrics.turns)))
@@ -148,6 +159,14 @@ def _steps(
 def _copy_stages(services: Services, text: TextPool) -> list[Stage]:
     """The stages of copies of requests: these wait for idle capacity, and are neither limited nor paid."""
     return [ReplicaStage(text), services.admission]
+
+
+def _keeper(config: KvarnConfig, store: Store, table: ModelTable, metrics: GatewayMetrics) -> RequestKeeper | None:
+    counts = KeeperMetrics(metrics.registry)
+    if not config.traces.kept.enabled:
+        return None
+    sampler = KeptSampler(config.traces.kept, SYSTEM_CLOCK.now, random.random, config.gateway.api_server_count)
+    return RequestKeeper(store, sampler, counts, partial(steps_of, table))
 
 
 def _connect_external(models: ModelTable, metrics: GatewayMetrics) -> dict[str, ExternalModel]:

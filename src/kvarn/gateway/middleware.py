@@ -22,10 +22,9 @@ from kvarn.gateway.record import client_left, new_record, plain_request, without
 from kvarn.identity.authenticator import Authenticator
 from kvarn.identity.scopes import check_endpoint
 from kvarn.observe.metrics import UNKNOWN, GatewayMetrics
+from kvarn.observe.traces.traced import CLIENT_LEFT
 from kvarn.wire.openai.common import ignored_fields
 from kvarn.wire.openai.errors import ApiError, invalid_request
-
-CLIENT_LEFT = 499  # status under which metrics count requests whose client left before an answer began
 
 _BEFORE_CLIENT_TEXT = ("ignored unknown field", "ignored unknown query parameter", "ignored the tool")
 """Beginnings of warnings that go on with what the client wrote."""

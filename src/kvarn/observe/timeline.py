@@ -115,7 +115,7 @@ class Event(NamedTuple):
     name: str
     at_s: float
     """Seconds, on the clock of the process that keeps the timeline."""
-    numbers: Mapping[str, float] = {}
+    numbers: Mapping[str, int | float] = {}
     turn: int = 0
     """Number of the turn, from 1 on, if an engine told the event; 0: the gateway's own."""
 
