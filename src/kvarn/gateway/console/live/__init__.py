@@ -1,0 +1,1 @@
+"""What engines do now, for those who watch: one question to an engine for all of its viewers."""
