@@ -59,9 +59,11 @@ from kvarn.gateway.routes.organization import (
 from kvarn.gateway.services import Services
 from kvarn.gateway.state import Gateway
 from kvarn.identity.authenticator import Authenticator
-from kvarn.jobs.database_jobs import content_worker, retention_worker, stored_bytes_worker
+from kvarn.jobs.database_jobs import content_worker, kept_requests_worker, retention_worker, stored_bytes_worker
 from kvarn.jobs.periodic import Periodic
 from kvarn.jobs.worker import Worker
+from kvarn.kept.keeper import WRITE_EVERY_S
+from kvarn.observe.history import EVERY_S
 from kvarn.quality.monitor import OnDrift, QualityMonitor
 from kvarn.rollouts.controller import Rollouts
 from kvarn.store.errors import StoreError
@@ -137,6 +139,7 @@ def create_app(
         check_process=services.admission.check_process,
         config=config.gateway,
         traces=gateway.control.traces,
+        observers=gateway.steps.observers,
     )
     _add_cors(app, config.gateway.allowed_origins)
     add_error_handlers(app)
@@ -186,6 +189,7 @@ async def _lifespan(
     if gateway.control.shared is None or gateway.control.shared.is_main:
         deleted = DeletedTenants(gateway.store, lambda: replicas_with_tiers(gateway.models))
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, TELL_EVERY_S))
+        workers.append(Periodic("samples of the history", gateway.control.history.sample, EVERY_S))
     if gateway.control.fleet is not None:
         reconciler = AdapterReconciler(gateway.models, gateway.store)
         workers.append(Periodic("looks for adapters that are missing", reconciler.look, config.fleet.poll_s))
@@ -193,6 +197,9 @@ async def _lifespan(
         workers.append(gateway.control.monitor)
     for external in gateway.control.external:
         workers += external.probes()
+    if (keeper := gateway.control.traces.keeper) is not None:
+        workers.append(Periodic("writes of kept requests", keeper.write, WRITE_EVERY_S))
+        workers.append(kept_requests_worker(gateway.store, config.traces.kept))
     if (exporter := gateway.control.traces.exporter) is not None:
         workers.append(Periodic("exports of spans", exporter.export, _EXPORT_EVERY_S))
     if config.batches.enabled:
@@ -225,5 +232,7 @@ async def _lifespan(
         await asyncio.gather(*[external.close() for external in gateway.control.external])
         if exporter is not None:
             await exporter.close()
+        if keeper is not None:
+            await keeper.close()
         await services.stop()
         pool.shutdown(wait=False, cancel_futures=True)

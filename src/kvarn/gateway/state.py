@@ -13,6 +13,7 @@ from kvarn.fleet.shared_counts import SharedState
 from kvarn.identity.key_cache import KeyCache
 from kvarn.identity.sessions import Sessions
 from kvarn.metering.usage_reports import Reports
+from kvarn.observe.history import HistorySource
 from kvarn.quality.golden_models import GoldenModels
 from kvarn.quality.monitor import QualityMonitor
 from kvarn.responses.background_runs import ResponsesContext
@@ -36,6 +37,7 @@ class ControlPlane:
     rollouts: Rollouts
     external: Sequence[ExternalModel]  # models that other servers run
     traces: Traces
+    history: HistorySource
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class StepRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     number: int
     at_us: int
-    """When it began; see `TurnSteps` and `LiveSteps`."""
+    """Its beginning; see `TurnSteps` and `LiveSteps`."""
     us: int
     """Microseconds from its beginning to the next step's or, where none followed at once, to its result."""
     floor_us: int
@@ -56,7 +56,7 @@ class StepTurn(msgspec.Struct, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     accepted_us: int
-    """When the engine accepted it, on the clock of the steps."""
+    """Acceptance by the engine, on the clock of the steps."""
 
 
 class TurnSteps(msgspec.Struct, frozen=True, kw_only=True):
