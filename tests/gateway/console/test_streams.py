@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from kvarn.gateway.console.streams import while_running
+from kvarn.gateway.console.streams import until_stop
 
 
 async def test_a_stream_ends_when_the_server_stops_and_its_source_is_closed():
@@ -18,7 +18,7 @@ async def test_a_stream_ends_when_the_server_stops_and_its_source_is_closed():
         finally:
             closed.set()
 
-    told = while_running(stopping, source())
+    told = until_stop(stopping, source())
     assert await anext(told) == b"first"
     asyncio.get_running_loop().call_soon(stopping.set)
     assert [each async for each in told] == []
@@ -30,4 +30,4 @@ async def test_a_stream_ends_with_its_source():
         for each in (b"a", b"b"):
             yield each
 
-    assert [each async for each in while_running(asyncio.Event(), source())] == [b"a", b"b"]
+    assert [each async for each in until_stop(asyncio.Event(), source())] == [b"a", b"b"]

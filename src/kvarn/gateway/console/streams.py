@@ -20,10 +20,10 @@ _ALIVE = b": alive\n\n"
 
 def console_stream(request: Request, events: AsyncGenerator[bytes, None]) -> WatchedResponse:
     """A stream of events. It ends at once when the server stops, so that nobody waits for it, and after ten minutes."""
-    return event_stream(while_running(request.app.state.stopping, events), end=b"")
+    return event_stream(until_stop(request.app.state.stopping, events), end=b"")
 
 
-async def while_running(stopping: asyncio.Event, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def until_stop(stopping: asyncio.Event, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     stop = asyncio.create_task(stopping.wait())
     ends = SYSTEM_CLOCK.now() + _LONGEST_S
     async with aclosing(events):

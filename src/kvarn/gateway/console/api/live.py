@@ -15,7 +15,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from kvarn.catalog.models import ServedModel
-from kvarn.gateway.console.live.frames import Sight, frame
+from kvarn.gateway.console.live.frames import ViewerNames, frame
 from kvarn.gateway.console.live.state import LiveState, tenants_of
 from kvarn.gateway.console.live.watch import ReplicaWatch, Watches, choose_replica
 from kvarn.gateway.console.router import console_router
@@ -118,9 +118,9 @@ async def _events(watches: Watches, model: ServedModel, replica: str, viewer: Vi
         seen: LiveState | None = None
         while True:
             state = await watch.after(seen)
-            sight = Sight(viewer, await _names(watch, viewer, state))
+            names = ViewerNames(viewer, await _names(watch, viewer, state))
             is_whole = seen is None or seen.epoch != state.epoch
-            told = frame(seen, state, sight)
+            told = frame(seen, state, names)
             if is_whole:
                 told = replace(told, model=model.name, replica=replica)
             yield named_event("state" if is_whole else "update", told)

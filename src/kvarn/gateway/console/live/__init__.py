@@ -1,1 +1,1 @@
-"""What engines do now, for those who watch: one question to an engine for all of its viewers."""
+"""Present work of engines, for those who watch: one question to an engine for all of its viewers."""

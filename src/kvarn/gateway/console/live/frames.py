@@ -1,4 +1,4 @@
-"""What a viewer is sent: the whole state first, then what has changed since the state that they have.
+"""Messages to a viewer: the whole state first, then what has changed since the state that they have.
 
 Of other tenants a viewer sees the work, not who they are; of their own organisation the requests only as its admin.
 """
@@ -85,8 +85,8 @@ class LiveFrame(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What a viewer may read."""
+class ViewerNames:
+    """Names of tenants as one viewer reads them."""
 
     viewer: Viewer
     names: Mapping[str, str]
@@ -98,8 +98,8 @@ class Sight:
         return self.viewer.may_see(tenant)
 
 
-def frame(before: LiveState | None, now: LiveState, sight: Sight) -> LiveFrame:
-    """What to send to one who has the state `before`. None, or a state of another engine process: all."""
+def frame(before: LiveState | None, now: LiveState, names: ViewerNames) -> LiveFrame:
+    """The message to one who has the state `before`. None, or a state of another engine process: all."""
     if before is not None and before.epoch != now.epoch:
         before = None
 
@@ -108,16 +108,16 @@ def frame(before: LiveState | None, now: LiveState, sight: Sight) -> LiveFrame:
         return UNSET if before is not None and getattr(before, name) is value else make(value)
 
     last_turn = -1 if before is None else before.last_turn
-    turns = [_turn(number, turn, sight) for number, turn in now.turns.items() if number > last_turn]
+    turns = [_turn(number, turn, names) for number, turn in now.turns.items() if number > last_turn]
     is_known = before is not None and before.problem == now.problem
-    blocks = UNSET if now.blocks is None else news("blocks", partial(_blocks, before, sight=sight))
+    blocks = UNSET if now.blocks is None else news("blocks", partial(_blocks, before, names=names))
     return LiveFrame(
         at_s=now.at_s,
         problem=UNSET if is_known else now.problem,
         steps=news("steps", partial(_steps, before)),
         turns=turns if turns or before is None else UNSET,
         running=news("running", list),
-        queue=news("queue", partial(_queue, sight=sight)),
+        queue=news("queue", partial(_queue, names=names)),
         totals=news("totals", lambda totals: totals),
         replicas=news("replicas", list),
         blocks=blocks,
@@ -155,11 +155,11 @@ def _steps(before: LiveState | None, steps: Sequence[StepRecord]) -> list[StepLi
     return lines
 
 
-def _turn(number: int, turn: StepTurn, sight: Sight) -> TurnLine:
-    sees = sight.sees(turn.tenant)
+def _turn(number: int, turn: StepTurn, names: ViewerNames) -> TurnLine:
+    sees = names.sees(turn.tenant)
     return TurnLine(
         number=number,
-        tenant=sight.name_of(turn.tenant),
+        tenant=names.name_of(turn.tenant),
         request_id=turn.request_id if sees else None,
         adapter=turn.adapter if sees else None,
         priority=turn.priority,
@@ -168,11 +168,11 @@ def _turn(number: int, turn: StepTurn, sight: Sight) -> TurnLine:
     )
 
 
-def _queue(queue: Sequence[QueuedTurns], sight: Sight) -> list[QueuedTurns]:
+def _queue(queue: Sequence[QueuedTurns], names: ViewerNames) -> list[QueuedTurns]:
     """The groups by the names that the viewer reads: other tenants are one."""
     joined: dict[tuple[str, int, str], QueuedTurns] = {}
     for each in queue:
-        name = sight.name_of(each.tenant)
+        name = names.name_of(each.tenant)
         key = (name, each.priority, each.reason)
         found = joined.get(key)
         joined[key] = QueuedTurns(
@@ -186,12 +186,12 @@ def _queue(queue: Sequence[QueuedTurns], sight: Sight) -> list[QueuedTurns]:
     return list(joined.values())
 
 
-def _blocks(before: LiveState | None, now: KVMap, sight: Sight) -> BlocksChange:
-    names, places = _owner_names(now, sight)
+def _blocks(before: LiveState | None, now: KVMap, names: ViewerNames) -> BlocksChange:
+    owners, places = _owner_names(now, names)
     seen = None if before is None else before.blocks
     return BlocksChange(
         blocks=len(now.states),
-        tenants=names,
+        tenants=owners,
         tiers=now.tiers,
         runs=[
             BlockRun(
@@ -204,10 +204,10 @@ def _blocks(before: LiveState | None, now: KVMap, sight: Sight) -> BlocksChange:
     )
 
 
-def _owner_names(blocks: KVMap, sight: Sight) -> tuple[list[str], bytes]:
+def _owner_names(blocks: KVMap, names: ViewerNames) -> tuple[list[str], bytes]:
     """Names of owners as the viewer reads them, each once, and the place of each of the map's tenants among them."""
-    names = list(dict.fromkeys(map(sight.name_of, blocks.tenants)))
+    owners = list(dict.fromkeys(map(names.name_of, blocks.tenants)))
     places = bytearray(range(256))
     for place, tenant in enumerate(blocks.tenants):
-        places[place] = names.index(sight.name_of(tenant))
-    return names, bytes(places)
+        places[place] = owners.index(names.name_of(tenant))
+    return owners, bytes(places)

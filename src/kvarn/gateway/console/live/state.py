@@ -22,7 +22,7 @@ class ReplicaLine(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     state: str
     stage: str
-    """Of its start; while down, why."""
+    """Stage of its start; while down, why."""
     fraction: float
     running: int
     waiting: int
@@ -42,7 +42,7 @@ class LiveState:
     """A moment. Parts that have not changed are the same objects as before."""
 
     version: int
-    """Of the state: the next one's is higher."""
+    """Higher than that of the state before."""
     epoch: int = 0
     """Counts engine processes: of another one nothing goes on."""
     at_s: float = 0.0

@@ -25,7 +25,7 @@ _log = logging.getLogger("kvarn.gateway")
 
 
 class ReplicaWatch:
-    """What one replica does, for all of its viewers."""
+    """States of one replica, for all of its viewers."""
 
     def __init__(self, model: ServedModel, replica: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self.state = LiveState(version=1, turns={}, replicas=_lines(model))
