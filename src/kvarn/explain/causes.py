@@ -215,7 +215,7 @@ def _add_steps(sums: _Sums, turn: EngineReading, begin_s: float, name_of: NameOf
         return
     at_s = accepted_s + own[0].record.at_us / 1e6 - begin_s
     prompts_s, shared_s = sum(step.prompts_s for step in own), sum(step.shared_s for step in own)
-    shared_s += sum(turn.skipped_seconds(piece) for piece in turn.pieces if piece.phase is Phase.DECODE)
+    shared_s += sum(turn.other_seconds(piece) for piece in turn.pieces if piece.phase is Phase.DECODE)
     weigh = by_prompts if prompts_s > shared_s / 2 else by_tokens
     records = [step.record for step in own if step.shared_s > 0]
     steps = turn.steps
