@@ -80,16 +80,18 @@ _PARTS = {
 """Names of the gateway's parts, by the event that ends them."""
 
 
-def request_spans(request: TracedRequest, *, vllm: bool = False) -> list[Span]:
+def request_spans(
+    request: TracedRequest, *, vllm: bool = False, contents: Sequence[Mapping[str, str]] = ()
+) -> list[Span]:
     """The spans of a request, its own first; each child stands behind its parent. `vllm`: turns have the attributes of
-    vLLM's spans, too."""
+    vLLM's spans, too. `contents`: more attributes of each turn."""
     parts = segments(request.events)
     attributes = request_attributes(request)
     kind = SpanKind.SERVER if request.method else SpanKind.INTERNAL
     begin_s = request.events[0].at_s
     end_s = parts[-1].end_s if parts else begin_s
     spans = [Span(request.name, begin_s, end_s, None, kind, attributes, failed=request.is_error)]
-    turns = iter(request.turns)
+    turns, more = iter(request.turns), iter(contents)
     for part in parts:
         if part.event is not None:
             name = _PARTS.get(part.event.name) or part.event.name.replace(".", " ", 1)
@@ -97,6 +99,7 @@ def request_spans(request: TracedRequest, *, vllm: bool = False) -> list[Span]:
             continue
         own = len(spans)
         _add_turn(spans, request, next(turns, None), part)
+        spans[own].attributes |= next(more, {})
         if vllm:
             spans[own].attributes |= _vllm(spans[own:], request)
     return spans
