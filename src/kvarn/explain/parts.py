@@ -14,7 +14,7 @@ import msgspec
 from kvarn.explain.explanation import Part, Stage
 from kvarn.explain.piece_parts import decode_parts, prefill_part, queue_part
 from kvarn.explain.pieces import Piece, pieces_of
-from kvarn.explain.work import OwnStep, own_steps, other_seconds
+from kvarn.explain.work import OwnStep, other_seconds, own_steps
 from kvarn.observe.segments import EngineTurn, Segment, engine_turns, segments
 from kvarn.observe.timeline import Event, Phase
 from kvarn.observe.traces.traced import TracedRequest, TracedTurn
