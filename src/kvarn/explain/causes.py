@@ -74,6 +74,8 @@ class Candidate:
     """Seconds from the request's headers to when it first was."""
     agent: Words
     """Makes the words for its agent: they are asked for the largest cause alone."""
+    largest_s: float
+    """Seconds of the largest of its times, whose agent it is."""
 
     @property
     def cause(self) -> Cause:
@@ -91,11 +93,12 @@ class _Sums:
             return
         before = self._found.get(code)
         if before is None:
-            self._found[code] = Candidate(code, seconds, at_s, agent)
+            self._found[code] = Candidate(code, seconds, at_s, agent, seconds)
             return
         before.seconds += seconds
-        if agent is not str:
-            before.agent = partial(_first_words, before.agent, agent)
+        is_larger = seconds > before.largest_s
+        before.agent = partial(_first_words, *((agent, before.agent) if is_larger else (before.agent, agent)))
+        before.largest_s = max(before.largest_s, seconds)
 
     @property
     def largest_first(self) -> list[Candidate]:
