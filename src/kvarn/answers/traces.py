@@ -56,7 +56,11 @@ class Traces(Observer):
     def begin(self, record: RequestRecord, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Find the place in a trace of a request with these headers."""
         parent = parent_of(headers)
-        record.timeline.trace = parent if self.exporter is None else begin(record.id, parent)
+        if self.exporter is None:
+            record.timeline.trace = parent
+            return
+        trace = begin(record.id, parent)
+        record.timeline.trace = trace if self.exporter.wants(trace) else trace._replace(sampled=False)
 
     def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:
         """Keep what is written, where contents are sent."""

@@ -236,6 +236,8 @@ class EngineCore:
         memory = self.scheduler.memory
         adapters = (request.scope.adapter for request in self._requests.values())
         memory.adapters.check_requests(Counter(adapter for adapter in adapters if adapter))
+        if not self._requests and self.scheduler.waits.num_counted:
+            raise IntegrityError("no request is here, but some are counted as waiting or running")
         if not self._requests and memory.pool.num_held > memory.adapters.num_held:
             raise IntegrityError("no request is here, but blocks are held")
 
@@ -279,6 +281,7 @@ class EngineCore:
         self._masked.pop(request.request_id, None)
         del self._requests[request.request_id]
         self.log.end(request, now)
+        request.turn.close()
         self._admission.leave(request)
         self.scheduler.memory.adapters.leave(request.scope.adapter)
         self.scheduler.tenants.close(request.account)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 from kvarn.explain.agents import (
     Agent,
@@ -27,8 +26,8 @@ from kvarn.explain.explanation import Cause, CauseCode, Part, Stage
 from kvarn.explain.parts import EngineReading, Reading
 from kvarn.explain.pieces import Piece
 from kvarn.explain.words import count
-from kvarn.explain.work import residual_of, slow_seconds
-from kvarn.observe.timeline import Phase
+from kvarn.explain.work import longest_step, residual_of, slow_seconds
+from kvarn.observe.timeline import Event, Phase
 from kvarn.wire.step_records import StepRecord
 
 _PARTS = {
@@ -61,6 +60,7 @@ Words = Callable[[], str]
 
 _BEHIND = frozenset({CauseCode.QUEUE_SLOT, CauseCode.QUEUE_BUDGET, CauseCode.QUEUE_BLOCKS, CauseCode.QUEUE_LATENCY})
 """Waits for what others have."""
+ENGINE_WAYS = ("to engine", "from engine")
 _LATE_S = 0.02
 """Seconds on the way to an engine and back, from which on it did not listen."""
 
@@ -125,10 +125,16 @@ def causes_of(reading: Reading, name_of: NameOf) -> list[Candidate]:
     return sums.largest_first
 
 
+def in_flight_seconds(reading: Reading) -> float:
+    """Seconds that a message may have waited for the step in flight, on the ways to engines."""
+    ways_s = reading.seconds(*ENGINE_WAYS)
+    return min(ways_s, sum(longest_step(turn.steps) for turn in reading.turns if turn.steps is not None))
+
+
 def _add_late(sums: _Sums, reading: Reading) -> None:
     """An engine whose process did not read or write: nobody knows on which way, so both count half."""
-    late = [part for part in reading.parts if part.name == "network"]
-    seconds = sum(part.end_s - part.begin_s for part in late)
+    late = [part for part in reading.parts if part.name in ENGINE_WAYS]
+    seconds = sum(part.end_s - part.begin_s for part in late) - in_flight_seconds(reading)
     if seconds > _LATE_S:
         sums.add(CauseCode.SLOW_STEPS, seconds, late[0].begin_s, lambda: "the engine's process did not answer")
 
@@ -209,6 +215,7 @@ def _add_steps(sums: _Sums, turn: EngineReading, begin_s: float, name_of: NameOf
         return
     at_s = accepted_s + own[0].record.at_us / 1e6 - begin_s
     prompts_s, shared_s = sum(step.prompts_s for step in own), sum(step.shared_s for step in own)
+    shared_s += sum(turn.skipped_seconds(piece) for piece in turn.pieces if piece.phase is Phase.DECODE)
     weigh = by_prompts if prompts_s > shared_s / 2 else by_tokens
     records = [step.record for step in own if step.shared_s > 0]
     steps = turn.steps
@@ -226,10 +233,12 @@ def _add_steps(sums: _Sums, turn: EngineReading, begin_s: float, name_of: NameOf
 def _add_chunks(sums: _Sums, turn: EngineReading, begin_s: float) -> None:
     """Others' share of a prompt's steps by what the engine told of its chunks: their tokens."""
     for piece in turn.pieces:
-        ends = [*(chunk.at_s for chunk in piece.chunks[1:]), piece.end_s]
-        for chunk, end_s in zip(piece.chunks, ends, strict=True):
-            others = 1 - chunk.numbers["tokens"] / max(1, chunk.numbers["step_tokens"])
-            sums.add(CauseCode.SHARED_STEPS, others * max(0.0, end_s - chunk.at_s), chunk.at_s - begin_s)
+        for chunk, chunk_s, end_s in piece.chunk_times():
+            sums.add(CauseCode.SHARED_STEPS, (1 - _own_share(chunk)) * (end_s - chunk_s), chunk_s - begin_s)
+
+
+def _own_share(chunk: Event) -> float:
+    return chunk.numbers["tokens"] / max(1.0, chunk.numbers["step_tokens"])
 
 
 def _add_preempted(sums: _Sums, turn: EngineReading, begin_s: float, name_of: NameOf) -> None:
@@ -244,6 +253,8 @@ def own_prompt_seconds(reading: Reading) -> float:
     """Seconds in which own prompts were computed, others' work in the same steps taken off."""
     total = 0.0
     for turn in reading.turns:
+        if turn.moved:  # until its first token it is a part of the failover
+            continue
         if turn.own:
             total += sum(step.own_s for step in turn.own if step.is_prompt and not step.again)
         else:
@@ -252,13 +263,7 @@ def own_prompt_seconds(reading: Reading) -> float:
 
 
 def _own_chunks(piece: Piece) -> float:
-    if piece.phase is not Phase.PROMPT or not piece.chunks:
-        return 0.0
-    ends = [*(chunk.at_s for chunk in piece.chunks), piece.end_s]
-    return sum(
-        (end_s - chunk_s) * chunk.numbers["tokens"] / max(1, chunk.numbers["step_tokens"])
-        for chunk, (chunk_s, end_s) in zip(piece.chunks, pairwise(ends), strict=True)
-    )
+    return sum((end_s - begin_s) * _own_share(chunk) for chunk, begin_s, end_s in piece.chunk_times())
 
 
 def own_work_seconds(reading: Reading) -> float:
@@ -267,7 +272,9 @@ def own_work_seconds(reading: Reading) -> float:
     for turn in reading.turns:
         if turn.own:
             decode_s += sum(step.own_s for step in turn.own if not step.is_prompt and not step.again)
-    if not decode_s:
+        else:
+            decode_s += sum(piece.end_s - piece.begin_s for piece in turn.pieces if piece.phase is Phase.DECODE)
+    if not reading.turns:  # another server
         decode_s = reading.seconds("decode")
     return min(reading.total_s, own_prompt_seconds(reading) + decode_s)
 

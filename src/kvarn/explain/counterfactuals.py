@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kvarn.explain.causes import Candidate, own_prompt_seconds
+from kvarn.explain.causes import Candidate, in_flight_seconds, own_prompt_seconds
 from kvarn.explain.explanation import CauseCode, Counterfactual
 from kvarn.explain.parts import EngineReading, Reading
 from kvarn.explain.words import seconds
@@ -106,7 +106,12 @@ def _alone(reading: Reading) -> Counterfactual | None:
     """The request with the replica to itself: what the gateway and the client took stays, except for admission."""
     engine_s = kept_s = 0.0
     for turn in reading.turns:
-        if turn.steps is None or turn.moved or (work_s := alone_seconds(turn.steps, turn.own)) is None:
+        if (
+            turn.steps is None
+            or not turn.whole
+            or turn.moved
+            or (work_s := alone_seconds(turn.steps, turn.own)) is None
+        ):
             return None
         engine_s += work_s
         own_waits = (Phase.WAIT_MASK, Phase.WAIT_ADAPTER, Phase.WAIT_FETCH)
@@ -115,8 +120,10 @@ def _alone(reading: Reading) -> Counterfactual | None:
         return None
     engine_names = ("queue", "prefill", "prefill again", "decode", "preempted")
     gateway_s = reading.total_s - reading.seconds(*engine_names, "admission")
-    total_s = gateway_s + kept_s + engine_s
-    return _told(reading, "alone", "Alone on its replica", total_s, _error(reading) * engine_s)
+    in_flight_s = in_flight_seconds(reading)  # alone, no step is in flight
+    total_s = gateway_s - in_flight_s + kept_s + engine_s
+    error_s = _error(reading) * engine_s + in_flight_s / 2
+    return _told(reading, "alone", "Alone on its replica", total_s, error_s)
 
 
 def _error(reading: Reading) -> float:

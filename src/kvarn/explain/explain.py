@@ -16,7 +16,9 @@ from kvarn.observe.traces.traced import TracedRequest
 from kvarn.wire.step_records import TurnSteps
 
 _AVOIDABLE = 0.1
-"""Share of the total below which nothing avoidable is told."""
+"""Share of the total below which nothing avoidable is told ..."""
+_LEAST_S = 0.005
+"""... nor what is shorter than this."""
 _LONG = 0.5
 """Share of the total from which on a request's own prompt is its cause."""
 
@@ -65,7 +67,7 @@ def _main_cause(reading: Reading, causes: Sequence[Candidate]) -> Cause:
         at_s = next((part.begin_s for part in reading.parts if part.name == "prefill"), 0.0)
         agent = count(tokens, "token") if tokens else ""
         return Cause(code=CauseCode.LONG_PROMPT, seconds=prompt_s, agent=agent, at_s=at_s)
-    if largest is None or largest.seconds < _AVOIDABLE * reading.total_s:
+    if largest is None or largest.seconds < max(_LEAST_S, _AVOIDABLE * reading.total_s):
         return Cause(code=CauseCode.OWN_WORK, seconds=own_work_seconds(reading))
     return largest.cause
 

@@ -14,7 +14,7 @@ import msgspec
 from kvarn.explain.explanation import Part, Stage
 from kvarn.explain.piece_parts import decode_parts, prefill_part, queue_part
 from kvarn.explain.pieces import Piece, pieces_of
-from kvarn.explain.work import OwnStep, own_steps
+from kvarn.explain.work import OwnStep, own_steps, skipped_seconds
 from kvarn.observe.segments import EngineTurn, Segment, engine_turns, segments
 from kvarn.observe.timeline import Event, Phase
 from kvarn.observe.traces.traced import TracedRequest, TracedTurn
@@ -32,7 +32,7 @@ _GATEWAY = {
     "stage.limits": ("limits", Stage.ADMISSION),
     "stage.replica": ("route", Stage.ADMISSION),
     "moderated": ("moderation", Stage.TEXT),
-    "sent": ("network", Stage.TRANSFER),
+    "sent": ("to engine", Stage.TRANSFER),
     "settled": ("settle", Stage.ADMISSION),
     "ended": ("read", Stage.CLIENT),
 }
@@ -47,9 +47,18 @@ class EngineReading:
     traced: TracedTurn | None
     steps: TurnSteps | None
     own: Sequence[OwnStep]
+    whole: bool
+    """All steps that it was in are known."""
     pieces: list[Piece] = field(default_factory=list)
     moved: bool = False
     """It went on after a failover."""
+
+    def skipped_seconds(self, piece: Piece) -> float:
+        """Seconds of steps without the turn, while it decoded."""
+        if self.steps is None or not self.whole:
+            return 0.0
+        accepted_s = self.told.begin_s
+        return skipped_seconds(self.steps, (piece.begin_s - accepted_s) * 1e6, (piece.end_s - accepted_s) * 1e6 + 1)
 
 
 @dataclass(slots=True)
@@ -159,7 +168,14 @@ def _reading_of(told: EngineTurn, traced: TracedTurn | None, steps: Mapping[str,
         found = next(iter(mine.values()))
     elif mine:
         found = min(mine.values(), key=lambda each: abs(_last_us(each) - lasted_us))
-    return EngineReading(told, traced, found, [] if found is None or not found.turns else own_steps(found))
+    if found is None or not found.turns:
+        return EngineReading(told, traced, None, [], False)
+    finished = told.first.get("finished")
+    rows = [row for record in found.steps for row in record.rows if row.turn == 0]
+    whole = found.complete
+    if not whole and finished is not None:  # only rows of others may be missing
+        whole = sum(row.output_tokens for row in rows) == finished.numbers["output_tokens"]
+    return EngineReading(told, traced, found, own_steps(found, whole=whole), whole)
 
 
 def _last_us(steps: TurnSteps) -> float:
@@ -183,7 +199,7 @@ def _tile_turn(
         return
     told = turn.told
     if told.begin_s > begin_s:
-        tiles.until(told.begin_s, "network", Stage.TRANSFER)
+        tiles.until(told.begin_s, "to engine", Stage.TRANSFER)
     worked_s = _end_of_work(turn, end_s)
     for piece in pieces_of(told, worked_s):
         if piece.end_s > begin_s:
@@ -192,17 +208,18 @@ def _tile_turn(
             _tile_piece(tiles, turn, piece)
     if not lost and worked_s < end_s:
         back_s = max(0.0, told.begin_s - events[0].at_s) if not turn.moved else 0.0
-        tiles.until(min(end_s, worked_s + back_s), "network", Stage.TRANSFER, "its end on the way back")
+        tiles.until(min(end_s, worked_s + back_s), "from engine", Stage.TRANSFER)
         tiles.until(end_s, "read", Stage.CLIENT, "the answer had ended, and was not read yet")
     tiles.until(end_s, "unexplained", Stage.UNEXPLAINED)
 
 
 def _end_of_work(turn: EngineReading, end_s: float) -> float:
-    """Time at which the engine ended a turn. It does not tell where the gateway ended it (a stop string), or it was lost."""
+    """Time at which the engine ended a turn. It does not tell where the gateway ended it (a stop
+    string), or it was lost."""
     finished = turn.told.first.get("finished")
     if finished is not None:
         return min(end_s, finished.at_s)
-    if turn.own and turn.steps is not None and turn.steps.complete:
+    if turn.own and turn.whole:
         return min(end_s, turn.told.begin_s + turn.own[-1].end_us / 1e6)
     return end_s
 
@@ -257,5 +274,5 @@ def _tile_piece(tiles: _Tiles, turn: EngineReading, piece: Piece) -> None:
         tiles.until(piece.end_s, "preempted", Stage.QUEUE)
     else:
         own = [step for step in turn.own if piece.begin_s < turn.told.begin_s + step.end_us / 1e6 <= piece.end_s + 1e-6]
-        detail, parts = decode_parts(own, begin_s, end_s, complete=turn.steps is not None and turn.steps.complete)
+        detail, parts = decode_parts(own, begin_s, end_s, skipped_s=turn.skipped_seconds(piece), whole=turn.whole)
         tiles.until(piece.end_s, "decode", Stage.DECODE, detail, parts)

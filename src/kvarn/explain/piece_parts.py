@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 
 from kvarn.explain.explanation import Part, Stage
 from kvarn.explain.pieces import Piece
@@ -47,25 +46,24 @@ def prefill_part(
     cached = 0 if scheduled is None or piece.again else int(scheduled.numbers["cached_tokens"])
     if cached:
         words.append(f"{cached:,} cached")
-    ends = [begin_s, *(min(end_s, max(begin_s, chunk.at_s - origin_s)) for chunk in chunks[1:]), end_s]
-    parts = (
-        [
-            Part(name="chunk", stage=Stage.PREFILL, begin_s=begin, end_s=end, detail=_chunk_detail(chunk.numbers))
-            for chunk, (begin, end) in zip(chunks, pairwise(ends), strict=True)
-        ]
-        if chunks
-        else []
-    )
+    parts, at_s = list[Part](), begin_s
+    for chunk, _, chunk_end_s in piece.chunk_times():
+        until = min(end_s, max(at_s, chunk_end_s - origin_s))
+        parts.append(
+            Part(name="chunk", stage=Stage.PREFILL, begin_s=at_s, end_s=until, detail=_chunk_detail(chunk.numbers))
+        )
+        at_s = until
     return "; ".join(words), parts
 
 
-def _chunk_detail(numbers: object) -> str:
-    assert hasattr(numbers, "__getitem__")
+def _chunk_detail(numbers: Mapping[str, float]) -> str:
     tokens, others = int(numbers["tokens"]), int(numbers["step_tokens"]) - int(numbers["tokens"])
     return f"{tokens:,} tokens" + (f" beside {others:,} of others" if others > 0 else "")
 
 
-def decode_parts(own: Sequence[OwnStep], begin_s: float, end_s: float, *, complete: bool) -> tuple[str, list[Part]]:
+def decode_parts(
+    own: Sequence[OwnStep], begin_s: float, end_s: float, *, skipped_s: float, whole: bool
+) -> tuple[str, list[Part]]:
     """Words for a decode, and its time by what its steps were for: amounts, not in the order in which they came."""
     tokens = sum(step.tokens for step in own)
     if not own:
@@ -77,12 +75,13 @@ def decode_parts(own: Sequence[OwnStep], begin_s: float, end_s: float, *, comple
     proposed = sum(step.proposed for step in own)
     if proposed:
         words.append(f"{sum(step.accepted for step in own)} proposals kept of {proposed}")
-    if not complete:
+    if not whole:
         return ", ".join(words), []
     amounts = [
         ("own work", Stage.DECODE, sum(step.own_s for step in own)),
         ("beside prompts", Stage.DECODE, sum(step.prompts_s for step in own)),
         ("beside answers", Stage.DECODE, sum(step.shared_s - step.prompts_s for step in own)),
+        ("steps without it", Stage.DECODE, skipped_s),
         ("slow", Stage.DECODE, sum(step.slow_s for step in own)),
     ]
     total, lasted = sum(seconds for _, _, seconds in amounts), end_s - begin_s

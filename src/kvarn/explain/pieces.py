@@ -30,6 +30,11 @@ class Piece(NamedTuple):
     again: bool = False
     """Known tokens are computed a second time, after a preemption."""
 
+    def chunk_times(self) -> list[tuple[Event, float, float]]:
+        """Its chunks, each with its beginning and its end; together they are as long as the piece."""
+        begins = [self.begin_s, *(chunk.at_s for chunk in self.chunks[1:])]
+        return list(zip(self.chunks, begins, [*begins[1:], self.end_s], strict=False))
+
 
 def pieces_of(turn: EngineTurn, end_s: float) -> list[Piece]:
     """The pieces of a turn up to `end_s`: where its engine told no end, it went on as it was last known to be."""
@@ -70,21 +75,21 @@ def _run(
     """A stretch of a turn that runs, cut where no choice of it ran. `spent`: seconds in phases in this stretch."""
     stops = [e for e in turn.events if e.name == "engine.preempted" and begin_s <= e.at_s <= end_s]
     preempted_s, at_s = spent.get(Phase.PREEMPTED, 0.0), begin_s
-    if preempted_s <= 0:
-        stops = []
     resumes = [e for e in turn.events if e.name == "engine.resumed"]
     recomputed = sum(event.numbers["recomputed_tokens"] for event in resumes) or 1
-    for stop in stops:
-        if stop.at_s < at_s:  # another choice of it, while none runs anyway
+    for place, stop in enumerate(stops):
+        if stop.at_s < at_s or preempted_s <= 0:  # another choice of it, while none runs anyway
             continue
         resumed = next((event for event in resumes if event.at_s >= stop.at_s), None)
-        until = min(end_s, stop.at_s + preempted_s if resumed is None else resumed.at_s)
+        until = min(end_s, stop.at_s + preempted_s, end_s if resumed is None else resumed.at_s)
+        preempted_s -= until - stop.at_s
         yield _piece(usual, at_s, stop.at_s, chunks)
         yield Piece(Phase.PREEMPTED, stop.at_s, until)
         at_s = until
         if usual is Phase.DECODE and resumed is not None:
             share = resumed.numbers["recomputed_tokens"] / recomputed
-            until = min(end_s, at_s + max(0.0, spent.get(Phase.PROMPT, 0.0)) * share)
+            last_s = end_s if place + 1 == len(stops) else max(at_s, stops[place + 1].at_s)
+            until = min(last_s, at_s + max(0.0, spent.get(Phase.PROMPT, 0.0)) * share)
             yield _piece(Phase.PROMPT, at_s, until, chunks, again=True)
             at_s = until
     yield _piece(usual, at_s, end_s, chunks)

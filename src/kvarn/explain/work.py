@@ -32,6 +32,15 @@ class Residual:
     """Median deviation from that, as a share of the prediction."""
 
 
+def skipped_seconds(steps: TurnSteps, begin_us: float, end_us: float) -> float:
+    """Seconds of steps that ended in this time and had no row of the turn, though it ran: others had all tokens."""
+    return sum(
+        record.us / 1e6
+        for record in steps.steps
+        if begin_us < record.at_us + record.us <= end_us and all(row.turn for row in record.rows)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class OwnStep:
     """A step with rows of the turn."""
@@ -94,9 +103,15 @@ def slow_seconds(record: StepRecord, times: StepTimes | None, residual: Residual
     return measured - expected if expected and measured > max(_SLOW_TIMES * expected, expected + _SLOW_S) else 0.0
 
 
-def own_steps(steps: TurnSteps) -> list[OwnStep]:
-    """The steps that had rows of the turn, in order."""
-    residual, reader = residual_of(steps), _Positions(steps)
+def longest_step(steps: TurnSteps) -> float:
+    """Seconds of the longest step, less what was slow: an engine takes messages between its steps."""
+    residual = residual_of(steps)
+    return max((record.us / 1e6 - slow_seconds(record, steps.times, residual) for record in steps.steps), default=0.0)
+
+
+def own_steps(steps: TurnSteps, *, whole: bool) -> list[OwnStep]:
+    """The steps that had rows of the turn, in order. `whole`: all of them are told."""
+    residual, reader = residual_of(steps), _Positions(steps, whole)
     found: list[OwnStep] = []
     for record in steps.steps:
         rows = [(row.computed_tokens, row.output_tokens) for row in record.rows if row.turn == 0]
@@ -132,10 +147,10 @@ def own_steps(steps: TurnSteps) -> list[OwnStep]:
 class _Positions:
     """Follows the turn's first choice through its steps; other choices are taken to stand where it does."""
 
-    def __init__(self, steps: TurnSteps) -> None:
+    def __init__(self, steps: TurnSteps, whole: bool) -> None:
         turn = steps.turns[0]
         self._known = turn.prompt_tokens
-        self._position = min(turn.cached_tokens, turn.prompt_tokens - 1) if steps.complete else turn.prompt_tokens - 1
+        self._position = min(turn.cached_tokens, turn.prompt_tokens - 1) if whole else turn.prompt_tokens - 1
 
     def read(self, rows: Sequence[tuple[int, int]], record: StepRecord) -> tuple[StepShape, int, bool]:
         """The shape of the turn's rows in a step, how many proposals were right, and whether it is computed again."""
@@ -161,9 +176,9 @@ class _Positions:
 def alone_seconds(steps: TurnSteps, own: Sequence[OwnStep]) -> float | None:
     """Seconds from the turn's first step to its last token, had it run alone: its prompt in as few chunks as steps have
     room for, then its own decode steps, with the proposals that were right in this run. None where no step times are
-    known, or not all of its steps."""
+    known. `own`: all steps that it was in."""
     times, turn = steps.times, steps.turns[0]
-    if times is None or not own or not steps.complete:
+    if times is None or not own:
         return None
     residual = residual_of(steps)
     cached = min(turn.cached_tokens, turn.prompt_tokens - 1)

@@ -62,6 +62,7 @@ from kvarn.jobs.database_jobs import content_worker, kept_requests_worker, reten
 from kvarn.jobs.periodic import Periodic
 from kvarn.jobs.worker import Worker
 from kvarn.kept.keeper import WRITE_EVERY_S
+from kvarn.observe.history import EVERY_S
 from kvarn.quality.monitor import OnDrift, QualityMonitor
 from kvarn.rollouts.controller import Rollouts
 from kvarn.store.errors import StoreError
@@ -135,6 +136,7 @@ def create_app(
         check_process=services.admission.check_process,
         config=config.gateway,
         traces=gateway.control.traces,
+        observers=gateway.steps.observers,
     )
     _add_cors(app, config.gateway.allowed_origins)
     add_error_handlers(app)
@@ -184,6 +186,7 @@ async def _lifespan(
     if gateway.control.shared is None or gateway.control.shared.is_main:
         deleted = DeletedTenants(gateway.store, lambda: replicas_with_tiers(gateway.models))
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, TELL_EVERY_S))
+        workers.append(Periodic("samples of the history", gateway.control.history.sample, EVERY_S))
     if gateway.control.fleet is not None:
         reconciler = AdapterReconciler(gateway.models, gateway.store)
         workers.append(Periodic("looks for adapters that are missing", reconciler.look, config.fleet.poll_s))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from kvarn.answers.catalog import Catalog
 from kvarn.answers.context import LifecycleSteps
@@ -25,6 +26,7 @@ from kvarn.answers.storage_quota import StorageQuota
 from kvarn.answers.structured.grammar_pool import GrammarPool
 from kvarn.answers.traces import Traces
 from kvarn.answers.turn import Stage
+from kvarn.answers.turn_metrics import TurnObserver
 from kvarn.catalog.held_requests import HeldRequests
 from kvarn.catalog.metrics import EngineCollector, RoutingCollector
 from kvarn.catalog.model_table import ModelTable
@@ -44,6 +46,8 @@ from kvarn.kept.keeper import KeeperMetrics, RequestKeeper
 from kvarn.kept.sampling import KeptSampler
 from kvarn.metering.usage_reports import Reports
 from kvarn.observe.external import ExternalMetrics
+from kvarn.observe.history import CountedHistory
+from kvarn.observe.host import HostCollector
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.observe.traces.exporter import make_exporter
@@ -73,9 +77,13 @@ def build_gateway(
     slo = {model.name: config.slo_of(model.config) for model in table}
     metrics = GatewayMetrics(slo, slo)
     if is_main:
-        metrics.registry.register(EngineCollector(ReplicasByModel(models_by_name)))
+        engines = EngineCollector(ReplicasByModel(models_by_name))
+        metrics.registry.register(engines)
+        metrics.history_sources.append(engines)
+        metrics.registry.register(HostCollector(Path(config.data_dir).expanduser()))
     metrics.registry.register(RoutingCollector(models_by_name))
     services = Services(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
+    metrics.history_sources.append(services.admission_metrics.length)
     store, held, golden = (
         services.store,
         ByteBudget(config.gateway.max_held_bytes),
@@ -101,7 +109,7 @@ def build_gateway(
     )
     external = _connect_external(table, metrics)
     generators = {name: external_generator(model) for name, model in external.items()}
-    steps = _steps(services, text, generators, (rollouts.observer, shadows, traces))
+    steps = _steps(services, text, generators, (rollouts.observer, shadows, traces, TurnObserver(metrics.turns)))
     gateway = Gateway(
         config=config,
         store=store,
@@ -116,6 +124,7 @@ def build_gateway(
         responses=BackgroundResponses(store, config.responses, lambda run: run_background(gateway, run)),
         control=ControlPlane(
             key_cache=services.identity.key_cache,
+            sessions=services.identity.sessions,
             reports=Reports(store),
             fleet=fleet,
             autoscaling=autoscaling,
@@ -126,6 +135,7 @@ def build_gateway(
             rollouts=rollouts,
             external=list(external.values()),
             traces=traces,
+            history=shared.history if shared is not None else CountedHistory(metrics.counted),
         ),
     )
     copies = replace(gateway, steps=replace(steps, stages=_copy_stages(services, text), observers=()))

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvarn.answers.errors import shutting_down, to_api_error
-from kvarn.answers.observer import tell_ended
+from kvarn.answers.observer import Observer, tell_ended
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.traces import Traces
 from kvarn.clock import SYSTEM_CLOCK
@@ -71,6 +71,7 @@ class RequestMiddleware:
         check_process: Callable[[int], None],
         config: GatewayConfig,
         traces: Traces,
+        observers: Sequence[Observer],
     ) -> None:
         self._app = app
         self._metrics = metrics
@@ -79,6 +80,7 @@ class RequestMiddleware:
         self._check_process = check_process
         self._config = config
         self._traces = traces
+        self._observers = observers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -152,10 +154,11 @@ class RequestMiddleware:
             else record.reply.status
         )
         if endpoint not in PROBES and not is_console(record.endpoint):
-            tell_ended((self._traces,), record, f"{scope['method']} {endpoint}", scope["method"], endpoint)
+            tell_ended(self._observers, record, f"{scope['method']} {endpoint}", scope["method"], endpoint)
         seconds = record.timeline.total_s
         self._metrics.requests.labels(record.choice.name, endpoint, str(status)).inc()
-        self._metrics.request_seconds.labels(record.choice.name, endpoint).observe(seconds)
+        exemplar = None if (trace := record.timeline.trace) is None else trace.exemplar
+        self._metrics.request_seconds.labels(record.choice.name, endpoint).observe(seconds, exemplar)
         if record.reply.disconnected:
             self._metrics.disconnects.labels(record.choice.name, endpoint).inc()
         _log.log(

@@ -8,8 +8,11 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.identity.authenticator import Authenticator, KeyAuthenticator
 from kvarn.identity.bootstrap import ensure_admin_key
 from kvarn.identity.key_cache import KeyCache
+from kvarn.identity.known_keys import KnownKeys
 from kvarn.identity.last_used import LastUsed
 from kvarn.identity.open_server import auth_mode
+from kvarn.identity.session_cookies import SessionCookies
+from kvarn.identity.sessions import Sessions
 from kvarn.jobs.periodic import Periodic
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
@@ -29,12 +32,14 @@ class Identity:
         self._mode = auth_mode(config)
         self._last_used = LastUsed(store)
         self.key_cache = KeyCache(store, config.auth)
+        keys = KnownKeys(self.key_cache, config.auth.api_keys)
+        self.sessions = Sessions(store, keys, SessionCookies(config), config.console.session_hours * 3600)
         self.authenticator: Authenticator = KeyAuthenticator(
-            self.key_cache,
+            keys,
+            self.sessions,
             self._last_used,
             open_to=config.auth.allowed_hosts if self._mode == "open" else None,
             origins=config.gateway.allowed_origins or (),
-            api_keys=config.auth.api_keys,
         )
         self._writing = Periodic("times at which keys were used", self._last_used.write, _WRITE_EVERY_S)
 

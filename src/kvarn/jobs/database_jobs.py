@@ -15,6 +15,7 @@ from kvarn.store.repositories.kept_bounds import bound_kept
 from kvarn.store.repositories.organization_deletion import delete_erased_usage
 from kvarn.store.repositories.retention import delete_expired
 from kvarn.store.repositories.stored_bytes import SUM_EVERY_S, sum_stored_bytes
+from kvarn.store.repositories.tenants.console_sessions import delete_old_sessions
 
 _MOVE_EVERY_S = 600.0
 _BOUND_EVERY_S = 60.0
@@ -57,6 +58,7 @@ def retention_worker(store: Store, config: RetentionConfig) -> NamedWorker:
     async def sweep(job: NamedJob) -> None:
         swept = await delete_expired(store, config)
         await delete_old_changes(store)
+        await delete_old_sessions(store)
         await delete_erased_usage(store)
         deleted = {name: count for name, count in swept.deleted.items() if count}
         if deleted:

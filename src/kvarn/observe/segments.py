@@ -88,7 +88,7 @@ def _is_part(event: Event) -> bool:
 
 
 def engine_turns(events: Iterable[Event]) -> list[EngineTurn]:
-    """Turns that engines told of, in the order in which it was told: several prompts, or another replica that went on."""
+    """Turns that engines told of, in their order: several prompts, or another replica that went on."""
     told: dict[int, list[Event]] = {}
     for event in events:
         if event.name.startswith(ENGINE):

@@ -48,6 +48,11 @@ class Phase(IntEnum):
 WAITS = tuple(phase for phase in Phase if phase < Phase.PROMPT)
 
 
+def waiting_reason(phase: Phase) -> str:
+    """The name of what a sequence waits for, as metrics show it: `slot`, `blocks`, `preempted`, ..."""
+    return phase.name.removeprefix("WAIT_").lower()
+
+
 class EngineEventKind(IntEnum):
     QUEUED = 0
     MASK_READY = 1

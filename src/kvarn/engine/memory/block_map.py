@@ -24,6 +24,7 @@ from kvarn.wire.kv_map import (
 
 PART_BLOCKS = 4096
 """Blocks told at once: about a millisecond's work."""
+_IDLE = 1
 _MOST_HELD = HOLDERS[-1]
 _HELD_STATES = bytes([0, *(bisect_right(HOLDERS, held) - 1 for held in range(1, _MOST_HELD + 1))])
 """State of a block by its holders; 0 holders: a free one's."""
@@ -35,29 +36,26 @@ def map_part(memory: KVCacheManager, running: Iterable[Sequence], first: int, no
     end = min(first + PART_BLOCKS, pool.num_blocks)
     if not 0 <= first < end:
         return KVMapPart(first=first, kv_blocks=pool.num_blocks, states=b"", owners=b"", tenants=[])
-    tenants = _Tenants()
-    owners = bytearray([NO_OWNER]) * (end - first)
-    cached, adapters = memory.cache.nodes, memory.adapters.blocks
-    references, released, ages = pool.references, pool.released_s, AGES_S
-    states = bytearray(end - first)
-    for block in range(first, end):
-        held = references(block)
-        state = _HELD_STATES[held if held < _MOST_HELD else _MOST_HELD]
-        node = cached.get(block)
+    tenants, owners = _Tenants(), bytearray([NO_OWNER]) * (end - first)
+    states = bytearray(
+        [_HELD_STATES[held if held < _MOST_HELD else _MOST_HELD] for held in pool.references_between(first, end)]
+    )
+    blocks, adapters = range(first, end), memory.adapters.blocks
+    for place, node in enumerate(map(memory.cache.nodes.get, blocks)):
         if node is not None:
-            state |= CACHED
-            owners[block - first] = tenants.place(node.scope.tenant)
-        elif block in adapters:
-            state |= ADAPTER
-        if not held and state:
-            state |= 1 | bisect_right(ages, now - released(block)) << 4
-        states[block - first] = state
+            states[place] |= CACHED
+            owners[place] = tenants[node.scope.tenant]
+    for block in adapters.keys() & set(blocks) if adapters else ():
+        states[block - first] |= ADAPTER
+    for place, released_s in enumerate(map(pool.idle.get, blocks)):
+        if released_s is not None:
+            states[place] |= _IDLE | bisect_right(AGES_S, now - released_s) << 4
     for sequence in running:  # blocks that the cache does not name: those behind its path
         for block in sequence.blocks[len(sequence.nodes) :]:
             if first <= block < end and owners[block - first] == NO_OWNER:
-                owners[block - first] = tenants.place(sequence.request.scope.tenant)
+                owners[block - first] = tenants[sequence.request.scope.tenant]
     return KVMapPart(
-        first=first, kv_blocks=pool.num_blocks, states=bytes(states), owners=bytes(owners), tenants=tenants.names
+        first=first, kv_blocks=pool.num_blocks, states=bytes(states), owners=bytes(owners), tenants=list(tenants)
     )
 
 
@@ -101,18 +99,11 @@ def _path(memory: KVCacheManager, node: PrefixNode) -> tuple[int, list[PathBlock
     return depth, path
 
 
-class _Tenants:
-    """Tenants of the blocks told, numbered."""
+class _Tenants(dict[str, int]):
+    """Tenants of the blocks told, and their numbers."""
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self._places: dict[str, int] = {}
-
-    def place(self, name: str) -> int:
-        place = self._places.get(name)
-        if place is None:
-            if len(self.names) == OTHER_OWNERS:
-                return OTHER_OWNERS
-            place = self._places[name] = len(self.names)
-            self.names.append(name)
+    def __missing__(self, name: str) -> int:
+        place = min(len(self), OTHER_OWNERS)
+        if place < OTHER_OWNERS:
+            self[name] = place
         return place

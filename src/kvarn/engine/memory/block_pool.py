@@ -15,7 +15,7 @@ interchangeable, so there is no external fragmentation. Where none is free, the 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from kvarn.engine.errors import IntegrityError, OutOfBlocksError
@@ -37,7 +37,6 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._owners: list[BlockOwner | None] = [None] * num_blocks
         self._idle: OrderedDict[int, float] = OrderedDict()
-        """Idle blocks, and when each was released."""
         self.now = 0.0
         """Seconds on the engine's clock, as of the step that is planned or whose result is taken."""
 
@@ -60,9 +59,13 @@ class BlockPool:
     def references(self, block: int) -> int:
         return self._references[block]
 
-    def released_s(self, block: int) -> float:
-        """When an idle block was released."""
-        return self._idle[block]
+    def references_between(self, first: int, end: int) -> list[int]:
+        return self._references[first:end]
+
+    @property
+    def idle(self) -> Mapping[int, float]:
+        """Idle blocks, and when each was released."""
+        return self._idle
 
     def is_cached(self, block: int) -> bool:
         return self._owners[block] is not None

@@ -134,7 +134,7 @@ class AuditEntry(Base):
     effective_at: Mapped[Seconds]
     type: Mapped[str] = mapped_column(String(64))
     actor_key_id: Mapped[Id | None]
-    """None: the command line on the server's machine, or an open server."""
+    """None: the command line on the server's machine, an open server, or a person who is signed in to the console."""
     actor: Mapped[Name]
     actor_organization_id: Mapped[Id | None]
     """Organisation of the actor; the log does not name another's administrator. None: the server itself."""

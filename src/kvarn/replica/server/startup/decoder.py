@@ -106,6 +106,7 @@ def build_decoder(
         kind="generate",
         max_context_length=plan.max_context_length,
         kv_blocks=plan.num_blocks,
+        read_bytes_per_s=speeds.bytes_per_s if ranks is None else 0.0,
         kv_dtype=model.kv_dtype,
         block_size=BLOCK_SIZE,
         max_num_seqs=plan.max_num_seqs,
