@@ -194,7 +194,7 @@ def _slots(
 
 
 def _of_model(samples: Sequence[_Sample], model: str) -> Interval | None:
-    """What happened to a model, or to all (empty); None: nothing is known of it."""
+    """Join the samples of a model, or of all (empty); None: nothing is known of it."""
     found = [each for each in samples if model in each.models]
     if not found:
         return None

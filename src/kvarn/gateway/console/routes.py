@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from kvarn.gateway.console import assets
-from kvarn.gateway.console.api import session
+from kvarn.gateway.console.api import overview, series, session
 
-CONSOLE_ROUTERS = [module.router for module in (session, assets)]
+CONSOLE_ROUTERS = [module.router for module in (session, overview, series, assets)]
