@@ -3,6 +3,19 @@
 from __future__ import annotations
 
 from kvarn.gateway.console import assets
-from kvarn.gateway.console.api import overview, series, session
+from kvarn.gateway.console.api import (
+    live,
+    oidc,
+    overview,
+    series,
+    session,
+)
 
-CONSOLE_ROUTERS = [module.router for module in (session, overview, series, assets)]
+CONSOLE_ROUTERS = [
+    live.router,
+    oidc.router,
+    overview.router,
+    series.router,
+    session.router,
+    assets.router,
+]
