@@ -78,7 +78,9 @@ def build_gateway(
     slo = {model.name: config.slo_of(model.config) for model in table}
     metrics = GatewayMetrics(slo, slo)
     if is_main:
-        engines = EngineCollector(ReplicasByModel(models_by_name))
+        engines = EngineCollector(
+            ReplicasByModel(models_by_name), by_organization=config.gateway.metrics_by_organization
+        )
         metrics.registry.register(engines)
         metrics.history_sources.append(engines)
         metrics.registry.register(HostCollector(Path(config.data_dir).expanduser()))

@@ -31,7 +31,7 @@ from kvarn.observe.traces.conventions import (
     TIME_PER_OUTPUT_TOKEN,
     TIME_TO_FIRST_TOKEN,
     TOKEN_USAGE,
-    GenAIMetric,
+    UsageMetric,
     metric_attributes,
     usage_counter,
 )
@@ -69,7 +69,7 @@ class UsageMetrics:
     """Totals since `started_at`, UNIX seconds."""
 
     started_at: float
-    points: dict[tuple[GenAIMetric, tuple[str, ...]], _Point] = field(default_factory=dict)
+    points: dict[tuple[UsageMetric, tuple[str, ...]], _Point] = field(default_factory=dict)
 
     def observe(self, request: TracedRequest) -> None:
         """Count a request that is over: each of its turns that reached a model."""
@@ -94,7 +94,7 @@ class UsageMetrics:
             if turn.reasoning_tokens:
                 self._add(_REASONING, turn.reasoning_tokens, attributes | MODALITY)
 
-    def _add(self, metric: GenAIMetric, value: float, attributes: Mapping[str, str]) -> None:
+    def _add(self, metric: UsageMetric, value: float, attributes: Mapping[str, str]) -> None:
         key = metric, (*attributes.keys(), *attributes.values())
         point = self.points.get(key)
         if point is None:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvarn.catalog.models import ServedModel
 from kvarn.gateway.console.router import console_router
@@ -109,23 +110,13 @@ class Overview(Struct, frozen=True):
 async def get_overview(gateway: GatewayDep, viewer: ConsoleViewer, query: RangeQuery) -> Overview:
     """Load of the whole server, use and changes of what the viewer may see. Raises `ApiError`: 404, no such model."""
     model = None if query.model is None else gateway.models.find(query.model).name
-    names = [*_SHOWN, *_FULL, *_TOKENS, *("error_ratio", "replicas")]
-    asked = HistoryQuery(seconds=query.seconds, model=model or "")
-    history = await gateway.control.history.read(asked)
+    names = [*_SHOWN, *_FULL, *_TOKENS]
+    history = await gateway.control.history.read(HistoryQuery(seconds=query.seconds, model=model or "", names=names))
     served = [each for each in gateway.models if model in (None, each.name)]
     health = [_health(gateway, each, history) for each in served]
     recent = history.recent.get(model or "", {})
     state = server_state(health, str(gateway.store.health.state), recent, history.whole)
     now = gateway.store.now()
-    shown = HistoryPage(
-        since=history.since,
-        step_s=history.step_s,
-        at=history.at,
-        series={name: history.series[name] for name in names},
-        whole=history.whole,
-        recent={},
-        marks=history.marks,
-    )
     users, changes = await asyncio.gather(
         _users(gateway, viewer, now - query.seconds, now, model), _changes(gateway, viewer, now - query.seconds)
     )
@@ -133,7 +124,7 @@ async def get_overview(gateway: GatewayDep, viewer: ConsoleViewer, query: RangeQ
         at=now,
         state=state,
         tiles=_tiles(history, health),
-        history=_with_marks(shown, changes),
+        history=_with_marks(history, changes),
         models=[_row(each) for each in health],
         users=users,
         changes=changes,
@@ -264,8 +255,7 @@ def _words(kind: str) -> str:
 
 
 def _with_marks(history: HistoryPage, changes: Sequence[Change]) -> HistoryPage:
-    """The page with the changes of what is served marked, too."""
+    """The page with the changes of what is served marked, too; what is recent stands in the rows of models."""
     served = [each for each in changes if each.kind.startswith(("deployment.", "rollout."))]
     marks = [*history.marks, *(Mark(at=each.at, kind=each.kind, model=each.object_id) for each in served)]
-    history.marks[:] = sorted(marks, key=lambda mark: mark.at)
-    return history
+    return replace(history, marks=sorted(marks, key=lambda mark: mark.at), recent={})
