@@ -187,7 +187,8 @@ def _slots(
     for each in samples:
         found.setdefault(math.ceil(each.at / step), []).append(each)
     for each in samples:  # samples a little more than a step apart leave out an interval now and then
-        for number in range(math.floor((each.at - each.seconds) / step) + 1, math.ceil(each.at / step)):
+        before = (each.at - each.seconds) / step
+        for number in range(math.floor(before + 0.5) + 1, math.ceil(each.at / step)):
             found.setdefault(number, [each])
     slots = [_of_model(found[number], model) if number in found else None for number in range(first, last + 1)]
     return [number * step for number in range(first, last + 1)], slots
