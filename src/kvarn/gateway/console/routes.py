@@ -6,7 +6,9 @@ from kvarn.gateway.console import assets
 from kvarn.gateway.console.api import (
     live,
     oidc,
+    overview,
     requests,
+    series,
     session,
 )
 
@@ -14,6 +16,8 @@ CONSOLE_ROUTERS = [
     live.router,
     oidc.router,
     requests.router,
+    overview.router,
+    series.router,
     session.router,
     assets.router,
 ]
