@@ -17,8 +17,6 @@ _EVERY_S = 0.25
 _IDLE_S = 1.0
 """Interval of states in which nothing has changed: viewers see that the engine answers."""
 _BLOCKS_EVERY_S = 1.0
-_S_PER_BLOCK = 3e-5
-"""Interval of maps for each block: an engine spends about a hundredth of it on the map."""
 _MAX_REPLICAS = 100
 
 _log = logging.getLogger("kvarn.gateway")
@@ -98,7 +96,7 @@ class ReplicaWatch:
         running = history.take(live, now_s)
         blocks = state.blocks
         if self._clock.now() >= self._blocks_due_s:
-            self._blocks_due_s = self._clock.now() + max(_BLOCKS_EVERY_S, _S_PER_BLOCK * live.kv_blocks)
+            self._blocks_due_s = self._clock.now() + _BLOCKS_EVERY_S
             found = await client.kv_map()
             blocks = blocks if found is None else self._owners.renumber(found)
         return replace(
