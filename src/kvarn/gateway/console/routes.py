@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from kvarn.gateway.console import assets
-from kvarn.gateway.console.api import live, session
+from kvarn.gateway.console.api import (
+    live,
+    oidc,
+    session,
+)
 
-CONSOLE_ROUTERS = [module.router for module in (session, live, assets)]
+CONSOLE_ROUTERS = [
+    live.router,
+    oidc.router,
+    session.router,
+    assets.router,
+]
