@@ -39,7 +39,7 @@ class BlockPool:
         self._owners: list[BlockOwner | None] = [None] * num_blocks
         self._idle: OrderedDict[int, None] = OrderedDict()
         self.released_s = array("d", bytes(8 * num_blocks))
-        """When each idle block was released."""
+        """Time at which each idle block was released."""
         self.now = 0.0
         """Seconds on the engine's clock, as of the step that is planned or whose result is taken."""
 
