@@ -37,7 +37,7 @@ class ReplicaWatch:
         self._changed = asyncio.Event()
         self._viewers = 0
         self._task: asyncio.Task[None] | None = None
-        self._starts = -1
+        self._starts: int | None = None
         self._blocks_due_s = 0.0
         self._shown_s = 0.0
 
@@ -79,9 +79,9 @@ class ReplicaWatch:
         problem = _problem(client)
         state = replace(self.state, replicas=_lines(self._model))
         if client is not None and not problem:
-            if client.starts != self._starts:
-                self._starts = client.starts
+            if self._starts not in (None, client.starts):
                 self._history.restart()
+            self._starts = client.starts
             state, problem = await self._look(client, state)
         if problem:
             state = replace(self.state, replicas=state.replicas, problem=problem)
