@@ -165,7 +165,7 @@ console: $(NODE_MODULES)
 
 # Types, tests, sizes, and whether the committed files are those that the source makes.
 console-check:
-	@if command -v npm >/dev/null && node -e 'process.exit(parseInt(process.versions.node) < 20)'; then $(MAKE) --no-print-directory $(NODE_MODULES) && cd console && npm run --silent check; \
+	@if command -v npm >/dev/null && node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)'; then $(MAKE) --no-print-directory $(NODE_MODULES) && cd console && npm run --silent check; \
 	else echo "note: npm of Node 20 or newer is missing: the console's source was not checked against its built files"; fi
 
 # The benchmarks and the examples, briefly. The benchmark against peers runs Kvarn alone, with its default settings, a
