@@ -184,3 +184,15 @@ def test_another_tenant_is_named_only_as_the_reader_may_see_it(monkeypatch):
     found = answered.explained(name_of=lambda tenant: tenant if tenant == "acme" else "another tenant")
     assert found.cause.agent == "an answer of another tenant"
     assert "globex" not in found.text
+
+
+def test_where_too_many_rows_were_left_out_answers_are_counted(monkeypatch):
+    others = [asked(f"o{number}", number / 100, 20, 300, tenant="globex") for number in range(90)]
+    world = ExplainedWorld(monkeypatch)
+    world.warm()
+    answered = world.play([asked("mine", 0.0, 20, 300), *others])["mine"]
+    assert not answered.steps["mine"].complete
+    found = answered.explained()
+    assert found.cause.code is CauseCode.SHARED_STEPS
+    assert found.cause.agent.endswith(" answers at once")
+    assert any(each.change == "alone" for each in found.counterfactuals), "all of its own rows were told"

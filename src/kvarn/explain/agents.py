@@ -25,9 +25,8 @@ class Agent:
 
     turn: StepTurn
     weight: float = 0.0
-    prompt_tokens: int = 0
-    """Tokens of parts of its prompt in the steps that count."""
-    output_tokens: int = 0
+    prompt_weight: float = 0.0
+    """Part of it that parts of its prompt have."""
 
 
 def by_time(turn: StepTurn, row: StepRow, record: StepRecord) -> float:
@@ -64,8 +63,7 @@ def agents_of(steps: TurnSteps, records: Iterable[StepRecord], weigh: Weigh) -> 
             if weight := weigh(turn, row, record):
                 agent = found.setdefault(row.turn, Agent(turn))
                 agent.weight += weight
-                agent.output_tokens += row.output_tokens
-                agent.prompt_tokens += row.computed_tokens if is_chunk(row, record) else 0
+                agent.prompt_weight += weight if is_chunk(row, record) else 0.0
     return sorted(found.values(), key=lambda agent: -agent.weight)
 
 
@@ -89,7 +87,7 @@ def named(agents: Sequence[Agent], name_of: NameOf) -> str:
 def _turns(agents: Sequence[Agent], name: str) -> str:
     weight = sum(agent.weight for agent in agents)
     large = [agent for agent in agents if agent.weight >= _SMALL * weight] or list(agents)
-    are_prompts = sum(agent.prompt_tokens for agent in large) > sum(agent.output_tokens for agent in large)
+    are_prompts = sum(agent.prompt_weight for agent in large) > sum(agent.weight for agent in large) / 2
     tokens = [agent.turn.prompt_tokens for agent in large]
     owner = f" of {name}" if name else ""
     if not are_prompts:

@@ -7,7 +7,7 @@ steps      what its own steps did for others, what a busy machine took, what was
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -53,7 +53,6 @@ _WAITS = {
 _WEIGHTS: dict[CauseCode, Weigh] = {
     CauseCode.QUEUE_BLOCKS: by_memory,
     CauseCode.QUEUE_BUDGET: by_tokens,
-    CauseCode.SHARED_STEPS: by_tokens,
 }
 """Weight of an agent; its time in the steps, where a cause is not here."""
 Words = Callable[[], str]
@@ -75,6 +74,8 @@ class Candidate:
     """Seconds from the request's headers to when it first was."""
     agent: Words
     """Makes the words for its agent: they are asked for the largest cause alone."""
+    largest_s: float
+    """Seconds of the largest of its times, whose agent it is."""
 
     @property
     def cause(self) -> Cause:
@@ -92,11 +93,12 @@ class _Sums:
             return
         before = self._found.get(code)
         if before is None:
-            self._found[code] = Candidate(code, seconds, at_s, agent)
+            self._found[code] = Candidate(code, seconds, at_s, agent, seconds)
             return
         before.seconds += seconds
-        if agent is not str:
-            before.agent = partial(_first_words, before.agent, agent)
+        is_larger = seconds > before.largest_s
+        before.agent = partial(_first_words, *((agent, before.agent) if is_larger else (before.agent, agent)))
+        before.largest_s = max(before.largest_s, seconds)
 
     @property
     def largest_first(self) -> list[Candidate]:
@@ -165,10 +167,23 @@ def _adapter(turn: EngineReading) -> Words:
 
 
 def _agent(turn: EngineReading, records: list[StepRecord], code: CauseCode, name_of: NameOf) -> Words:
-    if turn.steps is None:
+    return _words(turn, records, _WEIGHTS.get(code, by_time), name_of)
+
+
+def _words(turn: EngineReading, records: Sequence[StepRecord], weigh: Weigh, name_of: NameOf) -> Words:
+    """Makes words for the turns in these steps. Where too many rows were left out, those of answers are counted."""
+    steps = turn.steps
+    if steps is None or not records:
         return str
-    steps, weigh = turn.steps, _WEIGHTS.get(code, by_time)
-    return lambda: named(agents_of(steps, records, weigh), name_of)
+
+    def words() -> str:
+        rows = sum(record.decode_rows for record in records)
+        told = sum(record.prefill_tokens if weigh is by_tokens else len(record.rows) for record in records)
+        if steps.complete or weigh is by_prompts or told > rows:
+            return named(agents_of(steps, records, weigh), name_of)
+        return f"{count(max(1, rows // len(records)), 'answer')} at once"
+
+    return words
 
 
 def _records(turn: EngineReading, begin_s: float, end_s: float) -> Iterable[StepRecord]:
@@ -215,19 +230,18 @@ def _add_steps(sums: _Sums, turn: EngineReading, begin_s: float, name_of: NameOf
         return
     at_s = accepted_s + own[0].record.at_us / 1e6 - begin_s
     prompts_s, shared_s = sum(step.prompts_s for step in own), sum(step.shared_s for step in own)
-    shared_s += sum(turn.skipped_seconds(piece) for piece in turn.pieces if piece.phase is Phase.DECODE)
-    weigh = by_prompts if prompts_s > shared_s / 2 else by_tokens
+    shared_s += sum(turn.other_seconds(piece) for piece in turn.pieces if piece.phase is Phase.DECODE)
+    weigh = by_prompts if prompts_s > shared_s / 2 else by_time
     records = [step.record for step in own if step.shared_s > 0]
-    steps = turn.steps
-    sums.add(CauseCode.SHARED_STEPS, shared_s, at_s, lambda: named(agents_of(steps, records, weigh), name_of))
+    sums.add(CauseCode.SHARED_STEPS, shared_s, at_s, _words(turn, records, weigh, name_of))
     slow = [step for step in own if step.slow_s > 0]
     if slow:
         slow_at_s = accepted_s + slow[0].record.at_us / 1e6 - begin_s
         sums.add(CauseCode.SLOW_STEPS, sum(step.slow_s for step in slow), slow_at_s)
     rejected = sum(step.proposed - step.accepted for step in own)
-    if steps.times is not None:
+    if turn.steps.times is not None:
         wrong = count(rejected, "proposal")
-        sums.add(CauseCode.REJECTED_PROPOSALS, rejected * steps.times.decode_row_s, at_s, lambda: wrong)
+        sums.add(CauseCode.REJECTED_PROPOSALS, rejected * turn.steps.times.decode_row_s, at_s, lambda: wrong)
 
 
 def _add_chunks(sums: _Sums, turn: EngineReading, begin_s: float) -> None:

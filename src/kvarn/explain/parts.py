@@ -14,7 +14,7 @@ import msgspec
 from kvarn.explain.explanation import Part, Stage
 from kvarn.explain.piece_parts import decode_parts, prefill_part, queue_part
 from kvarn.explain.pieces import Piece, pieces_of
-from kvarn.explain.work import OwnStep, own_steps, skipped_seconds
+from kvarn.explain.work import OwnStep, other_seconds, own_steps
 from kvarn.observe.segments import EngineTurn, Segment, engine_turns, segments
 from kvarn.observe.timeline import Event, Phase
 from kvarn.observe.traces.traced import TracedRequest, TracedTurn
@@ -53,12 +53,12 @@ class EngineReading:
     moved: bool = False
     """It went on after a failover."""
 
-    def skipped_seconds(self, piece: Piece) -> float:
+    def other_seconds(self, piece: Piece) -> float:
         """Seconds of steps without the turn, while it decoded."""
         if self.steps is None or not self.whole:
             return 0.0
         accepted_s = self.told.begin_s
-        return skipped_seconds(self.steps, (piece.begin_s - accepted_s) * 1e6, (piece.end_s - accepted_s) * 1e6 + 1)
+        return other_seconds(self.steps, (piece.begin_s - accepted_s) * 1e6, (piece.end_s - accepted_s) * 1e6 + 1)
 
 
 @dataclass(slots=True)
@@ -274,5 +274,5 @@ def _tile_piece(tiles: _Tiles, turn: EngineReading, piece: Piece) -> None:
         tiles.until(piece.end_s, "preempted", Stage.QUEUE)
     else:
         own = [step for step in turn.own if piece.begin_s < turn.told.begin_s + step.end_us / 1e6 <= piece.end_s + 1e-6]
-        detail, parts = decode_parts(own, begin_s, end_s, skipped_s=turn.skipped_seconds(piece), whole=turn.whole)
+        detail, parts = decode_parts(own, begin_s, end_s, skipped_s=turn.other_seconds(piece), whole=turn.whole)
         tiles.until(piece.end_s, "decode", Stage.DECODE, detail, parts)

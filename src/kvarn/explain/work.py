@@ -32,7 +32,7 @@ class Residual:
     """Median deviation from that, as a share of the prediction."""
 
 
-def skipped_seconds(steps: TurnSteps, begin_us: float, end_us: float) -> float:
+def other_seconds(steps: TurnSteps, begin_us: float, end_us: float) -> float:
     """Seconds of steps that ended in this time and had no row of the turn, though it ran: others had all tokens."""
     return sum(
         record.us / 1e6
@@ -58,16 +58,14 @@ class OwnStep:
     shared_s: float
     """For others, their prompts included."""
     slow_s: float
+    is_prompt: bool
+    """It computed tokens of the prompt."""
     again: bool
     """Tokens of before a preemption are computed again."""
 
     @property
     def end_us(self) -> int:
         return self.record.at_us + self.record.us
-
-    @property
-    def is_prompt(self) -> bool:
-        return self.shape.prefill_tokens > 0
 
 
 def shape_of(record: StepRecord) -> StepShape:
@@ -117,6 +115,7 @@ def own_steps(steps: TurnSteps, *, whole: bool) -> list[OwnStep]:
         rows = [(row.computed_tokens, row.output_tokens) for row in record.rows if row.turn == 0]
         if not rows:
             continue
+        is_prompt = reader.is_in_prompt
         shape, accepted, again = reader.read(rows, record)
         measured, slow_s = record.us / 1e6, slow_seconds(record, steps.times, residual)
         own_s, prompts_s = measured - slow_s, 0.0
@@ -138,6 +137,7 @@ def own_steps(steps: TurnSteps, *, whole: bool) -> list[OwnStep]:
                 prompts_s=min(prompts_s, shared_s),
                 shared_s=shared_s,
                 slow_s=slow_s,
+                is_prompt=is_prompt or shape.prefill_tokens > 0,
                 again=again,
             )
         )
@@ -149,8 +149,12 @@ class _Positions:
 
     def __init__(self, steps: TurnSteps, whole: bool) -> None:
         turn = steps.turns[0]
-        self._known = turn.prompt_tokens
+        self._prompt = self._known = turn.prompt_tokens
         self._position = min(turn.cached_tokens, turn.prompt_tokens - 1) if whole else turn.prompt_tokens - 1
+
+    @property
+    def is_in_prompt(self) -> bool:
+        return self._position < self._prompt
 
     def read(self, rows: Sequence[tuple[int, int]], record: StepRecord) -> tuple[StepShape, int, bool]:
         """The shape of the turn's rows in a step, how many proposals were right, and whether it is computed again."""
@@ -186,7 +190,5 @@ def alone_seconds(steps: TurnSteps, own: Sequence[OwnStep]) -> float | None:
     chunks = -(-(turn.prompt_tokens - cached) // room)
     prompt_s = times.prompt_s(turn.prompt_tokens - cached, pairs(cached, turn.prompt_tokens - cached))
     decodes = [step for step in own if not step.is_prompt]
-    if turn.prompt_tokens - cached == 1 and decodes:  # its prompt was one row of its first step
-        prompt_s, chunks = 0.0, 0
     decode_s = sum(max(0.0, times.seconds(step.shape) + residual.step_s) for step in decodes)
     return chunks * max(0.0, times.fixed_s + residual.step_s) + prompt_s + decode_s

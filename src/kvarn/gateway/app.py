@@ -22,6 +22,7 @@ from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.build import build_gateway
+from kvarn.gateway.console.live.watch import Watches
 from kvarn.gateway.console.routes import CONSOLE_ROUTERS
 from kvarn.gateway.deleted_tenants import TELL_EVERY_S, DeletedTenants
 from kvarn.gateway.errors import add_error_handlers
@@ -128,6 +129,8 @@ def create_app(
     app.state.check_length = services.admission.check_length
     app.state.authenticator = authenticator
     app.state.start_error = None
+    app.state.stopping = asyncio.Event()  # set when the server begins to stop: streams without an end of their own end
+    app.state.watches = Watches()
     app.add_middleware(
         RequestMiddleware,
         metrics=gateway.metrics,

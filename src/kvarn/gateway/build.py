@@ -125,6 +125,7 @@ def build_gateway(
         control=ControlPlane(
             key_cache=services.identity.key_cache,
             sessions=services.identity.sessions,
+            oidc=services.identity.oidc,
             reports=Reports(store),
             fleet=fleet,
             autoscaling=autoscaling,

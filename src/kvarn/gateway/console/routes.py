@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from kvarn.gateway.console import assets
-from kvarn.gateway.console.api import requests, session
+from kvarn.gateway.console.api import (
+    live,
+    oidc,
+    requests,
+    session,
+)
 
-CONSOLE_ROUTERS = [module.router for module in (session, requests, assets)]
+CONSOLE_ROUTERS = [
+    live.router,
+    oidc.router,
+    requests.router,
+    session.router,
+    assets.router,
+]
