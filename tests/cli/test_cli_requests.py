@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from gateway_fixtures import wait_for
 from kvarn.cli.main import app
-from kvarn.cli.requests import WIDTH, bars, duration, seconds
+from kvarn.cli.requests import WIDTH, duration, lines_of_parts, seconds
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
 
@@ -75,7 +75,7 @@ def test_bars_stand_where_their_parts_do() -> None:
         {"name": "a very long name of a part", "begin_s": 1.0, "end_s": 2.0},
         {"name": "settle", "begin_s": 2.0, "end_s": 2.0},
     ]
-    lines = list(bars(parts, 2.0))
+    lines = list(lines_of_parts(parts, 2.0))
     begin, room = WIDTH - 55, 55
     assert [line[begin:].rstrip() for line in lines] == [
         "█" * round(room / 2),
@@ -83,7 +83,7 @@ def test_bars_stand_where_their_parts_do() -> None:
         " " * (room - 1) + "▏",
     ]
     assert all(len(line) <= WIDTH for line in lines)
-    assert len(list(bars(parts[2:], 0.0))) == 1
+    assert len(list(lines_of_parts(parts[2:], 0.0))) == 1
 
 
 @pytest.mark.parametrize(("text", "value"), [("90s", 90), ("15m", 900), ("1.5h", 5400), ("7d", 604_800)])

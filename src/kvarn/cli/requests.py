@@ -89,7 +89,7 @@ def list_requests(
 
 @app.command("why")
 @expand_options
-def why(
+def explain_request(
     server: Server,
     request: Annotated[str, typer.Argument(metavar="ID", help="Id of the request or of its answer.")],
     as_json: Annotated[bool, typer.Option("--json", help="All that is known of it, as one JSON object.")] = False,
@@ -124,10 +124,10 @@ def explained(detail: Mapping[str, Any]) -> Iterator[str]:
     yield explanation["sentence"]
     yield from (each["text"] for each in explanation["counterfactuals"])
     yield ""
-    yield from bars(explanation["parts"], explanation["total_s"])
+    yield from lines_of_parts(explanation["parts"], explanation["total_s"])
 
 
-def bars(parts: Sequence[Mapping[str, Any]], total_s: float, width: int = WIDTH) -> Iterator[str]:
+def lines_of_parts(parts: Sequence[Mapping[str, Any]], total_s: float, width: int = WIDTH) -> Iterator[str]:
     """Parts one below the other: name, time, and a bar on the axis of the request. A part that hardly took time has a
     thin bar."""
     room = width - _NAME_WIDTH - _TIME_WIDTH - 2
