@@ -40,7 +40,8 @@ class Server:
         return models
 
     def ask(self, method: str, operation: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The answer to a request. Raises ClientError where the server cannot be reached, or refuses."""
+        """The answer to a request; an operation that begins with a slash is not below `/v1`. Raises ClientError where
+        the server cannot be reached, or refuses."""
         with self._request(method, operation, body) as response:
             return _json(response.read())
 
@@ -68,7 +69,8 @@ class Server:
     @contextmanager
     def _request(self, method: str, operation: str, body: dict[str, Any] | None = None) -> Iterator[httpx.Response]:
         headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        url = f"{self.url.rstrip('/').removesuffix('/v1')}/v1/{operation}"
+        root = self.url.rstrip("/").removesuffix("/v1")
+        url = f"{root}{operation}" if operation.startswith("/") else f"{root}/v1/{operation}"
         try:
             with httpx.stream(method, url, json=body, headers=headers, timeout=_TIMEOUT) as response:
                 if response.status_code != 200:

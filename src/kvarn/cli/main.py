@@ -21,6 +21,7 @@ _COMMANDS = {
     "chat": ("client", "Chat with a model of a running server."),
     "complete": ("client", "Continue a text with a model of a running server."),
     "models": ("client", "List the models of a running server, with readiness and load."),
+    "requests": ("requests", "List requests that are over, and show why one was slow."),
     "rollout": ("rollout", "Show and control the rollouts of new versions."),
     "deploy": ("deployments", "Deploy a version of a model on a running server."),
     "scale": ("deployments", "Set the number of a model's replicas."),
