@@ -32,6 +32,7 @@ from kvarn.gateway.routes import (
     completions,
     conversations,
     encoders,
+    feedback,
     files,
     message_batches,
     messages,
@@ -78,10 +79,11 @@ _ROUTERS = [
     module.router
     for module in (
         *(chat, completions, messages, message_batches, ollama, responses, conversations, encoders, tokens, models),
-        *(files, batches, rollouts, operation, vllm),
+        *(files, batches, feedback, rollouts, operation, vllm),
         *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
     )
 ]
+_ROUTERS.append(feedback.administration)
 
 
 def create_app(
