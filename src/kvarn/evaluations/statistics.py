@@ -36,7 +36,7 @@ class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
     difference: float
     """Mean over the items: `score` - `baseline_score`."""
     interval: Interval
-    """Of the difference: paired bootstrap of the items, the same numbers each time."""
+    """Interval of the difference: paired bootstrap of the items, the same numbers each time."""
     better: int
     worse: int
     """Items that passed in one of the runs only."""

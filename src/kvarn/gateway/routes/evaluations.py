@@ -34,7 +34,7 @@ class VersionQuery(QueryModel):
 
 
 class RunQuery(ListQuery):
-    model: Text | None = Field(None, description="Of this model only.")
+    model: Text | None = Field(None, description="Runs of this model only.")
 
 
 class ResultQuery(QueryModel):
