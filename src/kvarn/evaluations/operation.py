@@ -14,6 +14,7 @@ from kvarn.evaluations.grading import compile_regex
 from kvarn.evaluations.statistics import PairedComparison, compare_paired
 from kvarn.identity.scopes import check_endpoint
 from kvarn.responses.background_runs import ResponsesContext
+from kvarn.store.errors import NotFoundError
 from kvarn.store.models import EvaluationRun, EvaluationSet
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.evaluations import runs, sets
@@ -68,6 +69,17 @@ async def add_items(
         items = (await sets.read_version(serving.store, found.id, found.version)).items + items
         _check_size(items)
     return await sets.add_version(serving.store, principal, found.id, found.version, items, request.note or "")
+
+
+async def add_or_create(
+    serving: ResponsesContext, principal: Principal, name: str, item: EvaluationItem, note: str
+) -> EvaluationSet:
+    """Add an item to a set, which is made where there is none."""
+    try:
+        request = AddItemsRequest(items=[item], append=True, note=note)
+        return await add_items(serving, principal, name, request)
+    except NotFoundError:
+        return await create_set(serving, principal, CreateSetRequest(name=name, items=[item], note=note))
 
 
 async def start_run(serving: ResponsesContext, principal: Principal, name: str, request: RunRequest) -> EvaluationRun:

@@ -122,10 +122,10 @@ def joined_version(versions: Collection[tuple[str, str]]) -> tuple[str, str]:
 
 
 async def read_scores(
-    store: Store, limit: int, owner: Owner | None = None, organization_id: str | None = None
+    store: Store, limit: int, organization_id: str | None = None, project_id: str | None = None
 ) -> list[QualityScore]:
     """The newest scores of a project, of an organisation, or of all."""
-    found = await stored.completed_runs(store, owner, organization_id)
+    found = await stored.completed_runs(store, organization_id, project_id)
     return newest_scores([scored(run, of) for run, of in found], limit)
 
 

@@ -11,7 +11,10 @@ from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.identity.key_cache import KeyCache
+from kvarn.identity.oidc.sign_in import OidcSignIn
+from kvarn.identity.sessions import Sessions
 from kvarn.metering.usage_reports import Reports
+from kvarn.observe.history import HistorySource
 from kvarn.quality.golden_models import GoldenModels
 from kvarn.quality.monitor import QualityMonitor
 from kvarn.responses.background_runs import ResponsesContext
@@ -24,6 +27,8 @@ class ControlPlane:
     """Deployments, replicas, rollouts and what administrators ask for."""
 
     key_cache: KeyCache
+    sessions: Sessions  # of the console
+    oidc: OidcSignIn | None  # where people sign in to it; None: with keys only
     reports: Reports
     fleet: FleetController | None  # makes the deployments real; None: another process does
     autoscaling: Autoscaling | None  # decides how many replicas models have; None: another process does
@@ -34,6 +39,7 @@ class ControlPlane:
     rollouts: Rollouts
     external: Sequence[ExternalModel]  # models that other servers run
     traces: Traces
+    history: HistorySource
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class Organization(Base):
     """Best tier its requests may have; lower runs first."""
     cache_salt: Mapped[str] = mapped_column(String(64))  # secret under which its prompts are cached
     retention_days: Mapped[int | None]
-    """Days that conversations, responses and files are kept; None: the server's setting."""
+    """Days that conversations, responses, files and requests are kept; None: the server's setting."""
     file_bytes: Mapped[Number] = mapped_column(default=0, server_default="0")
     """Bytes of its files (`repositories/stored_bytes.py`)."""
     other_bytes: Mapped[Number] = mapped_column(default=0, server_default="0")
@@ -134,7 +134,7 @@ class AuditEntry(Base):
     effective_at: Mapped[Seconds]
     type: Mapped[str] = mapped_column(String(64))
     actor_key_id: Mapped[Id | None]
-    """None: the command line on the server's machine, or an open server."""
+    """None: the command line on the server's machine, an open server, or a person who is signed in to the console."""
     actor: Mapped[Name]
     actor_organization_id: Mapped[Id | None]
     """Organisation of the actor; the log does not name another's administrator. None: the server itself."""
@@ -174,4 +174,13 @@ class PromptSample(Base):
     created_at: Mapped[Seconds] = mapped_column(index=True)
     sealed: Mapped[bytes]
     """JSON of the request's input, under the server's key (Fernet)."""
+    event_id: Mapped[Id | None] = mapped_column(index=True)
+    """Usage event of the request."""
+    answer: Mapped[bytes | None]
+    """Text of the answer, sealed alike; None: there was none, or it is not known yet."""
+    review: Mapped[str] = mapped_column(String(16), default="unreviewed", server_default="unreviewed")
+    """`unreviewed`, `good` or `bad`."""
+    note: Mapped[str | None] = mapped_column(String(1024))
+    reviewed_by: Mapped[Name | None]
+    reviewed_at: Mapped[Seconds | None]
     counted_bytes: Mapped[Number] = mapped_column(default=0)

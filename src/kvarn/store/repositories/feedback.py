@@ -15,7 +15,7 @@ from kvarn.store.models import Feedback, UsageEvent
 from kvarn.store.models.usage import NAMED
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import insert, is_owned_by, owned_by
+from kvarn.store.repositories.queries import insert
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes, storing
 
 MAX_GROUPS = 1000
@@ -104,12 +104,8 @@ async def list_feedback(
     project_ids: Collection[str] = (),
     model: str | None = None,
     rating: str | None = None,
-    owner: Owner | None = None,
 ) -> Page[Feedback]:
-    """An organisation's feedback; with `owner` that of one project."""
     query = select(Feedback).where(Feedback.organization_id == organization_id)
-    if owner is not None:
-        query = owned_by(owner, Feedback)
     if project_ids:
         query = query.where(Feedback.project_id.in_(project_ids))
     if model is not None:
@@ -133,7 +129,9 @@ class FeedbackSum:
     mean_score: float | None
 
 
-async def sum_feedback(store: Store, owner: Owner | None, organization_id: str | None, since: int) -> list[FeedbackSum]:
+async def sum_feedback(
+    store: Store, organization_id: str | None, project_id: str | None, since: int
+) -> list[FeedbackSum]:
     """Feedback by day and version, newest day first: of a project, of an organisation, or (both None) of all."""
     day = (Feedback.created_at - Feedback.created_at % _DAY_S).label("day")
     keys = (day, Feedback.model, Feedback.version)
@@ -150,10 +148,10 @@ async def sum_feedback(store: Store, owner: Owner | None, organization_id: str |
         .order_by(day.desc(), Feedback.model, Feedback.version)
         .limit(MAX_GROUPS)
     )
-    if owner is not None:
-        query = query.where(is_owned_by(owner, Feedback))
-    elif organization_id is not None:
+    if organization_id is not None:
         query = query.where(Feedback.organization_id == organization_id)
+    if project_id is not None:
+        query = query.where(Feedback.project_id == project_id)
     async with store.reporting() as session:
         return [
             FeedbackSum(int(at), model, version, int(up), int(down), int(count), None if mean is None else float(mean))

@@ -1,4 +1,4 @@
-"""Feedback, evaluation sets with their versions, runs and results; usage events are found by their clients' ids."""
+"""Reviews of sampled prompts, feedback, evaluation sets; usage events are found by their clients' ids."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
 revision = "0017"
-down_revision = "0015"
+down_revision = "0016"
 
 _NAMED = sa.text("request_id NOT LIKE 'req-%'")
 
@@ -16,6 +16,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_usage_events_named", "usage_events", ["request_id"], postgresql_where=_NAMED, sqlite_where=_NAMED
     )
+    _add_review()
     _add_feedback()
     _add_sets()
     _add_runs()
@@ -24,7 +25,23 @@ def upgrade() -> None:
 def downgrade() -> None:
     for table in ("evaluation_results", "evaluation_runs", "evaluation_set_versions", "evaluation_sets", "feedback"):
         op.drop_table(table)
+    op.drop_index(op.f("ix_prompt_samples_event_id"), "prompt_samples")
+    for column in ("event_id", "answer", "review", "note", "reviewed_by", "reviewed_at"):
+        op.drop_column("prompt_samples", column)
     op.drop_index("ix_usage_events_named", "usage_events")
+
+
+def _add_review() -> None:
+    for column in (
+        sa.Column("event_id", sa.String(length=64), nullable=True),
+        sa.Column("answer", sa.LargeBinary(), nullable=True),
+        sa.Column("review", sa.String(length=16), nullable=False, server_default="unreviewed"),
+        sa.Column("note", sa.String(length=1024), nullable=True),
+        sa.Column("reviewed_by", sa.String(length=256), nullable=True),
+        _number("reviewed_at", nullable=True),
+    ):
+        op.add_column("prompt_samples", column)
+    op.create_index(op.f("ix_prompt_samples_event_id"), "prompt_samples", ["event_id"])
 
 
 def _add_feedback() -> None:

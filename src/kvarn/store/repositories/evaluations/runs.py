@@ -196,15 +196,15 @@ async def finish_run(store: Store, holder: str, run_id: str, problem: str | None
 
 
 async def completed_runs(
-    store: Store, owner: Owner | None = None, organization_id: str | None = None, limit: int = _SUMMED_RUNS
+    store: Store, organization_id: str | None = None, project_id: str | None = None
 ) -> list[tuple[EvaluationRun, EvaluationSet]]:
     """The newest completed runs, each with its set: of a project, of an organisation, or of all."""
     query = select(EvaluationRun, EvaluationSet).join(EvaluationSet, EvaluationSet.id == EvaluationRun.set_id)
     query = query.where(EvaluationRun.status == "completed")
     if organization_id is not None:
         query = query.where(EvaluationRun.organization_id == organization_id)
-    if owner is not None:
-        query = query.where(EvaluationRun.project_id == owner.project_id)
-    newest = query.order_by(EvaluationRun.created_at.desc(), EvaluationRun.id.desc()).limit(limit)
+    if project_id is not None:
+        query = query.where(EvaluationRun.project_id == project_id)
+    newest = query.order_by(EvaluationRun.created_at.desc(), EvaluationRun.id.desc()).limit(_SUMMED_RUNS)
     async with store.reporting() as session:
         return [(run, of) for run, of in await session.execute(newest)]

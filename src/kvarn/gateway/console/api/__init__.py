@@ -1,0 +1,1 @@
+"""Data of the console: one module a view."""

@@ -1,0 +1,21 @@
+"""The routers of the console, in order: its data first, then its files, which answer every other path below it."""
+
+from __future__ import annotations
+
+from kvarn.gateway.console import assets
+from kvarn.gateway.console.api import (
+    live,
+    oidc,
+    quality,
+    review,
+    session,
+)
+
+CONSOLE_ROUTERS = [
+    live.router,
+    oidc.router,
+    quality.router,
+    review.router,
+    session.router,
+    assets.router,
+]
