@@ -74,6 +74,9 @@ class EvaluationWorker(Worker[EvaluationJob]):
         return await stored.renew_runs(self._store, self._holder, [job.id for job in jobs], self._lease_s)
 
     async def release(self, job: EvaluationJob) -> None:
+        """Let another go on with it. One that failed unforeseen rests until its lease is over."""
+        if job.failed:
+            return
         await stored.release_run(self._store, self._holder, job.id)
         if not job.stop_reason:
             await self._show_scores()
