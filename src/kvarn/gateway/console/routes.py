@@ -7,6 +7,7 @@ from kvarn.gateway.console.api import (
     live,
     oidc,
     quality,
+    requests,
     review,
     session,
 )
@@ -15,6 +16,7 @@ CONSOLE_ROUTERS = [
     live.router,
     oidc.router,
     quality.router,
+    requests.router,
     review.router,
     session.router,
     assets.router,

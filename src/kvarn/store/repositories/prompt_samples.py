@@ -105,6 +105,20 @@ def _of(organization_id: str | None, review: str | None) -> Select[PromptSample]
     return query if review is None else query.where(PromptSample.review == review)
 
 
+async def sample_of(
+    session: AsyncSession, owner: Owner, request_id: str, started_at: float, total_s: float
+) -> PromptSample | None:
+    """The prompt of a request that began at this time (seconds since 1970) and took so long; None: it is not kept."""
+    begun = PromptSample.created_at.between(int(started_at) - 1, int(started_at + total_s) + 1)
+    query = select(PromptSample).where(
+        PromptSample.organization_id == owner.organization_id,
+        PromptSample.project_id == owner.project_id,
+        PromptSample.request_id == request_id,
+        begun,
+    )
+    return await session.scalar(query.limit(1))
+
+
 async def latest_samples(
     store: Store, limit: int, *, project_id: str | None = None, request_id: str | None = None
 ) -> list[PromptSample]:
