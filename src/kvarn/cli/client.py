@@ -23,7 +23,11 @@ app = application()
 
 
 class ClientError(Exception):
-    """The server gave no answer; the message says why."""
+    """The server gave no answer; the message says why. `status` is that of HTTP, where there was one."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,8 @@ class Server:
         try:
             with httpx.stream(method, url, json=body, headers=headers, timeout=_TIMEOUT) as response:
                 if response.status_code != 200:
-                    raise ClientError(f"{_message_of(_json(response.read()))} (status {response.status_code})")
+                    status = response.status_code
+                    raise ClientError(f"{_message_of(_json(response.read()))} (status {status})", status)
                 yield response
         except httpx.ConnectError as error:
             raise ClientError(

@@ -23,6 +23,7 @@ _COMMANDS = {
     "models": ("client", "List the models of a running server, with readiness and load."),
     "requests": ("requests", "List requests that are over, and show why one was slow."),
     "rollout": ("rollout", "Show and control the rollouts of new versions."),
+    "eval": ("evaluations", "Evaluate models on sets of questions with known answers."),
     "deploy": ("deployments", "Deploy a version of a model on a running server."),
     "scale": ("deployments", "Set the number of a model's replicas."),
     "rollback": ("deployments", "Go back to an earlier version of a model."),

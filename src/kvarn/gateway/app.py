@@ -18,6 +18,7 @@ from kvarn.batches.worker import BatchWorker
 from kvarn.catalog.adapters import AdapterReconciler
 from kvarn.catalog.models import ServedModel, replicas_with_tiers
 from kvarn.config.schema import KvarnConfig
+from kvarn.evaluations.worker import EvaluationWorker
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
@@ -34,6 +35,8 @@ from kvarn.gateway.routes import (
     completions,
     conversations,
     encoders,
+    evaluations,
+    feedback,
     files,
     message_batches,
     messages,
@@ -82,10 +85,11 @@ _ROUTERS = [
     module.router
     for module in (
         *(chat, completions, messages, message_batches, ollama, responses, conversations, encoders, tokens, models),
-        *(files, batches, rollouts, operation, vllm),
+        *(files, batches, evaluations, feedback, rollouts, operation, vllm),
         *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
     )
 ]
+_ROUTERS.append(feedback.administration)
 
 
 def create_app(
@@ -205,7 +209,7 @@ async def _lifespan(
     if (exporter := gateway.control.traces.exporter) is not None:
         workers.append(Periodic("exports of spans", exporter.export, _EXPORT_EVERY_S))
     if config.batches.enabled:
-        workers.append(BatchWorker(gateway))
+        workers += [BatchWorker(gateway), EvaluationWorker(gateway)]
     try:
         await services.start()
     except StoreError as error:

@@ -16,6 +16,7 @@ from kvarn.answers.generator import Generator
 from kvarn.answers.held_bytes import ByteBudget
 from kvarn.answers.lifecycle import answer
 from kvarn.answers.model_routes import ModelRoutes
+from kvarn.answers.moderation.answer_log import AnswerLog
 from kvarn.answers.moderation.checks import Moderation
 from kvarn.answers.observer import Observer
 from kvarn.answers.stages.arrivals import ArrivalsStage
@@ -113,7 +114,8 @@ def build_gateway(
     )
     external = _connect_external(table, metrics)
     generators = {name: external_generator(model) for name, model in external.items()}
-    steps = _steps(services, text, generators, (rollouts.observer, shadows, traces, TurnObserver(metrics.turns)))
+    observers = (rollouts.observer, shadows, traces, TurnObserver(metrics.turns), AnswerLog(services.prompts))
+    steps = _steps(services, text, generators, observers)
     gateway = Gateway(
         config=config,
         store=store,

@@ -7,7 +7,9 @@ from kvarn.gateway.console.api import (
     live,
     oidc,
     overview,
+    quality,
     requests,
+    review,
     series,
     session,
 )
@@ -15,8 +17,10 @@ from kvarn.gateway.console.api import (
 CONSOLE_ROUTERS = [
     live.router,
     oidc.router,
-    requests.router,
     overview.router,
+    quality.router,
+    requests.router,
+    review.router,
     series.router,
     session.router,
     assets.router,
