@@ -6,12 +6,14 @@ from kvarn.gateway.console import assets
 from kvarn.gateway.console.api import (
     live,
     oidc,
+    requests,
     session,
 )
 
 CONSOLE_ROUTERS = [
     live.router,
     oidc.router,
+    requests.router,
     session.router,
     assets.router,
 ]
