@@ -94,7 +94,9 @@ async def measure(replica: ZmqReplicaClient, arguments: argparse.Namespace) -> N
 
 async def run(arguments: argparse.Namespace, folder: Path) -> None:
     """Launch the engine and measure."""
-    model = ModelConfig.model_validate({"name": "m", "path": str(folder), "engine": {"prefix_cache": False}})
+    model = ModelConfig.model_validate(
+        {"name": "m", "path": str(folder), "engine": {"prefix_cache": False}, "speculation": {"method": "none"}}
+    )
     supervisor, replica = launch_engine(model, folder)
     supervisor.start()
     try:

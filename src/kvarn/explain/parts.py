@@ -14,6 +14,7 @@ import msgspec
 from kvarn.explain.explanation import Part, Stage
 from kvarn.explain.piece_parts import decode_parts, prefill_part, queue_part
 from kvarn.explain.pieces import Piece, pieces_of
+from kvarn.explain.step_model import StepModel, model_of
 from kvarn.explain.work import OwnStep, other_seconds, own_steps
 from kvarn.observe.segments import EngineTurn, Segment, engine_turns, segments
 from kvarn.observe.timeline import Event, Phase
@@ -49,6 +50,8 @@ class EngineReading:
     own: Sequence[OwnStep]
     whole: bool
     """All steps that it was in are known."""
+    model: StepModel | None
+    """None: no step times are learned, or no steps are known."""
     pieces: list[Piece] = field(default_factory=list)
     moved: bool = False
     """It went on after a failover."""
@@ -169,13 +172,14 @@ def _reading_of(told: EngineTurn, traced: TracedTurn | None, steps: Mapping[str,
     elif mine:
         found = min(mine.values(), key=lambda each: abs(_last_us(each) - lasted_us))
     if found is None or not found.turns:
-        return EngineReading(told, traced, None, [], False)
+        return EngineReading(told, traced, None, [], False, None)
     finished = told.first.get("finished")
     rows = [row for record in found.steps for row in record.rows if row.turn == 0]
     whole = found.complete
     if not whole and finished is not None:  # only rows of others may be missing
         whole = sum(row.output_tokens for row in rows) == finished.numbers["output_tokens"]
-    return EngineReading(told, traced, found, own_steps(found, whole=whole), whole)
+    model = model_of(found)
+    return EngineReading(told, traced, found, own_steps(found, model, whole=whole), whole, model)
 
 
 def _last_us(steps: TurnSteps) -> float:
