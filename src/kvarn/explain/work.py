@@ -17,11 +17,11 @@ from kvarn.wire.step_records import StepRecord, TurnSteps
 
 
 def other_seconds(steps: TurnSteps, begin_us: float, end_us: float) -> float:
-    """Seconds of steps that ended in this time and had no row of the turn, though it ran: others had all tokens."""
+    """Seconds of steps that began in this time and had no row of the turn, though it ran: others had all tokens."""
     return sum(
         record.us / 1e6
         for record in steps.steps
-        if begin_us < record.at_us + record.us <= end_us and all(row.turn for row in record.rows)
+        if begin_us <= record.at_us < end_us and all(row.turn for row in record.rows)
     )
 
 
