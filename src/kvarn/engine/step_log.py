@@ -38,7 +38,7 @@ def turn_key(request: Request) -> int:
 
 
 @dataclass(slots=True)
-class LoggedTurn:
+class TurnEntry:
     """A turn that steps speak of. While it lives, it is told from its request."""
 
     request: Request | None
@@ -109,7 +109,7 @@ class StepLog:
         self._keep_us = round(keep_s * 1e6)
         self._segments = deque([Segment(1)])
         self._full_bytes = 0
-        self._turns: dict[int, LoggedTurn] = {}
+        self._turns: dict[int, TurnEntry] = {}
         self._by_id: dict[str, int] = {}
         self._leaving: list[int] = []
         """Ended turns of the segment that was dropped last: steps that were in flight then may name them."""
@@ -129,7 +129,7 @@ class StepLog:
 
     def accept(self, request: Request) -> None:
         key = turn_key(request)
-        self._turns[key] = LoggedTurn(request, _us(request.arrival_s))
+        self._turns[key] = TurnEntry(request, _us(request.arrival_s))
         self._by_id[request.request_id] = key
         self._live += 1
 
@@ -207,10 +207,10 @@ class StepLog:
 
     # Reading ---------------------------------------------------------------------------------------------------------
 
-    def turn(self, key: int) -> LoggedTurn | None:
+    def turn(self, key: int) -> TurnEntry | None:
         return self._turns.get(key)
 
-    def find(self, request_id: str) -> tuple[int, LoggedTurn] | None:
+    def find(self, request_id: str) -> tuple[int, TurnEntry] | None:
         """The latest turn of this id, with its key among the rows."""
         key = self._by_id.get(request_id)
         return None if key is None else (key, self._turns[key])

@@ -22,6 +22,7 @@ from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.build import build_gateway
+from kvarn.gateway.console.live.watch import Watches
 from kvarn.gateway.console.routes import CONSOLE_ROUTERS
 from kvarn.gateway.deleted_tenants import TELL_EVERY_S, DeletedTenants
 from kvarn.gateway.errors import add_error_handlers
@@ -128,6 +129,8 @@ def create_app(
     app.state.check_length = services.admission.check_length
     app.state.authenticator = authenticator
     app.state.start_error = None
+    app.state.stopping = asyncio.Event()  # set when the server begins to stop: streams without an end of their own end
+    app.state.watches = Watches()
     app.add_middleware(
         RequestMiddleware,
         metrics=gateway.metrics,
@@ -197,6 +200,8 @@ async def _lifespan(
     if (keeper := gateway.control.traces.keeper) is not None:
         workers.append(Periodic("writes of kept requests", keeper.write, WRITE_EVERY_S))
         workers.append(kept_requests_worker(gateway.store, config.traces.kept))
+    if (usage := gateway.control.traces.usage) is not None:
+        workers.append(Periodic("exports of metrics", usage.export, usage.settings.interval_s))
     if (exporter := gateway.control.traces.exporter) is not None:
         workers.append(Periodic("exports of spans", exporter.export, _EXPORT_EVERY_S))
     if config.batches.enabled:
@@ -229,6 +234,8 @@ async def _lifespan(
         await asyncio.gather(*[external.close() for external in gateway.control.external])
         if exporter is not None:
             await exporter.close()
+        if usage is not None:
+            await usage.close()
         if keeper is not None:
             await keeper.close()
         await services.stop()

@@ -11,6 +11,7 @@ from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.identity.key_cache import KeyCache
+from kvarn.identity.oidc.sign_in import OidcSignIn
 from kvarn.identity.sessions import Sessions
 from kvarn.metering.usage_reports import Reports
 from kvarn.observe.history import HistorySource
@@ -27,6 +28,7 @@ class ControlPlane:
 
     key_cache: KeyCache
     sessions: Sessions  # of the console
+    oidc: OidcSignIn | None  # where people sign in to it; None: with keys only
     reports: Reports
     fleet: FleetController | None  # makes the deployments real; None: another process does
     autoscaling: Autoscaling | None  # decides how many replicas models have; None: another process does

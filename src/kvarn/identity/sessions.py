@@ -50,7 +50,7 @@ class Sessions:
     ) -> Session:
         """Begin a session, with a token that nobody has seen before; the browser's session until now ends. `bound_to`:
         digest of the key of the configuration that it was begun with."""
-        async with self._change(actor) as change:
+        async with self.audited_change(actor) as change:
             if replaced is not None:
                 await end_session(change, session_lookup_of(replaced.token))
             row, token = await add_session(change, principal, self._lifetime_s, method=method, bound_to=bound_to)
@@ -59,11 +59,12 @@ class Sessions:
 
     async def end(self, session: Session, actor: Actor) -> None:
         """End a session: here at once, at other gateways as with keys that are revoked."""
-        async with self._change(actor) as change:
+        async with self.audited_change(actor) as change:
             await end_session(change, session_lookup_of(session.token))
 
     @asynccontextmanager
-    async def _change(self, actor: Actor) -> AsyncGenerator[AuditedChange, None]:
+    async def audited_change(self, actor: Actor) -> AsyncGenerator[AuditedChange, None]:
+        """A change that holds for all requests of this gateway once it is committed, or may be."""
         change: AuditedChange | None = None
         try:
             async with audited_change(self._store, actor) as change:

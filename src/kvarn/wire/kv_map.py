@@ -1,4 +1,4 @@
-"""What an engine's KV blocks hold, for the console's map. Contents are never told: neither tokens nor texts."""
+"""Picture of an engine's KV blocks, for the console. Contents are never told: neither tokens nor texts."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class TurnSteps(msgspec.Struct, frozen=True, kw_only=True):
     """KV blocks of the engine."""
 
 
-class RunningTurn(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class RunningTurn(msgspec.Struct, frozen=True, gc=False):
     """A turn that has a slot, its choices together."""
 
     turn: int
@@ -89,7 +89,7 @@ class RunningTurn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     blocks: int
 
 
-class QueuedTurns(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class QueuedTurns(msgspec.Struct, frozen=True, gc=False):
     """Sequences that wait for the same reason."""
 
     tenant: str

@@ -5,9 +5,10 @@ from __future__ import annotations
 CONSOLE = "/console"
 API = f"{CONSOLE}/api"
 SESSION = f"{API}/session"
-OIDC = f"{API}/oidc"
+OIDC_START = f"{API}/oidc/start"
+OIDC_CALLBACK = f"{API}/oidc/callback"
 
-_SIGN_IN = frozenset({SESSION, f"{OIDC}/start", f"{OIDC}/callback"})
+_SIGN_IN = frozenset({SESSION, OIDC_START, OIDC_CALLBACK})
 """Find out themselves who asks."""
 
 

@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 from kvarn.gateway.console import assets
-from kvarn.gateway.console.api import session
+from kvarn.gateway.console.api import (
+    live,
+    oidc,
+    overview,
+    requests,
+    series,
+    session,
+)
 
-CONSOLE_ROUTERS = [module.router for module in (session, assets)]
+CONSOLE_ROUTERS = [
+    live.router,
+    oidc.router,
+    requests.router,
+    overview.router,
+    series.router,
+    session.router,
+    assets.router,
+]

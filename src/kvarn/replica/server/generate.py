@@ -13,7 +13,7 @@ from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.errors import AdmissionError
 from kvarn.engine.memory.block_inventory import BlockPlace
 from kvarn.engine.step_reports import FloorOf
-from kvarn.replica.server.inspection import EngineInspector
+from kvarn.replica.server.engine_answers import EngineAnswers
 from kvarn.replica.server.prefill.client import PrefillClient
 from kvarn.replica.server.prefill.server import PrefillServer
 from kvarn.wire.messages import (
@@ -80,7 +80,7 @@ class GenerateService:
         self._core = EngineCore(parts, clock)
         self._adapters = None if adapter_host is None else adapter_host(self._core)
         self._clock = clock
-        self._inspector = EngineInspector(self._core, floor_of, self._adapter_name, clock)
+        self._answers = EngineAnswers(self._core, floor_of, self._adapter_name, clock)
         self._gauges_due_s = clock()
 
     @property
@@ -122,7 +122,7 @@ class GenerateService:
             self._adapters.abort(request_id)
 
     def answer(self, question: Question) -> bytes:
-        return self._inspector.answer(question)
+        return self._answers.answer(question)
 
     def _adapter_name(self, digest: str) -> str:
         names = [] if self._adapters is None else self._adapters.names_of([digest])

@@ -233,7 +233,7 @@ class EngineLoop:
         any_came = False
         for message in self._inbox.receive(wait_s):
             self._handle(message)
-            any_came = True
+            any_came = any_came or not isinstance(message, Ask)  # a question changes nothing
         if self._owes_ready:
             self._owes_ready = False
             if not self._heartbeat.draining:

@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.console.cookies import clear_session, set_session
-from kvarn.gateway.console.paths import API, SESSION
+from kvarn.gateway.console.browser import clear_session, client_address, set_session
+from kvarn.gateway.console.paths import API, OIDC_START, SESSION
 from kvarn.gateway.console.router import console_router
 from kvarn.gateway.dependencies import GatewayDep, actor_of
 from kvarn.gateway.state import Gateway
@@ -90,7 +90,7 @@ async def get_session(request: Request, gateway: GatewayDep) -> SessionObject:
     except ApiError as error:
         if error.status != 401:
             raise
-        return SessionObject(signed_in=False, open=is_open, features=Features())
+        return SessionObject(signed_in=False, open=is_open, features=_features(gateway))
     session = None
     if presented_key(request.scope["headers"]) is None:
         session = await gateway.control.sessions.current(request.scope["headers"])
@@ -103,7 +103,7 @@ async def sign_in(request: Request, gateway: GatewayDep, body: SignIn) -> Annota
     valid key; 403, another site's page asks; 429, too many attempts have failed."""
     sessions, scope = gateway.control.sessions, request.scope
     sessions.cookies.check_origin(scope)
-    address = request.client.host if request.client is not None else ""
+    address = client_address(request)
     sessions.failed.check(address)
     principal = await sessions.keys.bearer_of(body.key)
     if principal is None:
@@ -131,14 +131,20 @@ async def sign_out(request: Request, gateway: GatewayDep) -> Annotated[Response,
         sessions.cookies.check_change(scope, session.token)
         await sessions.end(session, actor_of(session.principal))
     is_open = auth_mode(gateway.config) == "open"
-    response = json_response(SessionObject(signed_in=False, open=is_open, features=Features()))
+    response = json_response(SessionObject(signed_in=False, open=is_open, features=_features(gateway)))
     clear_session(response, sessions.cookies)
     return response
+
+
+def _features(gateway: Gateway) -> Features:
+    oidc = gateway.control.oidc
+    return Features(oidc=None if oidc is None else OidcFeature(oidc.name, OIDC_START.removeprefix("/")))
 
 
 async def _describe(gateway: Gateway, principal: Principal, *, expires: float | None) -> SessionObject:
     async with gateway.store.reading() as session:
         shown = await _read(session, principal, is_open=auth_mode(gateway.config) == "open")
+    shown.features = _features(gateway)
     shown.expires = expires
     shown.signed_in = shown.signed_in or expires is not None
     return shown

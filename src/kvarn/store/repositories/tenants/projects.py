@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -25,9 +26,20 @@ async def list_projects(
     return await read_page(session, query, cursor, (Project.created_at, Project.id))
 
 
+async def names_of_projects(session: AsyncSession, project_ids: Collection[str]) -> dict[str, str]:
+    """Names by id, of those that exist."""
+    query = select(Project.id, Project.name).where(Project.id.in_(project_ids))
+    return {row.id: row.name for row in await session.execute(query)}
+
+
 async def get_project(session: AsyncSession, organization_id: str, project_id: str) -> Project:
     query = select(Project).where(Project.organization_id == organization_id, Project.id == project_id)
     return await find_one(session, query, f"No such project: {project_id!r}.")
+
+
+async def find_projects(session: AsyncSession, project_ids: Collection[str]) -> Sequence[Project]:
+    """Those that exist, whoever they belong to."""
+    return (await session.scalars(select(Project).where(Project.id.in_(project_ids)))).all()
 
 
 async def get_active_project(change: AuditedChange, organization_id: str, project_id: str) -> Project:

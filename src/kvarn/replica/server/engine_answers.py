@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 Answer = TurnSteps | LiveSteps | KVMapPart | KVPath | None
 
 
-class EngineInspector:
+class EngineAnswers:
     """Reads an engine and changes nothing.
 
     Args:
