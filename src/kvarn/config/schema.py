@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from kvarn.config.adapters import AdapterConfig, LoraConfig
+from kvarn.config.alerts import AlertsConfig
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.engine import EngineConfig, ExpertsConfig
 from kvarn.config.external import BreakerConfig, ExternalConfig, TimeoutsConfig
@@ -301,6 +302,9 @@ class KvarnConfig(Section):
 
     traces: TracesConfig = TracesConfig()
     """Traces of requests, sent to a collector."""
+
+    alerts: AlertsConfig = AlertsConfig()
+    """Alerts of the server itself."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level of the log on standard error."""

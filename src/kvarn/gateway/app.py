@@ -21,7 +21,9 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
+from kvarn.gateway.alerting import Alerting
 from kvarn.gateway.build import build_gateway
+from kvarn.gateway.console.api import alerts as console_alerts
 from kvarn.gateway.deleted_tenants import TELL_EVERY_S, DeletedTenants
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import PUBLIC, OpenRequests, RequestMiddleware
@@ -79,6 +81,7 @@ _ROUTERS = [
     for module in (
         *(chat, completions, messages, message_batches, ollama, responses, conversations, encoders, tokens, models),
         *(files, batches, rollouts, operation, vllm),
+        console_alerts,
         *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
     )
 ]
@@ -168,9 +171,10 @@ async def _lifespan(
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
     config = gateway.config
     count_nearly_full = partial(gateway.storage_quota.count_nearly_full, services.store_metrics.nearly_full.set)
-    workers: list[Worker[Any] | Periodic | QualityMonitor | Rollouts] = [
+    workers: list[Worker[Any] | Periodic | QualityMonitor | Rollouts | Alerting] = [
         gateway.responses,
         gateway.control.rollouts,
+        gateway.control.alerting,
         retention_worker(gateway.store, config.retention),
         stored_bytes_worker(gateway.store),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),

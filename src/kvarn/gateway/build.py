@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
+from prometheus_client import CollectorRegistry
+
 from kvarn.answers.catalog import Catalog
 from kvarn.answers.context import LifecycleSteps
 from kvarn.answers.engines import ENGINES
@@ -35,6 +37,7 @@ from kvarn.external.model import ExternalModel, connect
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
+from kvarn.gateway.alerting import Alerting
 from kvarn.gateway.services import Services
 from kvarn.gateway.state import ControlPlane, Gateway
 from kvarn.metering.usage_reports import Reports
@@ -115,11 +118,16 @@ def build_gateway(
             rollouts=rollouts,
             external=list(external.values()),
             traces=traces,
+            alerting=Alerting(config.alerts, partial(_read_metrics, metrics, shared), tells=is_main),
         ),
     )
     copies = replace(gateway, steps=replace(steps, stages=_copy_stages(services, text), observers=()))
     shadows.ask = partial(answer, copies)
     return gateway, services
+
+
+async def _read_metrics(metrics: GatewayMetrics, shared: SharedState | None) -> CollectorRegistry:
+    return metrics.registry if shared is None else await shared.metrics()
 
 
 def _steps(

@@ -10,6 +10,7 @@ from kvarn.external.model import ExternalModel
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
+from kvarn.gateway.alerting import Alerting
 from kvarn.identity.key_cache import KeyCache
 from kvarn.metering.usage_reports import Reports
 from kvarn.quality.golden_models import GoldenModels
@@ -34,6 +35,7 @@ class ControlPlane:
     rollouts: Rollouts
     external: Sequence[ExternalModel]  # models that other servers run
     traces: Traces
+    alerting: Alerting
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Routes of the console's data: a module a view."""
