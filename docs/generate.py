@@ -18,6 +18,7 @@ from kvarn.observe.alerts.prometheus import rules_file
 from kvarn.observe.alerts.rules import RULES, Rule, promql_duration
 
 ROOT = Path(__file__).resolve().parent.parent
+GRAFANA = "deploy/grafana"
 INTRODUCTION = """\
 # Configuration reference
 
@@ -146,10 +147,14 @@ def runbook_section(rule: Rule) -> str:
 
 def generated_files() -> dict[Path, str]:
     """The text of each generated file, by its path in the repository."""
+    sys.path.insert(0, str(ROOT / GRAFANA))
+    from boards import board_files  # a folder of files for operators, no package
+
     return {
         Path("docs/configuration.md"): configuration_page(),
         Path("docs/runbook.md"): runbook_page(),
         Path("deploy/prometheus/kvarn.rules.yml"): rules_file(),
+        **{Path(GRAFANA) / name: text for name, text in board_files().items()},
     }
 
 
