@@ -8,6 +8,7 @@ _MET = rate("kvarn_slo_requests_total", more=', outcome="met"', window="5m")
 _NO_FAULT = rate("kvarn_requests_total", more=', status!~"5.."')
 _CACHED, _COMPUTED = rate("kvarn_cached_tokens_total"), rate("kvarn_prompt_tokens_total")
 _PER_REPLICA = "model, replica"
+_HELD = f"sum(kvarn_held_requests{{{OF_MODEL}}}) or vector(0)"
 _FIRING = 'count(ALERTS{alertname=~"Kvarn.*", alertstate="firing"}) or vector(0)'
 
 GOODPUT = Panel(
@@ -268,7 +269,7 @@ FLEET = Board(
         ],
         "Autoscaling": [
             Panel("Arrivals", "reqps", "Requests to models, refused ones too.", rates("kvarn_arrived_requests_total")),
-            Panel("Held requests", "none", "Waiting for a first replica.", gauges("kvarn_held_requests")),
+            Panel("Held requests", "none", "Waiting for a first replica.", [(_HELD, "requests")]),
             Panel("Waiting requests", "none", "In the engines.", gauges("kvarn_queue_depth", by="model, priority")),
         ],
         "Rollouts and quality": [
