@@ -28,7 +28,7 @@ $(error DEVICE is '$(DEVICE)': it must be cpu or cuda; leave it out, and nvidia-
 endif
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: install serve services schema-suite test test-long kernels chaos conformance clients lint smoke bench docs native clean
+.PHONY: install serve services schema-suite test test-long kernels chaos conformance clients lint smoke bench docs native console console-check clean
 
 install: $(VENV)/.serve
 
@@ -147,12 +147,26 @@ conformance: $(VENV)/.test
 	@if [ -f "$(OPENAPI)" ]; then OPENAI_API_DOCUMENT="$(OPENAPI)" $(BIN)/python -m pytest tests/gateway tests/answers tests/catalog tests/responses tests/batches tests/identity tests/e2e $(ARGS); \
 	else echo "get openapi.yaml from https://github.com/openai/openai-openapi (MIT), put it here or name it in OPENAI_API_DOCUMENT"; exit 1; fi
 
-lint: $(VENV)/.lint
+lint: $(VENV)/.lint console-check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/checks.py
+
+# The console: its source is in console/, its built files are committed and served from the package, so that nobody who serves needs Node.
+NODE_MODULES := console/node_modules/.installed
+$(NODE_MODULES): console/package.json console/package-lock.json
+	cd console && npm ci --no-audit --no-fund --loglevel=error
+	@touch $@
+
+console: $(NODE_MODULES)
+	cd console && npm run --silent build
+
+# Types, tests, sizes, and whether the committed files are those that the source makes.
+console-check:
+	@if command -v npm >/dev/null && node -e 'process.exit(parseInt(process.versions.node) < 20)'; then $(MAKE) --no-print-directory $(NODE_MODULES) && cd console && npm run --silent check; \
+	else echo "note: npm of Node 20 or newer is missing: the console's source was not checked against its built files"; fi
 
 # The benchmarks and the examples, briefly. The benchmark against peers runs Kvarn alone, with its default settings, a
 # tiny model and short answers: it fails if a request is refused or an answer is not whole.
@@ -178,4 +192,4 @@ native: $(VENV)/.serve
 	       echo "the kernels do not compile (see above): Kvarn is installed without them"; exit 1; }
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist console/node_modules .pytest_cache .mypy_cache .ruff_cache

@@ -17,6 +17,7 @@ from kv_connectors import DictConnector
 from kvarn.worker.proposers.ngram import NgramProposer
 from profiles import examples
 from scripted_masks import EveryThird, OftenForced
+from step_notes import StepNotes
 
 PROPERTY = settings(
     max_examples=examples(200),
@@ -128,6 +129,7 @@ def build(
 
 def play(world, script) -> dict[str, Arrival]:
     """Carries the script out: an arrival, a number of steps, or an abort. Returns what was taken and not aborted."""
+    notes = StepNotes(world)
     taken: dict[str, Arrival] = {}
     for event in script:
         if isinstance(event, Arrival):
@@ -152,18 +154,20 @@ def play(world, script) -> dict[str, Arrival]:
             taken.pop(f"r{event[1]}", None)
         else:
             for _ in range(event):
-                checked_step(world)
+                checked_step(world, notes)
+            notes.check_map()
     for _ in range(20_000):
         if not world.engine.has_work():
+            notes.check_log()
             return taken
-        checked_step(world)
+        checked_step(world, notes)
     raise AssertionError("some request never ends")
 
 
-def checked_step(world) -> None:
+def checked_step(world, notes: StepNotes) -> None:
     """A step, and what must hold after each: budgets, slots, scopes."""
     before = len(world.executor.plans)
-    world.step()
+    notes.step()
     engine = world.engine
     running = list(engine.scheduler.running)
     assert len(running) <= world.config.max_num_seqs

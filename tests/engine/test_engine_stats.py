@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from kvarn.costs.step_times import StepShape, StepTimes
 from kvarn.engine.plan import StepPlan
+from kvarn.wire.engine_stats import STEP_TOKENS
 
 
 def test_stats_tell_what_waits_what_is_being_read_and_what_decodes(make_world):
@@ -52,3 +55,36 @@ def test_the_parts_of_a_steps_time_are_told_once_they_are_known(make_world):
     assert told is not None
     for shape in (StepShape(0, 0, 6, 900), StepShape(100, 5000, 4, 500)):
         assert told.seconds(shape) == pytest.approx(TRUE_TIMES.seconds(shape), rel=0.1)
+
+
+def test_waiting_sequences_are_counted_by_what_they_wait_for(make_world):
+    world = make_world(max_num_seqs=1)
+    world.submit("a", 10, max_tokens=3)
+    world.step()
+    for name in "bcd":
+        world.submit(name, 10, max_tokens=1)
+    world.step()
+    assert world.engine.stats().waiting_by_reason == {"slot": 3}
+    world.engine.abort("d")
+    assert world.engine.stats().waiting_by_reason == {"slot": 2}
+    world.run()
+    assert world.engine.stats().waiting_by_reason == {}
+
+
+def test_a_request_without_room_in_the_cache_waits_for_blocks(make_world):
+    world = make_world(num_blocks=8)
+    world.submit("a", 80, max_tokens=3)
+    world.step()
+    world.submit("b", 80, max_tokens=1)
+    world.step()
+    assert world.engine.stats().waiting_by_reason == {"blocks": 1}
+
+
+def test_steps_are_counted_by_their_tokens(make_world):
+    world = make_world(token_budget=16)
+    world.submit("a", 40, max_tokens=3)
+    world.run()
+    stats = world.engine.stats()
+    counted = dict(zip((*STEP_TOKENS, math.inf), stats.steps_by_tokens, strict=True))
+    assert {bound: count for bound, count in counted.items() if count} == {1: 2, 8: 1, 16: 2}
+    assert (sum(stats.steps_by_tokens), stats.step_tokens_total) == (stats.step, 42)

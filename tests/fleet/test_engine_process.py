@@ -15,6 +15,7 @@ from conditions import collect, lives, until
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, RequestRefusedError
+from kvarn.wire.kv_map import CACHED
 from kvarn.wire.messages import FinishReason, RefusalReason
 from profiles import thorough
 
@@ -33,7 +34,7 @@ async def test_tokens_come_in_order_and_the_last_delta_says_why_it_ended(make_re
     assert replica.stats.finished_total == 1
 
 
-async def test_two_hundred_requests_at_once_all_finish(make_replica, submit):
+async def test_two_hundred_requests_at_once_all_finish_and_the_engine_tells_their_steps(make_replica, submit):
     replica = make_replica()
     await replica.wait_until_ready()
     requests = [submit(f"r{i}", prompt=[100 * i], max_tokens=20) for i in range(200)]
@@ -42,12 +43,26 @@ async def test_two_hundred_requests_at_once_all_finish(make_replica, submit):
     await until(lambda: replica.stats.running == 0)
     assert replica.stats.kv_blocks_free == replica.stats.kv_blocks_total
 
+    told = await replica.turn_steps("r7")
+    own = [row.output_tokens for step in told.steps for row in step.rows if row.turn == 0]
+    assert (told.turns[0].request_id, sum(own), told.complete) == ("r7", 20, True)
+    assert await replica.turn_steps("another") is None
+    live, blocks = await replica.live(0), await replica.kv_map()
+    assert sum(row.output_tokens for step in live.steps for row in step.rows) == 200 * 20
+    assert (live.running, live.queue, live.free_blocks) == ([], [], live.kv_blocks)
+    assert len(blocks.states) == len(blocks.owners) == live.kv_blocks
+    held = [block for block, state in enumerate(blocks.states) if state & CACHED]
+    path = await replica.kv_path(held[0])
+    assert (path.block, path.path[0].holders, path.request_ids) == (held[0], 0, [])
+    assert await replica.kv_path(live.kv_blocks) is None
+
 
 async def test_requests_are_refused_while_the_engine_starts(make_replica, submit):
     replica = make_replica(load_s=5.0)
     assert replica.state is ReplicaState.STARTING
     with pytest.raises(ReplicaLostError, match="not ready: starting"):
         await collect(replica, submit())
+    assert await replica.live(0) is None
 
 
 async def test_kill_in_mid_stream_fails_the_request_at_once_and_the_engine_comes_back(make_replica, submit):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 from prometheus_client import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from fake_replica import GENERATE_CARD, FakeReplica
 from kvarn.catalog.metrics import EngineCollector
+from kvarn.observe.exposition import exposition
 from kvarn.observe.merge import as_registry, merge_families, read_families, totals_of
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.store import StoreMetrics
@@ -69,3 +71,16 @@ def test_of_a_process_that_ended_only_totals_stay() -> None:
     merged = {family.name: family for family in merge_families([gone, process(1, 0).snapshot()])}
     assert [sample.value for sample in merged["kvarn_requests"].samples if sample.name.endswith("_total")] == [2]
     assert [sample.value for sample in merged["kvarn_gateway_processes"].samples] == [1]
+
+
+def test_the_latest_exemplar_of_all_processes_is_shown_where_openmetrics_is_asked_for() -> None:
+    first, second = GatewayMetrics(["m"]), GatewayMetrics(["m"])
+    for metrics, trace in ((first, "a"), (second, "b")):
+        observer = metrics.generation("m", metrics.clock(), {"trace_id": trace})
+        observer.delta(0, 1)
+        observer.finished()
+    merged = as_registry(merge_families([second.snapshot(), first.snapshot()]))
+    page, _ = exposition(merged, "application/openmetrics-text")
+    (family,) = (each for each in text_string_to_metric_families(page.decode()) if each.name == "kvarn_ttft_seconds")
+    assert [each.exemplar.labels for each in family.samples if each.exemplar] == [{"trace_id": "b"}]
+    assert "trace_id" not in generate_latest(merged).decode()

@@ -13,10 +13,12 @@ from fake_replica import GENERATE_CARD, FakeReplica
 from kvarn.catalog.metrics import EngineCollector, RoutingCollector
 from kvarn.config.platform import SloConfig
 from kvarn.config.quality import QualityConfig
+from kvarn.kept.keeper import KeeperMetrics
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.arrivals import ArrivalMetrics
 from kvarn.observe.external import ExternalMetrics
+from kvarn.observe.host import HostCollector
 from kvarn.observe.limits import LimitMetrics
 from kvarn.observe.merge import as_open_metrics
 from kvarn.observe.metrics import GatewayMetrics
@@ -36,6 +38,8 @@ def test_the_page_and_the_registry_agree() -> None:
     for part in (AdmissionMetrics, ArrivalMetrics, ExternalMetrics, LimitMetrics, MeteringMetrics, ModelChoiceMetrics):
         part(registry)
     ExportMetrics(registry)
+    registry.register(HostCollector(PAGE.parent))
+    KeeperMetrics(registry)
     StoreMetrics(registry, is_away=bool, is_read_only=bool)
     registry.register(QualityCollector(QualityMonitor(list, QualityConfig(), _not_called)))
     exported = {_written_name(family.name, family.type): family.type for family in registry.collect()}

@@ -7,6 +7,8 @@ import struct
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from kvarn.replica.client.block_events import BlockWatcher
 from kvarn.replica.client.protocol import (
     AdapterChangeError,
@@ -16,7 +18,9 @@ from kvarn.replica.client.protocol import (
     RequestRefusedError,
 )
 from kvarn.replica.client.request_stream import RequestStream
+from kvarn.wire.kv_map import KVMap, KVPath
 from kvarn.wire.messages import AdapterInfo, EngineStats, FinishReason, ModelCard, Submit, TokenDelta
+from kvarn.wire.step_records import LiveSteps, TurnSteps
 
 TOKENS_OF_A_DELTA = 64
 """At most: a step of an engine brings a choice one token, or a few."""
@@ -52,6 +56,14 @@ class FakeReplicaClient:
     embedded: list[list[list[int]]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     watcher: BlockWatcher | None = None
+    steps_of: dict[str, TurnSteps] = field(default_factory=dict)
+    """Steps of turns, by their ids."""
+    live_steps: LiveSteps | None = None
+    """The state that it tells; of its steps those after the one that was asked for."""
+    blocks: KVMap | None = None
+    paths: dict[int, KVPath] = field(default_factory=dict)
+    asked: list[int] = field(default_factory=list)
+    """Steps after which others were asked for."""
     on_changed: Callable[[], None] = field(init=False)
     """A test that changes the state while somebody waits for that calls it in the server's loop."""
 
@@ -76,6 +88,26 @@ class FakeReplicaClient:
             self.running.discard(request.request_id)
             if request.request_id not in self.finished:
                 self.aborted.append(request.request_id)
+
+    async def turn_steps(self, request_id: str) -> TurnSteps | None:
+        """Those that a test has put there."""
+        return self.steps_of.get(request_id)
+
+    async def live(self, after_step: int) -> LiveSteps | None:
+        """The state that a test has put there."""
+        self.asked.append(after_step)
+        if self.live_steps is None:
+            return None
+        steps = [step for step in self.live_steps.steps if step.number > after_step]
+        return msgspec.structs.replace(self.live_steps, steps=steps)
+
+    async def kv_map(self) -> KVMap | None:
+        """The blocks that a test has put there."""
+        return self.blocks
+
+    async def kv_path(self, block: int) -> KVPath | None:
+        """The path that a test has put there."""
+        return self.paths.get(block)
 
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
         """Keep it: a test tells it what it likes."""

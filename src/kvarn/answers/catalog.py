@@ -6,7 +6,7 @@ from typing import Literal
 
 from kvarn.answers.model_routes import ModelRoutes
 from kvarn.answers.record import FoundModel, RequestRecord
-from kvarn.catalog.held_requests import HeldRequests
+from kvarn.catalog.held_requests import HeldRequests, may_have_no_replica
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ReadyModel, ServedModel
 from kvarn.identity.scopes import check_adapter, check_model, may_see_adapter, may_use_model
@@ -46,6 +46,7 @@ class Catalog:
         model, adapter = self._find(record, name)
         if not model.ready:
             model, adapter = await self.held_requests.until_ready(lambda: self._find(record, name))
+            record.timeline.mark("held", {"cold": may_have_no_replica(model)})
         return _able(model.require_ready(adapter), name, kind)
 
     def _find(self, record: RequestRecord, name: str) -> tuple[ServedModel, str]:

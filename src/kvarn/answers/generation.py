@@ -105,8 +105,9 @@ async def generate(
         StageTimeoutError: A stage took longer than the model's `timeouts`.
         ApiError: The answer cannot be moderated now, or there is no memory left for unread tokens.
     """
-    observer = metrics.generation(model.name, turn.record.timeline.received_s)
     usage, running, timeline, sent_s = turn.usage, len(choices), turn.record.timeline, 0.0
+    exemplar = None if timeline.trace is None else timeline.trace.exemplar
+    observer = metrics.generation(model.name, timeline.received_s, exemplar)
     request = _request(model, submit, turn, held, observer)
     timeouts = timeouts_of(model.served.config.timeouts, external=False)
     timer = None if timeouts == NO_TIMEOUTS else StageTimer(timeouts)

@@ -40,6 +40,7 @@ async def answer(serving: ServingContext, record: RequestRecord, question: Quest
         ApiError: Refused: it cannot be answered as asked, or not now.
         Exception: Whatever ended the answer before its beginning.
     """
+    record.end_user = question.request.end_user or ""
     attempts = Attempts(serving.catalog.routes, record, question)
     if record.choice.route is not None and any(each.needs_seed(record) for each in serving.steps.observers):
         question = question.with_seed()

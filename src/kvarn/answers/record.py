@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,6 +34,7 @@ class Reply:
     batch is preempted."""
     disconnected: bool = False  # the client left before the end of the answer
     status: int = 0  # HTTP status sent; 0 before the answer starts
+    error_code: str = ""  # code of the error that was sent, in the middle of a stream too
     headers: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     """Fields of the request that are ignored or changed: go into the answer's headers and into the log."""
@@ -87,6 +88,8 @@ class RequestRecord:
     principal: Principal = ANYBODY
     body_bytes: int = 0
     deferred: Deferred | None = None  # None: a client waits for it
+    end_user: str = ""  # the client's own user, as the request names them
+    metadata: Mapping[str, str] | None = None  # the client's
     reply: Reply = field(default_factory=Reply)
     choice: ChosenModel = field(default_factory=ChosenModel)
     timeline: RequestTimeline = field(default_factory=RequestTimeline)

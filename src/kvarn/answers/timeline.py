@@ -3,6 +3,7 @@
     received        headers are here; `began`                           middleware
     authenticated   the key is known                                    middleware
     read, parsed    the body has come (`received_s`), and is checked    body
+    held            the model had no replica that was ready             catalog
     resolved        model, version and adapter; a replica is expected   lifecycle
     templated       the chat template has rendered the messages         chat prompts
     tokenized
@@ -57,13 +58,18 @@ class RequestTimeline(Timeline):
     def add_engine(self, flat: Sequence[int], sent_s: float) -> None:
         """Add what an engine told in a delta that has just come, of a turn sent at `sent_s`. Its clock begins when it
         accepts the turn: the time on the way is taken to be the same to it and back. The shortest time of the turn's
-        deltas counts: one that a slow reader took late was not on the way for so long."""
+        deltas counts, for what was told before, too: one that a slow reader took late was not on the way for so
+        long."""
         events = _readable(flat)
         if not events:
             return
         on_the_way = max(0.0, now() - sent_s - max(event.at_us for event in events) / 1e6)
-        self._on_the_way[sent_s] = on_the_way = min(on_the_way, self._on_the_way.get(sent_s, on_the_way))
+        before = self._on_the_way.get(sent_s, on_the_way)
+        self._on_the_way[sent_s] = on_the_way = min(on_the_way, before)
         turn = 1 + list(self._on_the_way).index(sent_s)
+        if on_the_way < before:
+            late_s = (before - on_the_way) / 2
+            self.events[:] = [e._replace(at_s=e.at_s - late_s) if e.turn == turn else e for e in self.events]
         self.add_engine_events(events, sent_s + on_the_way / 2, turn)
 
     @property

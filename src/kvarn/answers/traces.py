@@ -1,4 +1,4 @@
-"""Traces of requests: what a settled record tells the exporter of spans."""
+"""Traces of requests: what a settled record tells the exporter of spans, and the keeper of requests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import msgspec
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.observer import AnswerListener, Observer
 from kvarn.answers.record import RequestRecord
-from kvarn.answers.turn import GeneratedPrompt, Turn
+from kvarn.answers.turn import GeneratedPrompt, Outcome, Turn
 from kvarn.clock import SYSTEM_CLOCK
-from kvarn.observe.traces.context import begin, parent_of
+from kvarn.kept.keeper import RequestKeeper
+from kvarn.metering.prices import PriceBook
+from kvarn.observe.metrics import UNKNOWN
+from kvarn.observe.traces.context import TraceContext, begin, parent_of
+from kvarn.observe.traces.conventions import is_operation
 from kvarn.observe.traces.exporter import SpanExporter
 from kvarn.observe.traces.traced import TracedRequest, TracedTurn
 
@@ -21,24 +25,40 @@ if TYPE_CHECKING:
 
 MAX_CONTENT_CHARS = 65_536
 """Characters of a prompt and of each answer that go with a span; the rest is cut off."""
+_MAX_WARNINGS, _MAX_WARNING_CHARS = 16, 256
 
 
 class Traces(Observer):
-    """Gives requests their place in a trace, and exports their spans when they are over.
+    """Gives requests their place in a trace. When they are over, has their spans exported, and has them kept.
 
     Args:
         exporter: Sends spans; None: the client's trace is only passed on to other servers.
         contents: Send prompts and answers with them.
+        keeper: Keeps requests; None: none are kept.
+        prices: Prices of tokens.
     """
 
-    def __init__(self, exporter: SpanExporter | None = None, *, contents: bool = False) -> None:
+    def __init__(
+        self,
+        exporter: SpanExporter | None = None,
+        *,
+        contents: bool = False,
+        keeper: RequestKeeper | None = None,
+        prices: PriceBook | None = None,
+    ) -> None:
         self.exporter = exporter
+        self.keeper = keeper
+        self._prices = PriceBook() if prices is None else prices
         self._contents: dict[str, _Contents] | None = {} if exporter is not None and contents else None
 
     def begin(self, record: RequestRecord, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Find the place in a trace of a request with these headers."""
         parent = parent_of(headers)
-        record.timeline.trace = parent if self.exporter is None else begin(record.id, parent)
+        if self.exporter is None:
+            record.timeline.trace = parent
+            return
+        trace = begin(record.id, parent)
+        record.timeline.trace = trace if self.exporter.wants(trace) else trace._replace(sampled=False)
 
     def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:
         """Keep what is written, where contents are sent."""
@@ -49,37 +69,72 @@ class Traces(Observer):
         return contents
 
     def ended(self, record: RequestRecord, name: str, method: str = "", route: str = "") -> None:
-        """Export the spans of a request that is over."""
-        exporter = self.exporter
-        if exporter is None:
-            return
-        trace = record.timeline.trace or begin(record.id, None)
+        """Export the spans of a request that is over, and keep it, as far as either is wanted."""
+        exporter, keeper = self.exporter, self.keeper
         kept = self._contents if self._contents is not None else {}
         contents = [kept.pop(turn.id, None) for turn in record.turns]
-        if not exporter.wants(trace):
+        trace = record.timeline.trace or begin(record.id, None)
+        exported = exporter is not None and exporter.wants(trace)
+        keepable = keeper is not None and _is_kept(record, method, route)
+        if not exported and not keepable:
             return
-        owner, choice = record.principal.owner, record.choice
-        request = TracedRequest(
+        request = self._traced(record, trace, name, method, route)
+        if exporter is not None and exported:
+            exporter.add(request, [dict if each is None else each.attributes for each in contents])
+        if keeper is not None and keepable:
+            reason = keeper.reason(request.model, request.outcome, request.total_s)
+            if reason is not None:
+                keeper.add(request, reason)
+
+    def _traced(self, record: RequestRecord, trace: TraceContext, name: str, method: str, route: str) -> TracedRequest:
+        owner, choice, deferred = record.principal.owner, record.choice, record.deferred
+        wall_clock_offset_s = SYSTEM_CLOCK.time() - SYSTEM_CLOCK.now()
+        return TracedRequest(
             trace=trace,
             name=name,
+            id=record.id,
             request_id=record.request_id,
             method=method,
             route=route or record.endpoint,
             status=record.reply.status,
+            error_code=record.reply.error_code,
             disconnected=record.reply.disconnected,
+            warnings=[warning[:_MAX_WARNING_CHARS] for warning in record.reply.warnings[:_MAX_WARNINGS]],
             organization_id=owner.organization_id,
             project_id=owner.project_id,
             key_id=record.principal.key_id or "",
+            session=choice.session,
+            end_user=record.end_user,
+            metadata=record.metadata or {},
+            batch_id="" if deferred is None else deferred.batch_id or "",
             model=choice.name,
             model_route="" if choice.route is None else choice.route.name,
-            wall_clock_offset_s=SYSTEM_CLOCK.time() - SYSTEM_CLOCK.now(),
+            cost=sum(self._cost(turn, record.timeline.events[-1].at_s + wall_clock_offset_s) for turn in record.turns),
+            wall_clock_offset_s=wall_clock_offset_s,
             events=record.timeline.events,
-            turns=[_traced_turn(turn, each) for turn, each in zip(record.turns, contents, strict=True)],
+            turns=[_traced_turn(turn) for turn in record.turns],
         )
-        exporter.add(request)
+
+    def _cost(self, turn: Turn, ended_at: float) -> int:
+        """The cost that the ledger enters."""
+        usage = turn.usage
+        lost = turn.outcome is Outcome.FAILED and turn.max_output_tokens > 0 and not usage.completion_tokens
+        if lost or not usage.did_work:
+            return 0
+        tokens = {"prompt": usage.prompt_tokens, "cached": usage.cached_tokens, "output": usage.completion_tokens}
+        return self._prices.cost(turn.model, ended_at, **tokens)
 
 
-def _traced_turn(turn: Turn, contents: _Contents | None) -> TracedTurn:
+def _is_kept(record: RequestRecord, method: str, route: str) -> bool:
+    """Whether a request is one that may be kept: it asked something of a model, or failed, and it is known whose it
+    is. (What was refused before its key was known would be the default organisation's.)"""
+    if method and all(event.name != "authenticated" for event in record.timeline.events[:2]):
+        return False
+    asks = bool(record.turns) or record.choice.name != UNKNOWN or is_operation(route or record.endpoint)
+    return asks or record.reply.status >= 500
+
+
+def _traced_turn(turn: Turn) -> TracedTurn:
     usage = turn.usage
     return TracedTurn(
         id=turn.engine_id,
@@ -97,7 +152,6 @@ def _traced_turn(turn: Turn, contents: _Contents | None) -> TracedTurn:
         max_tokens=turn.max_output_tokens if turn.output_bounded and turn.max_output_tokens else None,
         choices=turn.sequences,
         finish_reasons=usage.finish_reasons,
-        contents=dict if contents is None else contents.attributes,
     )
 
 

@@ -27,6 +27,7 @@ from kvarn.fleet.supervision.restart import keep_running
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
 from kvarn.limits.counts import Counts
+from kvarn.observe.history import CountedHistory, HistoryQuery
 from kvarn.observe.merge import MetricFamily, as_registry, merge_families, totals_of
 from kvarn.observe.metrics import GatewayMetrics
 
@@ -69,7 +70,8 @@ class GatewayProcesses:
         self._stopping = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
-        self.shared = SharedState(self._counts, self._all_metrics, is_main=True)
+        self._history = CountedHistory(self._all_families)
+        self.shared = SharedState(self._counts, self._all_metrics, is_main=True, history=self._history)
 
     def start(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
@@ -164,7 +166,12 @@ class GatewayProcesses:
             self._changed.set()
             _log.info("a gateway process serves", extra={"number": running.number, "pid": running.process.pid})
 
-        return {**counts_handlers(self._counts), Serving: serving, ReadMetrics: lambda _: self._all_families()}
+        return {
+            **counts_handlers(self._counts),
+            Serving: serving,
+            ReadMetrics: lambda _: self._all_families(),
+            HistoryQuery: self._history.read,
+        }
 
     async def _all_metrics(self) -> CollectorRegistry:
         return as_registry(await self._all_families())

@@ -25,6 +25,7 @@ from kvarn.fleet.channel import Channel, ChannelClosedError, Handlers
 from kvarn.fleet.shared_counts import RemoteCounts, SharedState
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import GatewayServer, bind, build_server, collect_garbage_less
+from kvarn.observe.history import HistoryPage, HistoryQuery
 from kvarn.observe.logging import configure_gateway_logging
 from kvarn.observe.merge import MetricFamily, as_registry
 from kvarn.observe.metrics import GatewayMetrics
@@ -73,7 +74,8 @@ async def serve(end: socket.socket) -> int:
     async def all_metrics() -> CollectorRegistry:
         return as_registry(await channel.call(ReadMetrics(), list[MetricFamily]))
 
-    app = create_app(config, live.by_name, shared=SharedState(RemoteCounts(channel), all_metrics, is_main=False))
+    shared = SharedState(RemoteCounts(channel), all_metrics, is_main=False, history=_RemoteHistory(channel))
+    app = create_app(config, live.by_name, shared=shared)
     metrics = own_metrics = app.state.gateway.metrics
     live.on_added = lambda model: own_metrics.add_model(model.name, config.slo_of(model.config))
     server = build_server(app, config.gateway)
@@ -92,6 +94,19 @@ async def serve(end: socket.socket) -> int:
         orphaned.cancel()
         live.close()
     return 0
+
+
+class _RemoteHistory:
+    """The history in the main process."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    async def read(self, query: HistoryQuery) -> HistoryPage:
+        return await self._channel.call(query, HistoryPage)
+
+    async def sample(self) -> None:
+        """The main process does."""
 
 
 async def _end_with(channel: Channel) -> None:

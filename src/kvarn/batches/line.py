@@ -103,6 +103,7 @@ def unanswered(batch_id: str, line: int, custom_id: str, code: str, message: str
 
 def _failure(record: RequestRecord, line: Line, exception: Exception) -> Answer | Refused:
     error = to_api_error(exception)
+    record.reply.error_code = error.code or error.type
     if error.status in _TRY_AGAIN or error.code in _TEMPORARY:
         after = next((value for name, value in error.headers.items() if name.lower() == "retry-after"), None)
         return Refused(line, error, float(after) if after else None)

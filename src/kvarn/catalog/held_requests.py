@@ -39,7 +39,7 @@ class HeldRequests:
         versions = [each for model in self._models for each in model.all_versions if each.config.external is None]
         if not self._engines_outlive_gateways or any(each.replicas for each in versions):
             return False
-        return not all(map(_may_have_no_replica, versions))
+        return not all(map(may_have_no_replica, versions))
 
     async def until_ready(self, find: Callable[[], tuple[ServedModel, str]]) -> tuple[ServedModel, str]:
         """Wait until a model has a replica that is ready, where one is expected. `find` finds the version and the
@@ -74,7 +74,7 @@ class HeldRequests:
         scale = model.config.autoscale
         if model.held_back:  # another version answers
             return None
-        if scale is not None and _may_have_no_replica(model):
+        if scale is not None and may_have_no_replica(model):
             return _Hold(scale.max_hold_s, scale.max_held, scale.start_s)
         starts = self._engines_outlive_gateways and bool(model.replicas) and model.state is ReplicaState.STARTING
         is_expected = model.config.external is None and (starts or self.is_standby)
@@ -85,5 +85,6 @@ class HeldRequests:
         self._metrics.held.labels(model).set(self._held[model])
 
 
-def _may_have_no_replica(model: ServedModel) -> bool:
+def may_have_no_replica(model: ServedModel) -> bool:
+    """Whether a model is scaled down to none while nobody asks for it."""
     return model.config.autoscale is not None and not model.config.autoscale.min_replicas

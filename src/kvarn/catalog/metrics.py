@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
+from weakref import WeakKeyDictionary
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kvarn.catalog.models import ServedModel
+from kvarn.catalog.work_window import WorkRates, WorkWindow
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.observe.admission import TIERS, priority_tier
+from kvarn.observe.timeline import WAITS, Phase, waiting_reason
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
+from kvarn.wire.engine_stats import STEP_TOKENS
 from kvarn.wire.messages import EngineStats
 
 _COUNTERS = {
@@ -91,8 +96,12 @@ class EngineCollector(Collector):
     """Turns the latest `EngineStats` of every replica into metrics at each scrape. Counters count since the engine's
     start. As long as each model has had one replica, `model` alone labels them."""
 
-    def __init__(self, models: Mapping[str, Mapping[str, ReplicaClient]]) -> None:
+    def __init__(
+        self, models: Mapping[str, Mapping[str, ReplicaClient]], clock: Callable[[], float] = SYSTEM_CLOCK.now
+    ) -> None:
         self._models = models
+        self._clock = clock
+        self._windows: WeakKeyDictionary[ReplicaClient, WorkWindow] = WeakKeyDictionary()
         self._several = False
         """Whether any model has had several replicas: labels are never dropped again."""
 
@@ -124,6 +133,11 @@ class EngineCollector(Collector):
         help_text = "Share of prompt tokens found in the prefix cache since the start."
         yield self._metric(gauge, "kvarn_prefix_hit_ratio", help_text, _prefix_hits)
         yield self._metric(gauge, "kvarn_queue_depth", "Requests waiting, by priority tier.", _queue_depth, "priority")
+        help_text = "Sequences waiting in the engine, by what they wait for."
+        yield self._metric(gauge, "kvarn_queue_waiting", help_text, _queue_waiting, "reason")
+        yield from self._rates()
+        yield self._step_tokens()
+        yield self._cache_config()
         for name, (field, help_text) in _COUNTERS.items():
             yield self._metric(counter, name, help_text, _reader(field))
         help_text = "LoRA adapters that requests may name."
@@ -153,6 +167,60 @@ class EngineCollector(Collector):
                 ",".join(names) for names in (client.stats.adapters.running, client.stats.adapters.waiting)
             )
             metric.add_metric([*own, str(len(client.adapters)), running, waiting], 1.0)
+        return metric
+
+    def _rates(self) -> Iterator[Metric]:
+        """Rates over the last seconds; a sample is missing where a rate is not known."""
+        names = self._label_names
+        intensity = GaugeMetricFamily(
+            "kvarn_arithmetic_intensity", "Operations for each byte that the latest steps read.", labels=names
+        )
+        bandwidth = GaugeMetricFamily(
+            "kvarn_bandwidth_utilisation",
+            "Bytes read in a second, over those that the model's products read on this device.",
+            labels=names,
+        )
+        finished = GaugeMetricFamily(
+            "kvarn_finished_per_second", "Requests that the engine finished in a second.", labels=names
+        )
+        for own, client in self._replicas:
+            rates = self._rates_of(client)
+            speed = client.card.read_bytes_per_s if client.card is not None else 0.0
+            for metric, value, is_known in (
+                (intensity, rates.intensity, True),
+                (bandwidth, rates.read_bytes_per_s / speed if speed else 0.0, speed > 0),
+                (finished, rates.finished_per_s, True),
+            ):
+                if is_known and value == value:
+                    metric.add_metric(own, value)
+        yield from (intensity, bandwidth, finished)
+
+    def _rates_of(self, client: ReplicaClient) -> WorkRates:
+        window = self._windows.get(client)
+        if window is None:
+            window = self._windows[client] = WorkWindow()
+        return window.rates(client.stats, self._clock())
+
+    def _step_tokens(self) -> Metric:
+        metric = HistogramMetricFamily("kvarn_step_tokens", "Tokens computed in a step.", labels=self._label_names)
+        for own, client in self._replicas:
+            buckets, below = list[tuple[str, float]](), 0
+            for bound, count in zip(
+                (*map(float, STEP_TOKENS), float("inf")), client.stats.steps_by_tokens, strict=False
+            ):
+                below += count
+                buckets.append(("+Inf" if bound == float("inf") else str(bound), below))
+            if buckets:
+                metric.add_metric(own, buckets, client.stats.step_tokens_total)
+        return metric
+
+    def _cache_config(self) -> Metric:
+        """Sizes of the KV cache in labels, as vLLM shows them. The value is 1."""
+        labels = (*self._label_names, "block_size", "num_blocks", "dtype")
+        metric = GaugeMetricFamily("kvarn_kv_cache_info", "Sizes of the KV cache.", labels=labels)
+        for own, client in self._replicas:
+            if (card := client.card) is not None and card.kv_blocks:
+                metric.add_metric([*own, str(card.block_size), str(card.kv_blocks), card.kv_dtype], 1.0)
         return metric
 
     def _metric(
@@ -225,6 +293,13 @@ def _queue_depth(client: ReplicaClient) -> Values:
     for priority, count in client.stats.waiting_by_priority.items():
         depth[priority_tier(priority)] += count
     return depth
+
+
+_REASONS = tuple(waiting_reason(phase) for phase in (*WAITS, Phase.PREEMPTED))
+
+
+def _queue_waiting(client: ReplicaClient) -> Values:
+    return dict.fromkeys(_REASONS, 0.0) | client.stats.waiting_by_reason
 
 
 _LABELS = ("model", "replica")

@@ -173,6 +173,7 @@ FLAGS = {
         metavar="JSON",
         text="Speculative decoding: method (ngram, draft_model, none), model, num_speculative_tokens.",
     ),
+    "--vllm-metric-names": Flag("gateway.vllm_metric_names"),
     "--otlp-traces-endpoint": Flag("traces.endpoint", metavar="URL"),
     "--log-level": Flag("log_level"),
     "--log-format": Flag("log_format"),

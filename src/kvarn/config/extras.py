@@ -1,4 +1,4 @@
-"""Optional dependencies: `pip install 'kvarn[postgres,redis,kafka,encryption,hub,ray]'`."""
+"""Optional dependencies: `pip install 'kvarn[postgres,redis,kafka,encryption,hub,ray,oidc]'`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _PACKAGES = {
     "encryption": "cryptography",
     "hub": "huggingface_hub",
     "ray": "ray",
+    "oidc": "authlib",
 }
 """Packages that each extra installs."""
 
@@ -34,6 +35,7 @@ def missing_extra_of(config: KvarnConfig) -> str | None:
         (config.limits.redis_url is not None, "limits.redis_url", "redis"),
         (config.metering.kafka is not None, "metering.kafka", "kafka"),
         (config.safety.prompt_key_file is not None, "safety.prompt_key_file", "encryption"),
+        (config.console.oidc is not None, "console.oidc", "oidc"),
         (config.fleet.launcher == "ray", "fleet.launcher", "ray"),
         (any(map(_encrypts_blocks, config.models)), "kv_tiers.encryption_key_file", "encryption"),
     )

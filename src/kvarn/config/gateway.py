@@ -108,6 +108,10 @@ class GatewayConfig(Section):
     """Memory of each such process (its address space). macOS has no such limit: there only time is bounded.
     `template_memory_bytes` is its old name."""
 
+    vllm_metric_names: bool = True
+    """Give the metrics under vLLM's names (`vllm:...`), too, for boards and scrapers made for it. They cost nothing but
+    the length of `/metrics`."""
+
     drain_timeout_s: float = Field(30.0, ge=0)
     """Seconds that running requests get to finish when the server is stopped."""
 

@@ -196,6 +196,37 @@ class AdmissionConfig(Section):
     it is refused (`queue_timeout`). Default: as long as it takes."""
 
 
+class KeptConfig(Section):
+    """Requests that are kept in the database when they are over, for the console and `kvarn requests`; without their
+    prompts and answers. The rates hold for one server: its gateway processes divide them. See docs/requests.md."""
+
+    enabled: bool = True
+    """Keep requests."""
+
+    ordinary_per_s: float = Field(20.0, ge=0)
+    """Requests kept a second of those that neither failed nor were slow."""
+
+    one_in: int = Field(1, ge=1)
+    """One in this many of those is kept at most, drawn at random."""
+
+    refused_per_s: float = Field(5.0, ge=0)
+    """Requests kept a second of those that were refused (4xx)."""
+
+    notable_per_s: float = Field(100.0, ge=0)
+    """Requests kept a second of those that failed (5xx) or were among the slowest."""
+
+    slowest: float = Field(0.01, ge=0, le=1)
+    """Share of each model's requests in an hour that counts as slow: those are always kept, with the steps of the
+    engine that they were in."""
+
+    max_rows: int = Field(100_000, ge=100)
+    """Requests kept at most. Where there are more, the organisations that have the most of them lose their oldest
+    ordinary ones first."""
+
+    max_bytes: int = Field(512 * 1024**2, ge=1024**2)
+    """Bytes kept at most, in the same way; each request counts 1 KiB more than what is kept of it."""
+
+
 class TracesConfig(Section):
     """Traces of requests. OpenTelemetry's standard variables (`OTEL_...`) hold where a setting is not set."""
 
@@ -213,6 +244,9 @@ class TracesConfig(Section):
 
     vllm_attributes: bool = False
     """Add the attributes of vLLM's spans (`gen_ai.latency.time_in_queue`, ...), for tools that read those."""
+
+    kept: KeptConfig = KeptConfig()
+    """Requests that are kept in the database."""
 
 
 class SafetyConfig(Section):
@@ -282,6 +316,9 @@ class RetentionConfig(Section):
 
     prompt_samples_days: int = Field(30, ge=1)
     """Days that sampled prompts are kept."""
+
+    kept_requests_days: int = Field(14, ge=1)
+    """Days that requests which are over are kept (`traces.kept`)."""
 
     sweep_interval_s: float = Field(600.0, gt=0)
     """Seconds between two sweeps, which delete what has expired. Of several gateways one does it."""

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from kvarn.config.adapters import AdapterConfig, LoraConfig
 from kvarn.config.alerts import AlertsConfig
+from kvarn.config.console import ConsoleConfig
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.engine import EngineConfig, ExpertsConfig
 from kvarn.config.external import BreakerConfig, ExternalConfig, TimeoutsConfig
@@ -305,6 +306,9 @@ class KvarnConfig(Section):
 
     alerts: AlertsConfig = AlertsConfig()
     """Alerts of the server itself."""
+
+    console: ConsoleConfig = ConsoleConfig()
+    """Console in the browser."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level of the log on standard error."""

@@ -21,6 +21,7 @@ from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.request import Request, Sequence, TokenMask
 from kvarn.engine.scheduler import Scheduler
 from kvarn.engine.stats import StatsRecorder
+from kvarn.engine.step_log import StepLog
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.engine.turn import TurnRecorder
 from kvarn.engine.waiting_queue import WaitingQueue
@@ -90,6 +91,7 @@ class EngineCore:
         self._masked: dict[str, Request] = {}
         self._num_arrived = 0
         self._recorder = StatsRecorder(self.scheduler)
+        self.log = StepLog()
 
     def _work(self) -> tuple[Collection[Sequence], WaitingQueue]:
         return self.scheduler.running, self.scheduler.queue
@@ -115,6 +117,7 @@ class EngineCore:
         turn = TurnRecorder(now, self.scheduler.waits, len(self.scheduler.queue))
         request = Request(message, account, now, self._num_arrived, self._max_context_length, turn, mask)
         self._requests[request.request_id] = request
+        self.log.accept(request)
         self._admission.enter(request)
         self.scheduler.memory.adapters.enter(request.scope.adapter)
         if mask is not None:
@@ -169,6 +172,8 @@ class EngineCore:
                 break
         if self.scheduler.num_in_flight:
             self._collect_step(output)
+        else:
+            self.log.rest()
         return output
 
     def _submit_step(self, now: float) -> bool:
@@ -182,9 +187,11 @@ class EngineCore:
 
     def _collect_step(self, output: EngineOutput) -> None:
         result = self._executor.collect()
-        update = self.scheduler.update(result, self._clock())
-        if update.shape.num_tokens:
-            self._recorder.count_step(update.shape, result)
+        now = self._clock()
+        update = self.scheduler.update(result, now)
+        if update.step.shape.num_tokens:
+            self._recorder.count_step(update.step.shape, result)
+        self.log.add(update.step, update.drawn, now)
         output.computed, output.deltas = True, update.deltas
         if self._masked and (refused := self._refuse_unmaskable()):  # before any of them counts as finished
             gone = {each.request_id for each in refused}
@@ -192,7 +199,7 @@ class EngineCore:
             output.deltas = [delta for delta in output.deltas if delta.request_id not in gone]
         for request in update.finished:
             if request.request_id in self._requests:
-                self._forget(request)
+                self._forget(request, now)
                 self._recorder.finished += 1
 
     @property
@@ -210,6 +217,11 @@ class EngineCore:
     def cache(self) -> PrefixCache:
         return self.scheduler.memory.cache
 
+    @property
+    def preparing(self) -> Collection[Request]:
+        """Requests whose masks are not ready."""
+        return self._preparing
+
     def stats(self) -> EngineStats:
         return self._recorder.stats(len(self._preparing))
 
@@ -224,6 +236,8 @@ class EngineCore:
         memory = self.scheduler.memory
         adapters = (request.scope.adapter for request in self._requests.values())
         memory.adapters.check_requests(Counter(adapter for adapter in adapters if adapter))
+        if not self._requests and self.scheduler.waits.num_counted:
+            raise IntegrityError("no request is here, but some are counted as waiting or running")
         if not self._requests and memory.pool.num_held > memory.adapters.num_held:
             raise IntegrityError("no request is here, but blocks are held")
 
@@ -261,11 +275,13 @@ class EngineCore:
             self._preparing.remove(request)
         else:
             self.scheduler.remove(request)
-        self._forget(request)
+        self._forget(request, self._clock())
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: Request, now: float) -> None:
         self._masked.pop(request.request_id, None)
         del self._requests[request.request_id]
+        self.log.end(request, now)
+        request.turn.close()
         self._admission.leave(request)
         self.scheduler.memory.adapters.leave(request.scope.adapter)
         self.scheduler.tenants.close(request.account)

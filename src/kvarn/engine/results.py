@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from kvarn.costs.step_times import StepShape
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.latency_targets import LatencyTargets
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager
@@ -36,7 +35,8 @@ class SchedulerTotals:
 class StepUpdate:
     """Changes by a step's result."""
 
-    shape: StepShape
+    step: SubmittedStep
+    drawn: list[int] = field(default_factory=list)  # tokens kept of each of its rows
     deltas: list[TokenDelta] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)  # requests whose last choice ended
 
@@ -57,12 +57,14 @@ class StepResults:
     def take(self, step: SubmittedStep, result: StepResult, now: float) -> StepUpdate:
         if result.step != step.plan.step or len(result.rows) != len(step.sequences):
             raise ProtocolError(f"the result of step {result.step} does not answer the plan of step {step.plan.step}")
-        update, discarded = StepUpdate(step.shape), step.discarded
+        update, discarded = StepUpdate(step), step.discarded
         for sequence, row, row_result in zip(step.sequences, step.plan.rows, result.rows, strict=True):
             if row.slot != row_result.slot:
                 raise ProtocolError(f"step {result.step}: a result for slot {row_result.slot} out of turn")
+            kept = 0
             if not discarded or sequence not in discarded:
-                self._take_row(sequence, row, row_result, update, now)
+                kept = self._take_row(sequence, row, row_result, update, now)
+            update.drawn.append(kept)
         return update
 
     def stop(self, sequence: Sequence, now: float) -> None:
@@ -71,8 +73,9 @@ class StepResults:
         if self.speculation is not None:
             self.speculation.forget(sequence)
 
-    def _take_row(self, sequence: Sequence, row: Row, result: RowResult, update: StepUpdate, now: float) -> None:
-        request = sequence.request
+    def _take_row(self, sequence: Sequence, row: Row, result: RowResult, update: StepUpdate, now: float) -> int:
+        """Take a row's result; returns the number of drawn tokens that are kept."""
+        request, drawn = sequence.request, 0
         delta = apply_result(sequence, row, result)
         self.memory.publish(sequence)
         if delta is not None:
@@ -91,6 +94,7 @@ class StepResults:
             self._count_proposals(sequence, row.num_proposals, len(result.token_ids) - 1)
         if sequence.finish_reason is not None:
             self._finish(sequence, update, now)
+        return drawn
 
     def _finish(self, sequence: Sequence, update: StepUpdate, now: float) -> None:
         request = sequence.request

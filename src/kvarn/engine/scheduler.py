@@ -106,7 +106,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """Decide the next step, as if those in flight had run; None where there is nothing to compute."""
-        self._now = now
+        self._now = self.memory.pool.now = now
         step = StepBuilder(self._config, self.step_time, self._targets.step_limit_s)
         if self.memory.adapters.poll():
             self._memory_reserve.prefix_changes += 1
@@ -132,13 +132,14 @@ class Scheduler:
         self._targets.planned(now, is_busy=was_busy)
         self._memory_reserve.growth.observe(step.preempted)
         submitted = step.build(now, self.totals.steps, self._running.drain_released(), *self.memory.drain_transfers())
+        submitted.free_blocks = self.memory.pool.num_available
         self._in_flight.append(submitted)
         return submitted.plan
 
     def update(self, result: StepResult, now: float) -> StepUpdate:
         """Take the result of the oldest step in flight. Raises `ProtocolError` where it does not answer that step's
         plan."""
-        self._now = now
+        self._now = self.memory.pool.now = now
         step = self._in_flight.popleft()
         update = self._results.take(step, result, now)
         if step.plan.rows:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from kvarn.costs.step_times import StepShape
 from kvarn.engine.memory.adapters import AdapterResidency
 from kvarn.engine.memory.tiers import KVTiers
@@ -9,7 +11,7 @@ from kvarn.engine.plan import StepResult
 from kvarn.engine.proposals.speculation import Speculation
 from kvarn.engine.scheduler import Scheduler
 from kvarn.shapes import BLOCK_SIZE
-from kvarn.wire.engine_stats import AdapterStats, LookupStats, SpeculationStats, WorkStats
+from kvarn.wire.engine_stats import STEP_TOKENS, AdapterStats, LookupStats, SpeculationStats, WorkStats
 from kvarn.wire.messages import EngineStats, RefusalReason
 
 
@@ -28,6 +30,8 @@ class StatsRecorder:
         self._tokens_per_s = 0.0
         self._kv_tokens_read = 0
         self._pairs = 0.0
+        self._steps_by_tokens = [0] * (len(STEP_TOKENS) + 1)
+        self._step_tokens = 0
         self.aborts = 0
         self.finished = 0
 
@@ -37,6 +41,8 @@ class StatsRecorder:
     def count_step(self, shape: StepShape, result: StepResult) -> None:
         """A step of this shape ran. The throughput is a moving average over about 50 steps."""
         self._last_tokens = shape.num_tokens
+        self._step_tokens += self._last_tokens
+        self._steps_by_tokens[bisect_left(STEP_TOKENS, self._last_tokens)] += 1
         self._kv_tokens_read += shape.decode_context
         self._pairs += shape.decode_context + shape.prefill_pairs
         self._last_rows = len(result.rows)
@@ -56,11 +62,14 @@ class StatsRecorder:
         contexts = [each.num_tokens for each in scheduler.running if each.num_tokens - each.num_computed_tokens == 1]
         known = sum([each.num_tokens for each in scheduler.running])
         computed = sum([each.num_computed_tokens for each in scheduler.running])
-        tiers = scheduler.memory.tiers
+        tiers, waiting = scheduler.memory.tiers, len(scheduler.queue) + preparing
         return EngineStats(
             step=totals.steps,
             running=len(scheduler.running),
-            waiting=len(scheduler.queue) + preparing,
+            waiting=waiting,
+            waiting_by_reason=scheduler.waits.by_reason(waiting),
+            steps_by_tokens=list(self._steps_by_tokens),
+            step_tokens_total=self._step_tokens,
             waiting_by_priority=scheduler.queue.by_priority(),
             waiting_tokens_by_priority=scheduler.queue.tokens_by_priority(),
             prefill_tokens=max(0, known - computed - len(contexts)),

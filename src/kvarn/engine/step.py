@@ -167,7 +167,7 @@ class StepBuilder:
             adapter_drops,
             self._masks,
         )
-        return SubmittedStep(plan, self.rows, self.shape)
+        return SubmittedStep(plan, self.rows, self.shape, now)
 
     def _record_chunks(self, now: float) -> None:
         rows, step_tokens = len(self.rows), self.shape.num_tokens
@@ -214,6 +214,9 @@ class SubmittedStep:
     plan: StepPlan
     sequences: Collection[Sequence]  # one for each of the plan's rows, in their order
     shape: StepShape
+    planned_s: float
+    free_blocks: int = 0
+    """KV blocks that nobody held once it was planned."""
     discarded: set[Sequence] = field(default_factory=set)
     """Sequences that stopped or were preempted since the step was planned: its results for them are dropped."""
 

@@ -6,7 +6,7 @@ changes of state: nothing is done for a token.
 
 from __future__ import annotations
 
-from kvarn.observe.timeline import EngineEventKind, Phase
+from kvarn.observe.timeline import WAITS, EngineEventKind, Phase, waiting_reason
 
 _MAX_CHUNKS = 16
 """Chunks told one by one; the last of them takes in all that follow."""
@@ -30,6 +30,12 @@ class QueueWaits:
         self._us = [0] * len(Phase)
         self._reason = Phase.WAIT_STEP
         self._since_us = 0
+        self._turns = [0] * len(Phase)
+        """Requests in each phase; those that wait for the reason of all are not counted."""
+
+    @property
+    def reason(self) -> Phase:
+        return self._reason
 
     def hold(self, reason: Phase, now: float) -> None:
         self._hold(reason, _us(now))
@@ -37,6 +43,24 @@ class QueueWaits:
     def read(self, now_us: int) -> tuple[int, ...]:
         self._hold(self._reason, now_us)
         return tuple(self._us)
+
+    def count(self, left: Phase | None, entered: Phase | None) -> None:
+        """A request goes from one phase to another; None: the reason of all, or it is not here."""
+        if left is not None:
+            self._turns[left] -= 1
+        if entered is not None:
+            self._turns[entered] += 1
+
+    @property
+    def num_counted(self) -> int:
+        return sum(self._turns)
+
+    def by_reason(self, waiting: int) -> dict[str, int]:
+        """Waiting sequences, of which there are so many, by what they wait for (`waiting_reason`)."""
+        counts = {phase: self._turns[phase] for phase in (*WAITS, Phase.PREEMPTED) if self._turns[phase]}
+        if (rest := waiting - sum(counts.values())) > 0:
+            counts[self._reason] = counts.get(self._reason, 0) + rest
+        return {waiting_reason(phase): count for phase, count in counts.items()}
 
     def _hold(self, reason: Phase, now_us: int) -> None:
         self._us[self._reason] += now_us - self._since_us
@@ -62,6 +86,11 @@ class TurnRecorder:
         self.is_decoding = False  # whether a token was drawn since known ones were computed
         self.num_running = 0  # choices that run
         self.preemptions = self.proposed_tokens = self.accepted_tokens = 0
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase it is in; None: it waits in the queue for the reason that all have."""
+        return self._phase
 
     @property
     def has_begun(self) -> bool:
@@ -125,8 +154,15 @@ class TurnRecorder:
         self._events += (int(EngineEventKind.FINISHED), _us(now) - self._accepted_us, *numbers)
         return self._drain(now)
 
+    def close(self) -> None:
+        """The engine forgets the request: it is counted no more."""
+        self._waits.count(self._phase, None)
+        self._phase = None
+
     def _enter(self, phase: Phase | None, now: float) -> None:
         now_us, left = _us(now), self._phase
+        if left is not phase:
+            self._waits.count(left, phase)
         if left is None:
             for each, (before, after) in enumerate(zip(self._queue_mark, self._waits.read(now_us), strict=True)):
                 self._us[each] += after - before

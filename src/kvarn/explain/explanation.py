@@ -76,12 +76,12 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     code: CauseCode
     seconds: float
     agent: str = ""
-    """Who or what: `two 6,200-token prompts of globex`."""
+    """Turns, an adapter, a replica: `two 6,200-token prompts of globex`."""
     at_s: float = 0.0
 
 
 class Counterfactual(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the request would have taken otherwise."""
+    """Duration of the request, had one thing been otherwise."""
 
     change: str
     """`alone`, `replica`, `cached`, ..."""
@@ -97,15 +97,34 @@ class TokenCell(msgspec.Struct, frozen=True, array_like=True):
 
     at_s: float
     seconds: float
-    """Since the token before it."""
+    """Since the token before it; of the first one, of the step that gave it."""
     cause: TokenCause
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """A part in two requests."""
+
+    name: str
+    seconds: float
+    other_s: float
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float
     sentence: str
+    """Its cause in words; `text` has the counterfactuals, too."""
     parts: list[Part]
     cause: Cause
     counterfactuals: list[Counterfactual]
+    """At most two changes that one could make, the one that spares most first; then `alone`, where it is known."""
     tokens: list[TokenCell]
+    """Empty where the engine's steps are not known."""
     unexplained_s: float
+    beside: list[Difference] = []
+    """Its parts beside those of a typical request of its shape; empty where none is known."""
+
+    @property
+    def text(self) -> str:
+        """The sentence and what would have helped."""
+        changes = [each.text for each in self.counterfactuals if each.change != "alone"]
+        return " ".join([self.sentence, *changes])

@@ -32,7 +32,9 @@ from kvarn.replica.client.protocol import (
     ReportPending,
     RequestRefusedError,
 )
+from kvarn.wire.kv_map import KVMap, KVPath
 from kvarn.wire.messages import AdapterInfo, EngineStats, ModelCard, RefusalReason, Submit, TokenDelta
+from kvarn.wire.step_records import LiveSteps, TurnSteps
 
 Trace = Mapping[str, str]
 """Headers of a trace."""
@@ -149,6 +151,22 @@ class ExternalReplica:
     def forget_tenant(self, tenant: str) -> bool:
         """No effect: nothing of a tenant is kept here."""
         return True
+
+    async def turn_steps(self, request_id: str) -> TurnSteps | None:
+        """Nothing: the server tells nothing of its steps."""
+        return None
+
+    async def live(self, after_step: int) -> LiveSteps | None:
+        """Nothing, as `turn_steps`."""
+        return None
+
+    async def kv_map(self) -> KVMap | None:
+        """Nothing, as `turn_steps`."""
+        return None
+
+    async def kv_path(self, block: int) -> KVPath | None:
+        """Nothing, as `turn_steps`."""
+        return None
 
     # ---------------------------------------------------------------------------------------------------------------
 

@@ -133,6 +133,10 @@ class FairQueue(Generic[ItemT]):
     def __bool__(self) -> bool:
         return bool(self._tenants)
 
+    def __iter__(self) -> Iterator[ItemT]:
+        """All that wait, tenant by tenant."""
+        return (item for name in self._tenants for item in self.of(name))
+
     def by_priority(self) -> dict[int, int]:
         return dict(sorted(self._by_priority.items()))
 

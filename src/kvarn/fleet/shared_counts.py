@@ -12,6 +12,7 @@ from kvarn.fleet.channel import Channel, ChannelClosedError, Handlers
 from kvarn.limits.backend import CountsBackend
 from kvarn.limits.counts import Counts
 from kvarn.limits.types import Decision, LimitsAwayError, Reservation, Update
+from kvarn.observe.history import HistorySource
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class SharedState:
     metrics: Callable[[], Awaitable[CollectorRegistry]]
     is_main: bool
     """This process supervises the engines and shows their metrics."""
+    history: HistorySource  # of the whole server
 
 
 def counts_handlers(counts: Counts) -> Handlers:

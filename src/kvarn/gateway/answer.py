@@ -199,6 +199,7 @@ async def _end_unfinished(outbox: _Outbox, encode_error: Callable[[Exception], b
 def _error_event(record: RequestRecord, error: Exception) -> bytes:
     """An error in the middle of a stream, as one event."""
     api_error = to_api_error(error)
+    record.reply.error_code = api_error.code or api_error.type
     if api_error.status == 500:
         _log.error("a stream failed", exc_info=error)
     return record.reply.dialect.stream_error(record.reply.dialect.error_body(api_error, record.request_id))

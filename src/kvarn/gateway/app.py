@@ -23,7 +23,8 @@ from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.alerting import Alerting
 from kvarn.gateway.build import build_gateway
-from kvarn.gateway.console.api import alerts as console_alerts
+from kvarn.gateway.console.live.watch import Watches
+from kvarn.gateway.console.routes import CONSOLE_ROUTERS
 from kvarn.gateway.deleted_tenants import TELL_EVERY_S, DeletedTenants
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import PUBLIC, OpenRequests, RequestMiddleware
@@ -59,9 +60,11 @@ from kvarn.gateway.routes.organization import (
 from kvarn.gateway.services import Services
 from kvarn.gateway.state import Gateway
 from kvarn.identity.authenticator import Authenticator
-from kvarn.jobs.database_jobs import content_worker, retention_worker, stored_bytes_worker
+from kvarn.jobs.database_jobs import content_worker, kept_requests_worker, retention_worker, stored_bytes_worker
 from kvarn.jobs.periodic import Periodic
 from kvarn.jobs.worker import Worker
+from kvarn.kept.keeper import WRITE_EVERY_S
+from kvarn.observe.history import EVERY_S
 from kvarn.quality.monitor import OnDrift, QualityMonitor
 from kvarn.rollouts.controller import Rollouts
 from kvarn.store.errors import StoreError
@@ -81,7 +84,6 @@ _ROUTERS = [
     for module in (
         *(chat, completions, messages, message_batches, ollama, responses, conversations, encoders, tokens, models),
         *(files, batches, rollouts, operation, vllm),
-        console_alerts,
         *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
     )
 ]
@@ -113,6 +115,7 @@ def create_app(
         config, models_by_name, pool, shared=shared, fleet=fleet, autoscaling=autoscaling, take_out=take_out
     )
     open_requests = OpenRequests()
+    authenticator = authenticator or services.identity.authenticator
     app = FastAPI(
         title="Kvarn",
         version=kvarn.__version__,
@@ -125,19 +128,23 @@ def create_app(
     app.root_path = config.gateway.root_path  # FastAPI() warns that its argument of this name is deprecated
     app.state.gateway = gateway
     app.state.check_length = services.admission.check_length
+    app.state.authenticator = authenticator
     app.state.start_error = None
+    app.state.stopping = asyncio.Event()  # set when the server begins to stop: streams without an end of their own end
+    app.state.watches = Watches()
     app.add_middleware(
         RequestMiddleware,
         metrics=gateway.metrics,
-        authenticator=authenticator or services.identity.authenticator,
+        authenticator=authenticator,
         open_requests=open_requests,
         check_process=services.admission.check_process,
         config=config.gateway,
         traces=gateway.control.traces,
+        observers=gateway.steps.observers,
     )
     _add_cors(app, config.gateway.allowed_origins)
     add_error_handlers(app)
-    for router in _ROUTERS:
+    for router in (*_ROUTERS, *(CONSOLE_ROUTERS if config.console.enabled else ())):
         app.include_router(router)
     routes = [route for router in _ROUTERS for route in router.routes if isinstance(route, JsonRoute)]
     extend_openapi(app, routes, PUBLIC)
@@ -184,6 +191,7 @@ async def _lifespan(
     if gateway.control.shared is None or gateway.control.shared.is_main:
         deleted = DeletedTenants(gateway.store, lambda: replicas_with_tiers(gateway.models))
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, TELL_EVERY_S))
+        workers.append(Periodic("samples of the history", gateway.control.history.sample, EVERY_S))
     if gateway.control.fleet is not None:
         reconciler = AdapterReconciler(gateway.models, gateway.store)
         workers.append(Periodic("looks for adapters that are missing", reconciler.look, config.fleet.poll_s))
@@ -191,6 +199,9 @@ async def _lifespan(
         workers.append(gateway.control.monitor)
     for external in gateway.control.external:
         workers += external.probes()
+    if (keeper := gateway.control.traces.keeper) is not None:
+        workers.append(Periodic("writes of kept requests", keeper.write, WRITE_EVERY_S))
+        workers.append(kept_requests_worker(gateway.store, config.traces.kept))
     if (exporter := gateway.control.traces.exporter) is not None:
         workers.append(Periodic("exports of spans", exporter.export, _EXPORT_EVERY_S))
     if config.batches.enabled:
@@ -223,5 +234,7 @@ async def _lifespan(
         await asyncio.gather(*[external.close() for external in gateway.control.external])
         if exporter is not None:
             await exporter.close()
+        if keeper is not None:
+            await keeper.close()
         await services.stop()
         pool.shutdown(wait=False, cancel_futures=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -26,11 +28,14 @@ from kvarn.answers.storage_quota import StorageQuota
 from kvarn.answers.structured.grammar_pool import GrammarPool
 from kvarn.answers.traces import Traces
 from kvarn.answers.turn import Stage
+from kvarn.answers.turn_metrics import TurnObserver
 from kvarn.catalog.held_requests import HeldRequests
 from kvarn.catalog.metrics import EngineCollector, RoutingCollector
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ReplicasByModel, ServedModel, sandbox_limits
 from kvarn.catalog.text_pool import TextPool
+from kvarn.catalog.turn_steps import steps_of
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig
 from kvarn.external.generator import external_generator
 from kvarn.external.model import ExternalModel, connect
@@ -40,8 +45,12 @@ from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.alerting import Alerting
 from kvarn.gateway.services import Services
 from kvarn.gateway.state import ControlPlane, Gateway
+from kvarn.kept.keeper import KeeperMetrics, RequestKeeper
+from kvarn.kept.sampling import KeptSampler
 from kvarn.metering.usage_reports import Reports
 from kvarn.observe.external import ExternalMetrics
+from kvarn.observe.history import CountedHistory
+from kvarn.observe.host import HostCollector
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.observe.traces.exporter import make_exporter
@@ -52,6 +61,7 @@ from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.rollouts.controller import Rollouts
 from kvarn.rollouts.shadow import Shadows
+from kvarn.store.engine import Store
 
 
 def build_gateway(
@@ -70,9 +80,13 @@ def build_gateway(
     slo = {model.name: config.slo_of(model.config) for model in table}
     metrics = GatewayMetrics(slo, slo)
     if is_main:
-        metrics.registry.register(EngineCollector(ReplicasByModel(models_by_name)))
+        engines = EngineCollector(ReplicasByModel(models_by_name))
+        metrics.registry.register(engines)
+        metrics.history_sources.append(engines)
+        metrics.registry.register(HostCollector(Path(config.data_dir).expanduser()))
     metrics.registry.register(RoutingCollector(models_by_name))
     services = Services(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
+    metrics.history_sources.append(services.admission_metrics.length)
     store, held, golden = (
         services.store,
         ByteBudget(config.gateway.max_held_bytes),
@@ -90,10 +104,15 @@ def build_gateway(
     monitor = _quality_monitor(golden, config, take_out, metrics)
     if autoscaling is not None and monitor is not None:
         autoscaling.golden_prompts = monitor.asked
-    traces = Traces(make_exporter(config.traces, metrics.registry), contents=config.traces.contents)
+    traces = Traces(
+        make_exporter(config.traces, metrics.registry),
+        contents=config.traces.contents,
+        keeper=_keeper(config, store, table, metrics),
+        prices=services.metering.prices,
+    )
     external = _connect_external(table, metrics)
     generators = {name: external_generator(model) for name, model in external.items()}
-    steps = _steps(services, text, generators, (rollouts.observer, shadows, traces))
+    steps = _steps(services, text, generators, (rollouts.observer, shadows, traces, TurnObserver(metrics.turns)))
     gateway = Gateway(
         config=config,
         store=store,
@@ -108,6 +127,8 @@ def build_gateway(
         responses=BackgroundResponses(store, config.responses, lambda run: run_background(gateway, run)),
         control=ControlPlane(
             key_cache=services.identity.key_cache,
+            sessions=services.identity.sessions,
+            oidc=services.identity.oidc,
             reports=Reports(store),
             fleet=fleet,
             autoscaling=autoscaling,
@@ -119,6 +140,7 @@ def build_gateway(
             external=list(external.values()),
             traces=traces,
             alerting=Alerting(config.alerts, partial(_read_metrics, metrics, shared), tells=is_main),
+            history=shared.history if shared is not None else CountedHistory(metrics.counted),
         ),
     )
     copies = replace(gateway, steps=replace(steps, stages=_copy_stages(services, text), observers=()))
@@ -146,6 +168,14 @@ def _steps(
 def _copy_stages(services: Services, text: TextPool) -> list[Stage]:
     """The stages of copies of requests: these wait for idle capacity, and are neither limited nor paid."""
     return [ReplicaStage(text), services.admission]
+
+
+def _keeper(config: KvarnConfig, store: Store, table: ModelTable, metrics: GatewayMetrics) -> RequestKeeper | None:
+    counts = KeeperMetrics(metrics.registry)
+    if not config.traces.kept.enabled:
+        return None
+    sampler = KeptSampler(config.traces.kept, SYSTEM_CLOCK.now, random.random, config.gateway.api_server_count)
+    return RequestKeeper(store, sampler, counts, partial(steps_of, table))
 
 
 def _connect_external(models: ModelTable, metrics: GatewayMetrics) -> dict[str, ExternalModel]:

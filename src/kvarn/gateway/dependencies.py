@@ -90,9 +90,19 @@ class AdminContext:
 
     @property
     def actor(self) -> Actor:
-        key_id = self.principal.key_id
-        name = "anybody (open server)" if key_id is None else f"key {key_id}"
-        return Actor(name, key_id, self.organization_id)
+        return actor_of(self.principal)
+
+
+def actor_of(principal: Principal) -> Actor:
+    """The one whom the audit log names for what a request does."""
+    key_id, user_id = principal.key_id, principal.user_id
+    if key_id is not None:
+        name = f"key {key_id}"
+    elif user_id is not None:
+        name = f"user {user_id}"
+    else:
+        name = "anybody (open server)" if principal.role is Role.ADMIN else "a key of the configuration"
+    return Actor(name, key_id, principal.organization_id, None if key_id is not None else user_id)
 
 
 async def current_admin(gateway: GatewayDep, principal: PrincipalDep) -> AdminContext:

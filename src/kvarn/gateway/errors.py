@@ -21,6 +21,7 @@ _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 def error_response(error: ApiError, record: RequestRecord) -> Response:
+    record.reply.error_code = error.code or error.type
     body = msgspec.json.encode(record.reply.dialect.error_body(error, record.request_id))
     return Response(body, status_code=error.status, headers=error.headers, media_type="application/json")
 

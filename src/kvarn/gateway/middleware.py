@@ -11,20 +11,20 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvarn.answers.errors import shutting_down, to_api_error
-from kvarn.answers.observer import tell_ended
+from kvarn.answers.observer import Observer, tell_ended
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.traces import Traces
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
+from kvarn.gateway.console.paths import is_console, is_public
 from kvarn.gateway.errors import error_response
 from kvarn.gateway.record import client_left, new_record, plain_request, without_body
 from kvarn.identity.authenticator import Authenticator
 from kvarn.identity.scopes import check_endpoint
 from kvarn.observe.metrics import UNKNOWN, GatewayMetrics
+from kvarn.observe.traces.traced import CLIENT_LEFT
 from kvarn.wire.openai.common import ignored_fields
 from kvarn.wire.openai.errors import ApiError, invalid_request
-
-CLIENT_LEFT = 499  # status under which metrics count requests whose client left before an answer began
 
 _BEFORE_CLIENT_TEXT = ("ignored unknown field", "ignored unknown query parameter", "ignored the tool")
 """Beginnings of warnings that go on with what the client wrote."""
@@ -73,6 +73,7 @@ class RequestMiddleware:
         check_process: Callable[[int], None],
         config: GatewayConfig,
         traces: Traces,
+        observers: Sequence[Observer],
     ) -> None:
         self._app = app
         self._metrics = metrics
@@ -81,6 +82,7 @@ class RequestMiddleware:
         self._check_process = check_process
         self._config = config
         self._traces = traces
+        self._observers = observers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -97,7 +99,7 @@ class RequestMiddleware:
         record = new_record(scope)
         record.reply.client_left = partial(client_left, receive)
         request_id = record.request_id.encode()
-        if record.endpoint not in PROBES:
+        if record.endpoint not in PROBES and not is_console(record.endpoint):
             self._traces.begin(record, scope["headers"])
         id_headers = [(name.encode(), request_id) for name in record.reply.dialect.request_id_headers]
         if (trace := record.timeline.trace) is not None:
@@ -118,7 +120,7 @@ class RequestMiddleware:
         self._metrics.in_flight.inc()
         try:
             check_headers(scope, self._config)
-            if record.endpoint not in PUBLIC:
+            if record.endpoint not in PUBLIC and not is_public(record.endpoint):
                 self._check_process(self._open.count)
                 if "\0" in scope["path"]:
                     raise invalid_request("The path holds a NUL byte.")
@@ -153,11 +155,12 @@ class RequestMiddleware:
             if record.reply.disconnected and record.reply.status in (0, CLIENT_LEFT)
             else record.reply.status
         )
-        if endpoint not in PROBES:
-            tell_ended((self._traces,), record, f"{scope['method']} {endpoint}", scope["method"], endpoint)
+        if endpoint not in PROBES and not is_console(record.endpoint):
+            tell_ended(self._observers, record, f"{scope['method']} {endpoint}", scope["method"], endpoint)
         seconds = record.timeline.total_s
         self._metrics.requests.labels(record.choice.name, endpoint, str(status)).inc()
-        self._metrics.request_seconds.labels(record.choice.name, endpoint).observe(seconds)
+        exemplar = None if (trace := record.timeline.trace) is None else trace.exemplar
+        self._metrics.request_seconds.labels(record.choice.name, endpoint).observe(seconds, exemplar)
         if record.reply.disconnected:
             self._metrics.disconnects.labels(record.choice.name, endpoint).inc()
         _log.log(

@@ -12,6 +12,7 @@ from kvarn.store.ids import new_id
 from kvarn.wire.dialects import dialect_of
 
 ANSWERS_HEAD = "kvarn.answers_head"  # key of a scope whose answer has no body, so that none is made
+ASKED_PATH = "kvarn.asked_path"  # key of a scope whose path was spelled otherwise: the raw path as it was asked for
 _SLASHES = re.compile(rb"/{2,}")
 _SCOPE_KEY = "kvarn.record"
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -53,7 +54,7 @@ def plain_request(scope: Scope) -> Scope:
     plain = _SLASHES.sub(b"/", raw).rstrip(b"/") or b"/"
     changes: dict[str, object] = {"method": "GET", ANSWERS_HEAD: True} if scope["method"] == "HEAD" else {}
     if plain != raw:
-        changes |= {"raw_path": plain, "path": unquote(plain.decode("latin-1"))}
+        changes |= {"raw_path": plain, "path": unquote(plain.decode("latin-1")), ASKED_PATH: raw}
     return {**scope, **changes} if changes else scope
 
 

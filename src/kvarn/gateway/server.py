@@ -96,9 +96,15 @@ class GatewayServer(uvicorn.Server):
     hands_over = False
     """The socket lives on when this server stops and another one accepts, so no request may fail meanwhile."""
 
+    def __init__(self, settings: uvicorn.Config, stopping: asyncio.Event) -> None:
+        """`stopping`: set when it begins to stop."""
+        super().__init__(settings)
+        self.stopping = stopping
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop; where the socket is handed over, what was accepted last may still send its request. uvicorn does not
         wait for requests that it cancelled, nor for what they have written."""
+        self.stopping.set()
         if self.hands_over:
             for server in self.servers:
                 server.close()
@@ -143,7 +149,7 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
     except OSError as error:  # an error of TLS is one
         names = " and ".join(filter(None, (config.ssl_certfile, config.ssl_keyfile)))
         raise ConfigError(f"the certificate cannot be used ({names}): {error.strerror or error}") from None
-    return GatewayServer(settings)
+    return GatewayServer(settings, getattr(app.state, "stopping", None) or asyncio.Event())
 
 
 def allow_connections(wanted: int) -> int:

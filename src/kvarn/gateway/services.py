@@ -50,7 +50,8 @@ class Services:
         slo_missed: Callable[[str], None] = lambda model: None,
     ) -> None:
         self.config = config
-        self.admission = AdmissionStage(config, models or {}, AdmissionMetrics(registry, slo_missed))
+        self.admission_metrics = AdmissionMetrics(registry, slo_missed)
+        self.admission = AdmissionStage(config, models or {}, self.admission_metrics)
         self.store = Store.open(config)
         health = self.store.health
         self.store_metrics = StoreMetrics(

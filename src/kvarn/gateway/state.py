@@ -12,7 +12,10 @@ from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.alerting import Alerting
 from kvarn.identity.key_cache import KeyCache
+from kvarn.identity.oidc.sign_in import OidcSignIn
+from kvarn.identity.sessions import Sessions
 from kvarn.metering.usage_reports import Reports
+from kvarn.observe.history import HistorySource
 from kvarn.quality.golden_models import GoldenModels
 from kvarn.quality.monitor import QualityMonitor
 from kvarn.responses.background_runs import ResponsesContext
@@ -25,6 +28,8 @@ class ControlPlane:
     """Deployments, replicas, rollouts and what administrators ask for."""
 
     key_cache: KeyCache
+    sessions: Sessions  # of the console
+    oidc: OidcSignIn | None  # where people sign in to it; None: with keys only
     reports: Reports
     fleet: FleetController | None  # makes the deployments real; None: another process does
     autoscaling: Autoscaling | None  # decides how many replicas models have; None: another process does
@@ -36,6 +41,7 @@ class ControlPlane:
     external: Sequence[ExternalModel]  # models that other servers run
     traces: Traces
     alerting: Alerting
+    history: HistorySource
 
 
 @dataclass(frozen=True, slots=True)

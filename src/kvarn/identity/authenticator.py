@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from typing import Protocol
 
 from starlette.types import Scope
 
-from kvarn.identity.key_cache import KeyCache
+from kvarn.identity.known_keys import KnownKeys
 from kvarn.identity.last_used import LastUsed
 from kvarn.identity.open_server import check_host
-from kvarn.store.keys import digest_of, is_key
-from kvarn.store.owner import Principal, Role
+from kvarn.identity.sessions import Sessions
+from kvarn.store.keys import is_key
+from kvarn.store.owner import Principal
 from kvarn.wire.openai.errors import ApiError
 
 
@@ -24,43 +23,46 @@ class Authenticator(Protocol):
 
 
 class KeyAuthenticator:
-    """Finds the principal by the request's API key, one of the database or of the configuration. `open_to`: on an open
-    server, the names besides those of a loopback address under which requests without a valid key act as anybody, as do
-    pages of `origins`; a valid key is honoured all the same. None: every request needs a key."""
+    """Finds the principal by the request's API key, or without one by the session that its browser is in. `open_to`: on
+    an open server, the names besides those of a loopback address under which requests without a valid key act as
+    anybody, as do pages of `origins`; a valid key is honoured all the same. None: every request needs a key."""
 
     def __init__(
         self,
-        key_cache: KeyCache,
+        keys: KnownKeys,
+        sessions: Sessions,
         last_used: LastUsed,
         open_to: Collection[str] | None,
         origins: Collection[str] = (),
-        api_keys: Collection[str] = (),
     ) -> None:
-        self._key_cache = key_cache
+        self._keys = keys
+        self._sessions = sessions
         self._last_used = last_used
         self._open_to = open_to
         self._origins = origins
-        self._configured = [digest_of(key) for key in api_keys]
 
     async def principal(self, scope: Scope) -> Principal:
-        """The bearer of the key; on an open server, anybody. Raises `ApiError`: 401, no valid key; 403, an open server
-        was asked from elsewhere; 503, the database is away and the key not known."""
+        """The bearer of the key; without one, whoever is signed in; on an open server, anybody. Raises `ApiError`: 401,
+        no valid key; 403, an open server was asked from elsewhere, or a session to change something by a page that
+        is not the console's; 503, the database is away and the key not known."""
         key = presented_key(scope["headers"])
-        if key is not None and self._is_configured(key):
-            return replace(await self._key_cache.anybody(), role=Role.SERVICE, priority=0)
-        found = await self._key_cache.bearer_of(key) if key is not None and is_key(key) else None
+        found = await self._keys.bearer_of(key) if key is not None else await self._signed_in(scope)
         if found is not None:
             if found.key_id is not None:
                 self._last_used.mark(found.key_id)
             return found
         if self._open_to is not None:
             check_host(scope["headers"], self._open_to, self._origins)
-            return await self._key_cache.anybody()
-        raise not_authenticated(key)
+            return await self._keys.cache.anybody()
+        is_over = key is None and self._sessions.cookies.token(scope["headers"]) is not None
+        raise not_authenticated(key, is_over=is_over)
 
-    def _is_configured(self, key: str) -> bool:
-        digest = digest_of(key)
-        return any(hmac.compare_digest(digest, each) for each in self._configured)
+    async def _signed_in(self, scope: Scope) -> Principal | None:
+        session = await self._sessions.current(scope["headers"])
+        if session is None:
+            return None
+        self._sessions.cookies.check_change(scope, session.token)
+        return session.principal
 
 
 def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
@@ -79,9 +81,11 @@ def _credential(name: bytes, value: bytes) -> str | None:
     return None
 
 
-def not_authenticated(key: str | None) -> ApiError:
-    """The 401 for a request without a valid key; it does not say why."""
-    if key is None:
+def not_authenticated(key: str | None, *, is_over: bool = False) -> ApiError:
+    """The 401 for a request without a valid key; it does not say why. `is_over`: its browser's session is."""
+    if is_over:
+        message = "You are signed out, or your session is over: sign in to the console again."
+    elif key is None:
         message = "You did not provide an API key: send it as 'Authorization: Bearer kv-…'."
     else:
         message = "Incorrect API key provided: it is unknown, has expired or was revoked."

@@ -1,4 +1,4 @@
-"""The principals of keys, cached: a request costs no query, and no change goes unnoticed.
+"""The principals of keys and of the console's sessions, cached: a request costs no query, and no change goes unnoticed.
 
 The database has a feed of changes (`repositories/changes.py`). The cache holds what was read at one position in it; at
 a later one it forgets the organisations that changed in between. The position is
@@ -27,7 +27,7 @@ from kvarn.config.platform import AuthConfig
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
-from kvarn.store.keys import digest_of, lookup_of
+from kvarn.store.keys import digest_of, lookup_of, session_lookup_of
 from kvarn.store.owner import ANYBODY, Principal
 from kvarn.store.repositories.changes import News, Position, read_news
 from kvarn.store.repositories.tenants.principals import Grant, find_default_principal, find_grant
@@ -81,6 +81,13 @@ class KeyCache:
         is_same = hmac.compare_digest(digest_of(key), grant.digest)
         principal = grant.principal_at(self._store.now())
         return principal if is_same else None
+
+    async def session_of(self, token: str, bound_to: Collection[str] = ()) -> Grant | None:
+        """The grant of a session of the console, by its token; None for one that is unknown, over or signed out.
+        `bound_to`: digests of the keys of the configuration. Raises as `bearer_of` does."""
+        grant = await self._grant(session_lookup_of(token))
+        is_same = [hmac.compare_digest(digest_of(token + bound), grant.digest) for bound in ("", *bound_to)]
+        return grant if any(is_same) and grant.principal_at(self._store.now()) is not None else None
 
     async def anybody(self) -> Principal:
         is_current = await self._is_current()

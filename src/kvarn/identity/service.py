@@ -8,8 +8,12 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.identity.authenticator import Authenticator, KeyAuthenticator
 from kvarn.identity.bootstrap import ensure_admin_key
 from kvarn.identity.key_cache import KeyCache
+from kvarn.identity.known_keys import KnownKeys
 from kvarn.identity.last_used import LastUsed
+from kvarn.identity.oidc.sign_in import OidcSignIn
 from kvarn.identity.open_server import auth_mode
+from kvarn.identity.session_cookies import SessionCookies
+from kvarn.identity.sessions import Sessions
 from kvarn.jobs.periodic import Periodic
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
@@ -21,7 +25,8 @@ _log = logging.getLogger("kvarn.identity")
 
 
 class Identity:
-    """Keys and whom they act for. Raises `ConfigError` where the server would be open to other machines."""
+    """Keys and whom they act for. Raises `ConfigError` where the server would be open to other machines, or the secret
+    of the identity provider cannot be read."""
 
     def __init__(self, config: KvarnConfig, store: Store) -> None:
         self._config = config
@@ -29,12 +34,17 @@ class Identity:
         self._mode = auth_mode(config)
         self._last_used = LastUsed(store)
         self.key_cache = KeyCache(store, config.auth)
+        keys = KnownKeys(self.key_cache, config.auth.api_keys)
+        self.sessions = Sessions(store, keys, SessionCookies(config), config.console.session_hours * 3600)
+        self.oidc = (
+            None if config.console.oidc is None else OidcSignIn(config.console.oidc, self.sessions, lambda: store.now())
+        )
         self.authenticator: Authenticator = KeyAuthenticator(
-            self.key_cache,
+            keys,
+            self.sessions,
             self._last_used,
             open_to=config.auth.allowed_hosts if self._mode == "open" else None,
             origins=config.gateway.allowed_origins or (),
-            api_keys=config.auth.api_keys,
         )
         self._writing = Periodic("times at which keys were used", self._last_used.write, _WRITE_EVERY_S)
 
@@ -58,4 +68,6 @@ class Identity:
     async def stop(self) -> None:
         await self._writing.stop()
         await self.key_cache.close()
+        if self.oidc is not None:
+            await self.oidc.provider.close()
         await self._last_used.write()

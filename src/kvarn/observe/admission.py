@@ -34,7 +34,7 @@ class AdmissionMetrics:
             ("model", "tier", "decision"),
         )
         self._shed = counter("kvarn_admission_shed_total", "Requests turned away, by reason.", ("model", "reason"))
-        self._length = gauge("kvarn_admission_queue_length", "Requests waiting at the gateway.", ("model", "tier"))
+        self.length = gauge("kvarn_admission_queue_length", "Requests waiting at the gateway.", ("model", "tier"))
         self._wait = histogram(
             "kvarn_admission_wait_seconds",
             "Wait at the gateway of requests that went to the engine.",
@@ -66,7 +66,7 @@ class AdmissionMetrics:
             for priority, count in waiting.items():
                 lengths[priority_tier(priority)] += count
         for tier, length in lengths.items():
-            self._length.labels(model, tier).set(length)
+            self.length.labels(model, tier).set(length)
 
     def gone(self, model: str, replica: str) -> None:
         """Nothing waits for a replica any more."""

@@ -14,6 +14,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 _LARGEST = frozenset(
     {
@@ -38,6 +39,8 @@ class MetricSample(msgspec.Struct, array_like=True):
     labels: dict[str, str]
     value: float
     weight: float = 1.0  # events behind a ratio
+    exemplar: tuple[dict[str, str], float, float] | None = None
+    """Labels, value and UNIX time of one of the observations."""
 
 
 class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
@@ -47,9 +50,7 @@ class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
     samples: list[MetricSample]
 
 
-def read_families(
-    registry: CollectorRegistry, weights: Mapping[tuple[str, str], float] | None = None
-) -> list[MetricFamily]:
+def read_families(registry: Collector, weights: Mapping[tuple[str, str], float] | None = None) -> list[MetricFamily]:
     """The present samples of a registry. `weights`: the events behind each ratio, by its name and model."""
     weights = weights or {}
     return [
@@ -63,12 +64,17 @@ def read_families(
                     dict(sample.labels),
                     float(sample.value),
                     weights.get((sample.name, sample.labels.get("model", "")), 1.0),
+                    _exemplar(sample.exemplar),
                 )
                 for sample in family.samples
             ],
         )
         for family in registry.collect()
     ]
+
+
+def _exemplar(found: Exemplar | None) -> tuple[dict[str, str], float, float] | None:
+    return None if found is None else (dict(found.labels), found.value, float(found.timestamp or 0.0))
 
 
 def merge_families(processes: Sequence[Sequence[MetricFamily]]) -> list[MetricFamily]:
@@ -81,7 +87,7 @@ def merge_families(processes: Sequence[Sequence[MetricFamily]]) -> list[MetricFa
                 key = (sample.name, tuple(sorted(sample.labels.items())))
                 known = samples.get(key)
                 if known is None:
-                    samples[key] = own = MetricSample(sample.name, sample.labels, sample.value, sample.weight)
+                    samples[key] = own = msgspec.structs.replace(sample)
                     whole.samples.append(own)
                 else:
                     _add(family.name, known, sample)
@@ -110,6 +116,8 @@ def _add(family: str, known: MetricSample, sample: MetricSample) -> None:
         known.weight = weight
     else:
         known.value += sample.value
+        if sample.exemplar is not None and (known.exemplar is None or known.exemplar[2] < sample.exemplar[2]):
+            known.exemplar = sample.exemplar
 
 
 def as_open_metrics(registry: CollectorRegistry) -> CollectorRegistry:
@@ -134,5 +142,6 @@ class _Families(Collector):
         for family in self._families:
             metric = Metric(family.name, family.documentation, family.type)
             for sample in family.samples:
-                metric.add_sample(sample.name, sample.labels, sample.value)
+                exemplar = None if sample.exemplar is None else Exemplar(*sample.exemplar)
+                metric.add_sample(sample.name, sample.labels, sample.value, exemplar=exemplar)
             yield metric

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import SloConfig
 from kvarn.observe.latency import GenerationTimer, SlidingRatio
 from kvarn.observe.merge import MetricFamily, read_families
+from kvarn.observe.turns import TurnMetrics
 
 UNKNOWN = "unknown"
 """Label for a model or endpoint that is not configured: what clients invent never becomes a label."""
 
-_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60, 300)
-_TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5)
+TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60, 300)
+TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5)
 _REQUEST_BUCKETS = (0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -24,10 +27,11 @@ class GenerationObserver:
     """Observes one generation request: `delta` for each delta, then `finished` or `failed`; neither when the client
     left."""
 
-    __slots__ = ("_itl", "_model", "timer")
+    __slots__ = ("_exemplar", "_itl", "_model", "timer")
 
-    def __init__(self, model: _ModelMetrics, started: float) -> None:
+    def __init__(self, model: _ModelMetrics, started: float, exemplar: dict[str, str] | None) -> None:
         self._model = model
+        self._exemplar = exemplar
         self._itl = model.itl
         self.timer = GenerationTimer(model.clock, started)
 
@@ -37,7 +41,7 @@ class GenerationObserver:
         if gap is not None:
             self._itl.observe(gap)
         elif not had_first and self.timer.ttft is not None:
-            self._model.ttft.observe(self.timer.ttft)
+            self._model.ttft.observe(self.timer.ttft, self._exemplar)
 
     def moved(self, pause_s: float) -> None:
         """Another engine process went on with it; no token came for so long."""
@@ -46,7 +50,7 @@ class GenerationObserver:
     def finished(self) -> None:
         """Every choice ended; counts towards goodput."""
         for tpot in self.timer.tpots():
-            self._model.tpot.observe(tpot)
+            self._model.tpot.observe(tpot, self._exemplar)
         self._model.count_slo(self.timer.meets(self._model.slo))
 
     def failed(self) -> None:
@@ -91,6 +95,11 @@ class GatewayMetrics:
         self._models: dict[str, _ModelMetrics] = {}
         for model in models:
             self.add_model(model, (slo or {}).get(model, SloConfig()))
+        self.turns = TurnMetrics(self.registry)
+        self.history_sources: list[Collector] = [
+            *(self.requests, self.ttft, self.tpot, self.slo_requests, self.process_restarts)
+        ]
+        """Of what the history is made (`kvarn.observe.history`)."""
         ProcessCollector(registry=self.registry)
 
     def _define(self, registry: CollectorRegistry) -> None:
@@ -123,21 +132,21 @@ class GatewayMetrics:
         self.disconnects = counter(
             "kvarn_disconnects_total", "Clients that left before the end of their answer.", ("model", "endpoint")
         )
-        self.ttft = histogram("kvarn_ttft_seconds", "Time to first token.", by_model, buckets=_TTFT_BUCKETS)
+        self.ttft = histogram("kvarn_ttft_seconds", "Time to first token.", by_model, buckets=TTFT_BUCKETS)
         self.tpot = histogram(
             "kvarn_tpot_seconds",
             "Time per output token: mean gap after the first token of a choice.",
             by_model,
-            buckets=_TPOT_BUCKETS,
+            buckets=TPOT_BUCKETS,
         )
         self.itl = histogram(
-            "kvarn_itl_seconds", "Single gaps between deltas of a choice.", by_model, buckets=_TPOT_BUCKETS
+            "kvarn_itl_seconds", "Single gaps between deltas of a choice.", by_model, buckets=TPOT_BUCKETS
         )
         self.failovers = histogram(
             "kvarn_failover_seconds",
             "From the loss of a request's engine to the next token, from another one.",
             by_model,
-            buckets=_TTFT_BUCKETS,
+            buckets=TTFT_BUCKETS,
         )
         self.slo_requests = counter(
             "kvarn_slo_requests_total",
@@ -154,8 +163,9 @@ class GatewayMetrics:
         if model not in self._models:
             self._models[model] = _ModelMetrics(self, model, slo)
 
-    def generation(self, model: str, started: float) -> GenerationObserver:
-        return GenerationObserver(self._models[model], started)
+    def generation(self, model: str, started: float, exemplar: dict[str, str] | None = None) -> GenerationObserver:
+        """Observe a request to a model. `exemplar`: names its trace, beside the buckets that its times fall into."""
+        return GenerationObserver(self._models[model], started, exemplar)
 
     def slo_missed(self, model: str) -> None:
         """A generation request for a configured model was refused before it began: a miss."""
@@ -166,6 +176,19 @@ class GatewayMetrics:
         (family,) = self.in_flight.collect()
         return int(family.samples[0].value)
 
+    async def counted(self) -> list[MetricFamily]:
+        """The families that the history is made of, where this is the server's only process."""
+        return read_families(_Sources(self.history_sources))
+
     def snapshot(self) -> list[MetricFamily]:
         weights = {("kvarn_goodput_ratio", name): float(model.recent_requests) for name, model in self._models.items()}
         return read_families(self.registry, weights)
+
+
+class _Sources(Collector):
+    def __init__(self, sources: Iterable[Collector]) -> None:
+        self._sources = sources
+
+    def collect(self) -> Iterator[Metric]:
+        for source in self._sources:
+            yield from source.collect()

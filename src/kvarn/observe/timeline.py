@@ -48,6 +48,11 @@ class Phase(IntEnum):
 WAITS = tuple(phase for phase in Phase if phase < Phase.PROMPT)
 
 
+def waiting_reason(phase: Phase) -> str:
+    """The name of what a sequence waits for, as metrics show it: `slot`, `blocks`, `preempted`, ..."""
+    return phase.name.removeprefix("WAIT_").lower()
+
+
 class EngineEventKind(IntEnum):
     QUEUED = 0
     MASK_READY = 1
@@ -110,7 +115,7 @@ class Event(NamedTuple):
     name: str
     at_s: float
     """Seconds, on the clock of the process that keeps the timeline."""
-    numbers: Mapping[str, float] = {}
+    numbers: Mapping[str, int | float] = {}
     turn: int = 0
     """Number of the turn, from 1 on, if an engine told the event; 0: the gateway's own."""
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Bounds by which steps are counted: tokens of a step."""
+
 
 class AdapterStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     running: list[str] = []  # names of adapters with which sequences run

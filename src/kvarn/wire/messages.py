@@ -15,6 +15,7 @@ from kvarn.costs.step_times import StepTimes
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.engine_stats import AdapterStats, ExpertStats, LookupStats, SpeculationStats, WorkStats
 from kvarn.wire.message import Message
+from kvarn.wire.questions import Answered, Ask
 from kvarn.wire.sampling import SamplingParams
 from kvarn.wire.supervision import FromSupervisor, ToSupervisor
 
@@ -166,6 +167,7 @@ ToEngine = (
     | Leave
     | ForgetTenant
     | FromSupervisor
+    | Ask
     | Stop
 )
 
@@ -259,6 +261,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     waiting_by_priority: dict[int, int] = {}
     waiting_tokens_by_priority: dict[int, int] = {}
     """Tokens that waiting sequences have to compute, at most: part of them may be in the prefix cache."""
+    waiting_by_reason: dict[str, int] = {}
+    """Waiting sequences by what they wait for (`waiting_reason`); reasons for which none waits are left out."""
     prefill_tokens: int = 0  # tokens that running sequences still have to compute before they decode
     decode_rows: int = 0  # running sequences that decode
     decode_context: int = 0  # tokens that those have, prompt and output
@@ -270,6 +274,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     batch_tokens: int = 0  # tokens computed in the latest step
     batch_seqs: int = 0
     step_s: float = 0.0  # seconds of the latest step
+    steps_by_tokens: list[int] = []
+    """Steps by their number of tokens: up to each of `STEP_TOKENS`, then those with more."""
+    step_tokens_total: int = 0  # tokens computed in all steps
     prompt_tokens_total: int = 0  # prompt tokens computed
     cached_tokens_total: int = 0  # prompt tokens taken from the prefix cache
     output_tokens_total: int = 0
@@ -302,6 +309,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     embedding_size: int = 0
     pair_template: str = ""  # in which a cross-encoder reads pairs; empty: as its tokenizer joins two texts
     kv_blocks: int = 0
+    read_bytes_per_s: float = 0.0
+    """Bytes of weights that the device reads in a second in this model's own products; 0: not measured."""
     kv_dtype: str = ""  # type of cached keys and values; empty where there are none
     max_num_seqs: int = 0  # that may run at once, of a model that generates text
     block_size: int = 16
@@ -361,4 +370,15 @@ class Adapters(Message, frozen=True, kw_only=True):
     adapters: list[AdapterInfo]
 
 
-FromEngine = Ready | Progress | StepOutput | Refused | Embedded | AdapterChanged | Adapters | BlockEvents | ToSupervisor
+FromEngine = (
+    Ready
+    | Progress
+    | StepOutput
+    | Refused
+    | Embedded
+    | AdapterChanged
+    | Adapters
+    | BlockEvents
+    | Answered
+    | ToSupervisor
+)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from kvarn.observe.timeline import EngineEventKind, Event, Phase, Timeline, engine_events
 from kvarn.observe.traces.context import begin

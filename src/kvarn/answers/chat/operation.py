@@ -97,6 +97,7 @@ async def start_chat(
     if request.store:
         await serving.storage_quota.check(record, "store", "send 'store': false")
     record.choice.session = record.choice.session or request.prompt_cache_key or ""
+    record.metadata = request.metadata
     return await answer(serving, record, ChatQuestion(request, context))
 
 

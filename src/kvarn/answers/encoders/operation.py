@@ -48,6 +48,7 @@ async def start_embedding(
 ) -> tuple[Coroutine[None, None, EmbeddingList], HeldBytes]:
     """Check a request, tokenize its inputs, and take it in; what comes back does the work, and counts its memory.
     Raises `ApiError`."""
+    record.end_user = request.user or ""
     model = await serving.catalog.wait_for(record, request.model, "embed")
     inputs, size = as_list(request.input), model.card.embedding_size
     _check_count(serving, len(inputs), "input")

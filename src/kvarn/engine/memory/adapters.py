@@ -12,7 +12,7 @@ is named by the digest of what it computes, so another version of the same name 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,6 +96,11 @@ class AdapterResidency:
         """Blocks that could be had once so many running sequences of each adapter are gone, `kept`'s excepted."""
         found = ((name, self._resident[name]) for name in leaving if name in self._resident and name != kept)
         return sum(len(each.blocks) for name, each in found if each.users == leaving[name])
+
+    @property
+    def blocks(self) -> Mapping[int, str]:
+        """The adapter that each of its blocks holds."""
+        return self._of_block
 
     # Requests --------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ in LRU order is O(1) without searching for leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from kvarn.engine.errors import IntegrityError
 from kvarn.engine.memory.block_inventory import BlockInventory
@@ -55,6 +55,11 @@ class PrefixCache:
 
     def __len__(self) -> int:
         return len(self._by_block)
+
+    @property
+    def nodes(self) -> Mapping[int, PrefixNode]:
+        """The node of each cached block."""
+        return self._by_block
 
     def match(self, tokens: list[int], scope: PrefixScope, max_tokens: int) -> list[PrefixNode]:
         """The longest cached path that begins `tokens`, of at most `max_tokens` tokens."""

@@ -9,7 +9,6 @@ from importlib.resources import files
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from fastapi import Request
-from prometheus_client.exposition import choose_encoder
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 import kvarn
@@ -17,7 +16,9 @@ from kvarn.catalog.models import ServedModel
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.openapi import json_router
-from kvarn.observe.merge import as_open_metrics
+from kvarn.observe.exposition import exposition
+from kvarn.observe.merge import as_registry, read_families
+from kvarn.observe.vllm_names import vllm_families
 from kvarn.quality.monitor import QualityMonitor
 
 router = json_router("", "operation")
@@ -82,6 +83,8 @@ async def root(gateway: GatewayDep) -> Root:
         "metrics": "/metrics",
         "ready": "/ready",
     }
+    if gateway.config.console.enabled:
+        links["console"] = "/console/"
     names = [model.name for model in gateway.models]
     return {"name": "kvarn", "version": kvarn.__version__, "models": names, "links": links}
 
@@ -109,8 +112,10 @@ async def metrics(request: Request, gateway: GatewayDep) -> Response:
     """The metrics of all gateway processes and of the engines: as OpenMetrics where `Accept` asks for it, else in
     Prometheus' text format; compressed where `Accept-Encoding` has gzip."""
     registry = gateway.metrics.registry if gateway.control.shared is None else await gateway.control.shared.metrics()
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    body = encode(as_open_metrics(registry) if "openmetrics" in content_type else registry)
+    if gateway.config.gateway.vllm_metric_names:
+        families = read_families(registry)
+        registry = as_registry([*families, *vllm_families(families)])
+    body, content_type = exposition(registry, request.headers.get("accept", ""))
     headers = {"content-type": content_type, "vary": "Accept, Accept-Encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):
         body = gzip.compress(body, compresslevel=1)

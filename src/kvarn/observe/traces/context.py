@@ -39,6 +39,11 @@ class TraceContext(NamedTuple):
         """Headers of requests to other servers."""
         return {"traceparent": self.traceparent, **({"tracestate": self.state} if self.state else {})}
 
+    @property
+    def exemplar(self) -> dict[str, str] | None:
+        """Labels of an exemplar that leads to it; None: it is not sampled."""
+        return {"trace_id": self.trace_id} if self.sampled else None
+
 
 def parent_of(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | None:
     """The client's span. None: the headers name none, or not validly, in which case a new trace begins."""

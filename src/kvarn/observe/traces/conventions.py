@@ -34,6 +34,11 @@ def operation_of(endpoint: str) -> str:
     return _OPERATIONS.get(endpoint) or endpoint.rstrip("/").rpartition("/")[2] or "request"
 
 
+def is_operation(endpoint: str) -> bool:
+    """Whether an endpoint is one of the conventions': it asks a model."""
+    return endpoint in _OPERATIONS
+
+
 def request_attributes(request: TracedRequest) -> Attributes:
     """Attributes of a request's span."""
     attributes: Attributes = {
@@ -81,7 +86,7 @@ def turn_attributes(request: TracedRequest, turn: TracedTurn) -> Attributes:
         "kvarn.replica": turn.replica or None,
         "error.type": "refused" if turn.refused else "failed" if turn.outcome == "failed" else None,
     }
-    return attributes | {name: value for name, value in optional.items() if value is not None} | dict(turn.contents())
+    return attributes | {name: value for name, value in optional.items() if value is not None}
 
 
 def vllm_attributes(turn: Attributes, seconds: Mapping[str, float]) -> Attributes:

@@ -7,8 +7,9 @@ import gzip
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import httpx
 from prometheus_client import CollectorRegistry, Counter
@@ -27,7 +28,15 @@ _BATCH = 64
 _RETRIED = frozenset({429, 502, 503, 504})
 _LONGEST_PAUSE_S = 30.0
 
+Contents = Sequence[Callable[[], Mapping[str, str]]]
+"""For each turn, what makes attributes of its prompt and its answers, in the exporter's thread."""
+
 _log = logging.getLogger("kvarn.observe")
+
+
+class _Waiting(NamedTuple):
+    request: TracedRequest
+    contents: Contents
 
 
 class ExportMetrics:
@@ -74,7 +83,7 @@ class SpanExporter:
     ) -> None:
         self._settings = settings
         self._vllm = vllm
-        self._waiting: deque[TracedRequest] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._clock = clock
         self._pause_s = self._not_before = 0.0
         headers = {**settings.headers, "content-type": "application/json", "content-encoding": "gzip"}
@@ -85,12 +94,12 @@ class SpanExporter:
         """Whether a request's spans are exported: it is sampled."""
         return self._settings.samples(trace)
 
-    def add(self, request: TracedRequest) -> None:
-        """Export a request's spans soon."""
+    def add(self, request: TracedRequest, contents: Contents = ()) -> None:
+        """Export a request's spans soon, with the contents of its turns where they are given."""
         if len(self._waiting) >= MAX_REQUESTS:
             self._waiting.popleft()
             self._dropped.inc()
-        self._waiting.append(request)
+        self._waiting.append(_Waiting(request, contents))
 
     async def export(self) -> None:
         """Send what waits, until there is none or the collector does not take it now; a later call tries again."""
@@ -107,7 +116,7 @@ class SpanExporter:
             if not is_done:
                 self._put_back(batch)
 
-    def _put_back(self, batch: list[TracedRequest]) -> None:
+    def _put_back(self, batch: list[_Waiting]) -> None:
         kept = min(len(batch), MAX_REQUESTS - len(self._waiting))
         self._dropped.inc(len(batch) - kept)
         self._waiting.extendleft(reversed(batch[len(batch) - kept :]))
@@ -123,9 +132,12 @@ class SpanExporter:
             _log.warning("spans were not exported: the collector is away", extra={"requests": len(self._waiting)})
         self._http.close()
 
-    def _send(self, batch: Sequence[TracedRequest]) -> bool:
+    def _send(self, batch: Sequence[_Waiting]) -> bool:
         """Send a batch; whether it is done with. Runs in a thread."""
-        spans = ((request, request_spans(request, vllm=self._vllm)) for request in batch)
+        spans = (
+            (request, request_spans(request, vllm=self._vllm, contents=[make() for make in contents]))
+            for request, contents in batch
+        )
         body = gzip.compress(encode(spans, self._settings.resource), 1)
         try:
             answer = self._http.post(self._settings.url, content=body)
@@ -141,7 +153,7 @@ class SpanExporter:
             _log.error("the collector refused spans: status %d: %s", answer.status_code, answer.text[:200])
         return True
 
-    def _failed(self, batch: Sequence[TracedRequest], why: str, retry_after: str | None) -> bool:
+    def _failed(self, batch: Sequence[_Waiting], why: str, retry_after: str | None) -> bool:
         if not self._pause_s:
             _log.warning("export of spans failed, retrying: %s", why, extra={"requests": len(batch)})
         wanted = float(retry_after) if retry_after and retry_after.isdecimal() else 2 * self._pause_s

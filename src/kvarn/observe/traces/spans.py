@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from kvarn.observe.segments import EngineTurn, Segment, engine_turns, segments
 from kvarn.observe.timeline import WAITS, Event, Phase
 from kvarn.observe.traces.conventions import (
     Attributes,
@@ -66,6 +67,7 @@ _PARTS = {
     "authenticated": "authenticate",
     "read": "read body",
     "parsed": "parse",
+    "held": "wait for a replica",
     "resolved": "resolve model",
     "templated": "render template",
     "tokenized": "tokenize",
@@ -76,47 +78,30 @@ _PARTS = {
     "ended": "end",
 }
 """Names of the gateway's parts, by the event that ends them."""
-_ENGINE = "engine."
 
 
-def _ends_turn(event: Event) -> bool:
-    """Whether an event is a part of the gateway: all others, from `sent` on, are of the turn."""
-    return event.name != "sent" and (event.name in _PARTS or event.name.startswith("stage."))
-
-
-def request_spans(request: TracedRequest, *, vllm: bool = False) -> list[Span]:
+def request_spans(
+    request: TracedRequest, *, vllm: bool = False, contents: Sequence[Mapping[str, str]] = ()
+) -> list[Span]:
     """The spans of a request, its own first; each child stands behind its parent. `vllm`: turns have the attributes of
-    vLLM's spans, too."""
-    gateway = [event for event in request.events if not event.name.startswith(_ENGINE)]
-    engine = [event for event in request.events if event.name.startswith(_ENGINE)]
-    begin_s, end_s = gateway[0].at_s, gateway[-1].at_s
+    vLLM's spans, too. `contents`: more attributes of each turn."""
+    parts = segments(request.events)
     attributes = request_attributes(request)
     kind = SpanKind.SERVER if request.method else SpanKind.INTERNAL
+    begin_s = request.events[0].at_s
+    end_s = parts[-1].end_s if parts else begin_s
     spans = [Span(request.name, begin_s, end_s, None, kind, attributes, failed=request.is_error)]
-    turns = iter(request.turns)
-    before, of_turn = begin_s, list[Event]()
-    for event in (*gateway[1:], None):
-        if of_turn and (event is None or _ends_turn(event)):
-            sent_s, last = of_turn[0].at_s, of_turn[-1]
-            is_whole = event is None or last.name == "generated"
-            # A turn that failed ended between its last event and the next one of the gateway: that part is the turn's.
-            before = event.at_s if event is not None and not is_whole else last.at_s
-            told = [each for each in engine if sent_s <= each.at_s <= before]
-            own = len(spans)
-            _add_turn(spans, request, next(turns, None), before, of_turn, told)
-            if vllm:
-                spans[own].attributes |= _vllm(spans[own:], request)
-            of_turn = []
-            if not is_whole:
-                continue
-        if event is None or of_turn:
-            of_turn += filter(None, [event])
+    turns, more = iter(request.turns), iter(contents)
+    for part in parts:
+        if part.event is not None:
+            name = _PARTS.get(part.event.name) or part.event.name.replace(".", " ", 1)
+            spans.append(Span(name, part.begin_s, part.end_s, 0, attributes=dict(part.event.numbers)))
             continue
-        name = _PARTS.get(event.name) or event.name.replace(".", " ", 1)
-        spans.append(Span(name, before, event.at_s, 0, attributes=dict(event.numbers)))
-        before = event.at_s
-        if event.name == "sent":
-            of_turn = [event]
+        own = len(spans)
+        _add_turn(spans, request, next(turns, None), part)
+        spans[own].attributes |= next(more, {})
+        if vllm:
+            spans[own].attributes |= _vllm(spans[own:], request)
     return spans
 
 
@@ -131,39 +116,23 @@ def _vllm(spans: Sequence[Span], request: TracedRequest) -> Attributes:
     return vllm_attributes(turn.attributes, parts | {"total": turn.end_s - received_s})
 
 
-def _add_turn(
-    spans: list[Span],
-    request: TracedRequest,
-    turn: TracedTurn | None,
-    end_s: float,
-    events: Sequence[Event],
-    engine: Sequence[Event],
-) -> None:
+def _add_turn(spans: list[Span], request: TracedRequest, turn: TracedTurn | None, part: Segment) -> None:
     operation = operation_of(request.route)
     model = request.model if turn is None else turn.model
-    span = Span(f"{operation} {model}", events[0].at_s, end_s, 0)
+    span = Span(f"{operation} {model}", part.begin_s, part.end_s, 0)
     if turn is not None:
         span.attributes = turn_attributes(request, turn)
         span.failed = turn.outcome == "failed"
-    span.events = [SpanEvent(each.name, each.at_s, each.numbers) for each in events[1:] if each.name != "generated"]
+    span.events = [SpanEvent(each.name, each.at_s, each.numbers) for each in part.turn[1:] if each.name != "generated"]
     own = len(spans)
     spans.append(span)
-    for number in dict.fromkeys(each.turn for each in engine):  # several prompts, or another replica that went on
-        told = [each for each in engine if each.turn == number]
+    for told in engine_turns(each for each in request.events if part.begin_s <= each.at_s <= part.end_s):
         spans.extend(_engine_spans(told, own, len(spans)))
 
 
-def _engine_spans(events: Sequence[Event], turn: int, place: int) -> Iterator[Span]:
+def _engine_spans(told: EngineTurn, turn: int, place: int) -> Iterator[Span]:
     """The spans of one request to an engine. `turn`: place of their parent; `place`: of the first of them."""
-    moments: dict[str, Event] = {}
-    for event in events:
-        moments.setdefault(event.name.removeprefix(_ENGINE), event)
-    spent = {
-        Phase(int(event.numbers["phase"])): event.numbers["us"] / 1e6
-        for event in events
-        if event.name == "engine.spent"
-    }
-    last_s = max(event.at_s for event in events)
+    events, moments, spent, last_s = told.events, told.first, told.spent, told.end_s
     queued, scheduled = moments.get("queued"), moments.get("scheduled")
     first, finished = moments.get("first_token"), moments.get("finished")
     if queued is not None:

@@ -1,16 +1,19 @@
-"""A request that is over: what its spans are made of, and nothing that it held."""
+"""A request that is over: what its spans are made of, and what is kept of it; nothing that it held."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from kvarn.observe.timeline import Event
 from kvarn.observe.traces.context import TraceContext
 
+CLIENT_LEFT = 499
+"""Status of a request whose client left before an answer began."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedTurn:
+
+class TracedTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A turn that is settled."""
 
     id: str
@@ -30,31 +33,43 @@ class TracedTurn:
     """None: the client set no bound."""
     choices: int = 1
     finish_reasons: Sequence[str] = ()
-    contents: Callable[[], Mapping[str, str]] = dict
-    """Makes attributes of its prompt and its answers; none where contents are not sent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedRequest:
+class TracedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request that is over."""
 
     trace: TraceContext
     name: str
     """Such as `POST /v1/chat/completions`, or `batch line`."""
+    id: str = ""
+    """Unique: its record's."""
     request_id: str
     method: str = ""
     """Empty: it was no HTTP request."""
     route: str = ""
     """The path of the operation."""
     status: int = 0
+    error_code: str = ""
+    """Code of the error that the client got."""
     disconnected: bool = False
+    warnings: Sequence[str] = ()
+    """Fields of the request that were ignored or changed, in words."""
     organization_id: str = ""
     project_id: str = ""
     key_id: str = ""
+    session: str = ""
+    """The client's session: a cache key, or a conversation."""
+    end_user: str = ""
+    """The client's own user, as the request names them."""
+    metadata: Mapping[str, str] = {}
+    """The client's, as the request has it."""
+    batch_id: str = ""
     model: str = ""
     """The configured model that answered."""
     model_route: str = ""
     """The name that was asked for, where it stands for several models."""
+    cost: int = 0
+    """Billionths of the currency's unit, as the ledger has it."""
     wall_clock_offset_s: float
     """Seconds from the clock of `events` to 1970's."""
     events: Sequence[Event]
@@ -64,3 +79,28 @@ class TracedRequest:
     def is_error(self) -> bool:
         """Whether the server failed: the client's errors are not the server's."""
         return self.status >= 500 or any(turn.outcome == "failed" and not turn.refused for turn in self.turns)
+
+    @property
+    def outcome(self) -> str:
+        """`failed`, `refused`, `aborted` (the client left) or `finished`."""
+        if self.status >= 400 and self.status != CLIENT_LEFT:
+            return "refused" if self.status < 500 else "failed"
+        if self.turns and self.turns[-1].outcome == "failed":
+            return "refused" if self.turns[-1].refused else "failed"
+        return "aborted" if self.disconnected or self.status == CLIENT_LEFT else "finished"
+
+    @property
+    def total_s(self) -> float:
+        """Seconds from its headers to its last byte."""
+        return max(event.at_s for event in self.events if not event.turn) - self.events[0].at_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from its last byte to the first token of its answer; None: there was none."""
+        received_s = next((event.at_s for event in self.events if event.name == "read"), self.events[0].at_s)
+        return next((event.at_s - received_s for event in self.events if event.name == "first_token"), None)
+
+    @property
+    def started_at(self) -> float:
+        """Time at which its headers came, in seconds since 1970."""
+        return self.events[0].at_s + self.wall_clock_offset_s

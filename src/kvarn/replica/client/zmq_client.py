@@ -18,8 +18,10 @@ from kvarn.replica.client.protocol import (
     ReportPending,
     RequestRefusedError,
 )
+from kvarn.replica.client.questions import EngineQuestions
 from kvarn.replica.client.request_stream import RequestStream
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
+from kvarn.wire.kv_map import KVMap, KVPath
 from kvarn.wire.messages import (
     Abort,
     AdapterChanged,
@@ -41,6 +43,8 @@ from kvarn.wire.messages import (
     TokenDelta,
     UnloadAdapter,
 )
+from kvarn.wire.questions import Answered
+from kvarn.wire.step_records import LiveSteps, TurnSteps
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +71,7 @@ class ZmqReplicaClient:
         self._embeddings: dict[str, asyncio.Future[list[bytes]]] = {}
         self._changes: dict[str, asyncio.Future[None]] = {}
         """Adapters that are being loaded or unloaded for this process."""
+        self._questions = EngineQuestions(self._send, gateway)
         self._watcher: BlockWatcher | None = None
         self._block_reader: BlockEventReader | None = None
 
@@ -151,6 +156,18 @@ class ZmqReplicaClient:
     def forget_tenant(self, tenant: str) -> bool:
         return self._send(ForgetTenant(tenant=tenant))
 
+    async def turn_steps(self, request_id: str) -> TurnSteps | None:
+        return await self._questions.turn_steps(request_id)
+
+    async def live(self, after_step: int) -> LiveSteps | None:
+        return await self._questions.live(after_step)
+
+    async def kv_map(self) -> KVMap | None:
+        return await self._questions.kv_map(self.stats)
+
+    async def kv_path(self, block: int) -> KVPath | None:
+        return await self._questions.kv_path(block)
+
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
         if self._watcher is not None:
             self._send(WatchBlocks(gateway=self._gateway, wanted=False))
@@ -193,6 +210,7 @@ class ZmqReplicaClient:
     def _forget(self, reason: str) -> None:
         self.stats = EngineStats()
         self._block_reader = None
+        self._questions.forget()
         if self._watcher is not None:
             self._watcher.forget()
         for request_id in [*self._streams, *self._embeddings, *self._changes]:
@@ -222,6 +240,8 @@ class ZmqReplicaClient:
             case BlockEvents():
                 if self._block_reader is not None:
                     self._block_reader.take(message)
+            case Answered():
+                self._questions.take(message)
             case Adapters():
                 self.adapters = {adapter.name: adapter for adapter in message.adapters}
                 self._revision = message.revision

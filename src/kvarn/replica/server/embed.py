@@ -25,6 +25,7 @@ from kvarn.wire.messages import (
     Submit,
     UnloadAdapter,
 )
+from kvarn.wire.questions import Question
 
 if TYPE_CHECKING:  # it brings torch
     from kvarn.worker.encoder_runner import EncoderRunner
@@ -62,6 +63,10 @@ class EmbedService:
     def change_adapters(self, message: LoadAdapter | UnloadAdapter) -> Refused:
         why = "this model embeds: it has no adapters"
         return Refused(request_id=message.request_id, reason=RefusalReason.INVALID, message=why)
+
+    def answer(self, question: Question) -> bytes:
+        """Nothing: an encoder keeps no records of its passes, and has no KV blocks."""
+        return b""
 
     def join(self, message: Join) -> None:
         """Answer a gateway process that joins: with nothing."""

@@ -12,6 +12,8 @@ from kvarn.costs.decoder import DecoderCosts
 from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.errors import AdmissionError
 from kvarn.engine.memory.block_inventory import BlockPlace
+from kvarn.engine.step_reports import FloorOf
+from kvarn.replica.server.engine_answers import EngineAnswers
 from kvarn.replica.server.prefill.client import PrefillClient
 from kvarn.replica.server.prefill.server import PrefillServer
 from kvarn.wire.messages import (
@@ -28,6 +30,7 @@ from kvarn.wire.messages import (
     Submit,
     UnloadAdapter,
 )
+from kvarn.wire.questions import Question
 
 if TYPE_CHECKING:  # these bring torch
     from kvarn.replica.server.adapters import AdapterHost
@@ -47,6 +50,7 @@ class GenerateService:
         prefill_client: Connection to the engine that computes prompts for this one.
         prefill_server: Sends prompts' blocks to another engine.
         closing: Called at shutdown, after the executor's.
+        floor_of: The least seconds that the device needs for a step.
         sleep: Takes the model off its device once this service is shut down; None: it cannot sleep.
     """
 
@@ -61,6 +65,7 @@ class GenerateService:
         prefill_server: PrefillServer | None = None,
         experts: ExpertLoads | None = None,
         closing: Sequence[Callable[[], None]] = (),
+        floor_of: FloorOf = lambda shape: 0.0,
         sleep: Callable[[], SleepingModel] | None = None,
         clock: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
@@ -75,6 +80,7 @@ class GenerateService:
         self._core = EngineCore(parts, clock)
         self._adapters = None if adapter_host is None else adapter_host(self._core)
         self._clock = clock
+        self._answers = EngineAnswers(self._core, floor_of, self._adapter_name, clock)
         self._gauges_due_s = clock()
 
     @property
@@ -114,6 +120,13 @@ class GenerateService:
         self._core.abort(request_id)
         if self._adapters is not None:
             self._adapters.abort(request_id)
+
+    def answer(self, question: Question) -> bytes:
+        return self._answers.answer(question)
+
+    def _adapter_name(self, digest: str) -> str:
+        names = [] if self._adapters is None else self._adapters.names_of([digest])
+        return names[0] if names else digest
 
     def change_adapters(self, message: LoadAdapter | UnloadAdapter) -> Refused | None:
         if self._adapters is None:

@@ -44,6 +44,7 @@ from kvarn.wire.messages import (
     TokenDelta,
     UnloadAdapter,
 )
+from kvarn.wire.questions import Answered, Ask
 from kvarn.wire.supervision import Drain, Sleep, Supervise
 
 _IDLE_WAIT_S = 0.5
@@ -127,7 +128,7 @@ class ResponseRouter:
         if gateway in self._outboxes:
             self._outboxes[gateway].send(refused)
 
-    def tell(self, gateway: int, message: Adapters | BlockEvents | StepOutput) -> bool:
+    def tell(self, gateway: int, message: Adapters | BlockEvents | StepOutput | Answered) -> bool:
         """Send to one gateway process; False: it has not joined or is gone, and nothing was sent."""
         if gateway not in self._outboxes:
             return False
@@ -232,7 +233,7 @@ class EngineLoop:
         any_came = False
         for message in self._inbox.receive(wait_s):
             self._handle(message)
-            any_came = True
+            any_came = any_came or not isinstance(message, Ask)  # a question changes nothing
         if self._owes_ready:
             self._owes_ready = False
             if not self._heartbeat.draining:
@@ -259,6 +260,10 @@ class EngineLoop:
             case Leave():
                 for gateway in message.gateways:
                     self._forget(gateway)
+            case Ask():
+                if message.gateway in self._router.joined:
+                    answer = self._service.answer(message.question)
+                    self._router.tell(message.gateway, Answered(number=message.number, answer=answer))
             case ForgetTenant():
                 self._service.forget_tenant(message.tenant)
             case Supervise():

@@ -71,10 +71,11 @@ def product_speeds(
 
 def expected_steps(costs: DecoderCosts, speeds: Ceilings) -> list[ExpectedStep]:
     """Some different steps, and the seconds each is expected to take."""
-    return [(shape, _floor_s(shape, costs, speeds) / EFFICIENCY) for shape in typical_steps()]
+    return [(shape, step_floor_s(shape, costs, speeds) / EFFICIENCY) for shape in typical_steps()]
 
 
-def _floor_s(shape: StepShape, costs: DecoderCosts, speeds: Ceilings) -> float:
+def step_floor_s(shape: StepShape, costs: DecoderCosts, speeds: Ceilings) -> float:
+    """The least seconds of a step of this shape."""
     work = costs.step(
         tokens=shape.num_tokens,
         logits_rows=shape.decode_rows + shape.proposals + (shape.prefill_tokens > 0),

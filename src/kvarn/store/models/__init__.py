@@ -7,6 +7,8 @@ from kvarn.store.models.changes import Change, Lease
 from kvarn.store.models.conversations import Conversation, ConversationItem, StoredCompletion, StoredResponse
 from kvarn.store.models.deployments import Deployment, DeploymentVersion, RolloutSamples, StoredRollout, VersionNumber
 from kvarn.store.models.files import Batch, BatchLine, File, FileChunk, Upload
+from kvarn.store.models.kept_requests import KeptDetail, KeptRequest
+from kvarn.store.models.sessions import ConsoleSession
 from kvarn.store.models.tenants import (
     ApiKey,
     AuditEntry,

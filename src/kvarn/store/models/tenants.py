@@ -26,7 +26,7 @@ class Organization(Base):
     """Best tier its requests may have; lower runs first."""
     cache_salt: Mapped[str] = mapped_column(String(64))  # secret under which its prompts are cached
     retention_days: Mapped[int | None]
-    """Days that conversations, responses and files are kept; None: the server's setting."""
+    """Days that conversations, responses, files and requests are kept; None: the server's setting."""
     file_bytes: Mapped[Number] = mapped_column(default=0, server_default="0")
     """Bytes of its files (`repositories/stored_bytes.py`)."""
     other_bytes: Mapped[Number] = mapped_column(default=0, server_default="0")
@@ -134,7 +134,7 @@ class AuditEntry(Base):
     effective_at: Mapped[Seconds]
     type: Mapped[str] = mapped_column(String(64))
     actor_key_id: Mapped[Id | None]
-    """None: the command line on the server's machine, or an open server."""
+    """None: the command line on the server's machine, an open server, or a person who is signed in to the console."""
     actor: Mapped[Name]
     actor_organization_id: Mapped[Id | None]
     """Organisation of the actor; the log does not name another's administrator. None: the server itself."""

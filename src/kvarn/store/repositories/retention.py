@@ -20,6 +20,7 @@ from kvarn.store.models import (
     Batch,
     Conversation,
     File,
+    KeptRequest,
     Organization,
     PromptSample,
     StoredCompletion,
@@ -74,6 +75,8 @@ class StoredKind:
     """Days that the server's configuration keeps them; None: for ever."""
     age: str = "created_at"
     """Column of the time from which on the days are counted."""
+    per_second: int = 1
+    """Units of that column in a second."""
     expires_at: str | None = None
     """Column of the time at which an object goes that says so itself. The server's days are not for those."""
     may_go: Callable[[int], Condition] = lambda _: true()
@@ -99,6 +102,7 @@ STORED: Final = (
     StoredKind(File, lambda config: config.files_days, expires_at="expires_at", drop=drop_files),
     StoredKind(Upload, lambda config: config.files_days, expires_at="expires_at"),
     StoredKind(PromptSample, lambda config: config.prompt_samples_days),
+    StoredKind(KeptRequest, lambda config: config.kept_requests_days, age="started_us", per_second=1_000_000),
 )
 
 
@@ -136,9 +140,12 @@ def _reasons(
     columns, days = kind.model.__table__.c, kind.days(config)
     age = columns[kind.age]
     if days is not None:
-        old = age <= now - days * _DAY_S
+        old = age <= (now - days * _DAY_S) * kind.per_second
         yield kind.age, and_(old, columns[kind.expires_at].is_(None)) if kind.expires_at else old
     if kind.expires_at:
         yield kind.expires_at, columns[kind.expires_at] <= now
     for organization_id, wanted in wanted_days:
-        yield kind.age, and_(columns.organization_id == organization_id, age <= now - wanted * _DAY_S)
+        yield (
+            kind.age,
+            and_(columns.organization_id == organization_id, age <= (now - wanted * _DAY_S) * kind.per_second),
+        )

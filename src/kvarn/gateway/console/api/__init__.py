@@ -1,1 +1,1 @@
-"""Routes of the console's data: a module a view."""
+"""Data of the console: one module a view."""

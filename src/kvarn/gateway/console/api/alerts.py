@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 
 import msgspec
+from fastapi import Request
 from starlette.responses import Response
 
 from kvarn.gateway.alerting import Alerting
-from kvarn.gateway.answer import event_stream
+from kvarn.gateway.console.router import console_router
+from kvarn.gateway.console.streams import console_stream
 from kvarn.gateway.dependencies import PlatformAdminDep
-from kvarn.gateway.openapi import json_router
 from kvarn.observe.alerts.history import Labels
 from kvarn.observe.alerts.monitor import AlertMonitor, AlertState, Transition
 from kvarn.observe.alerts.rules import Rule
+from kvarn.wire.sse import named_event
 
-router = json_router("/console/api/alerts", "console")
+router = console_router()
 
 MAX_ALERTS = 50
 """Most label sets that are shown of one rule."""
-_ALIVE_S = 15.0
 _RANK = ("ok", AlertState.PENDING, AlertState.FIRING)
 
 
@@ -91,26 +90,21 @@ class AlertsView(msgspec.Struct, frozen=True, kw_only=True):
     webhook: WebhookView | None
 
 
-@router.get("", include_in_schema=False)
+@router.get("/alerts")
 async def get_alerts(admin: PlatformAdminDep) -> AlertsView:
     return view_of(admin.gateway.control.alerting)
 
 
-@router.get("/stream", include_in_schema=False)
-async def stream_alerts(admin: PlatformAdminDep) -> Response:
-    """The same as events, after each evaluation of the rules."""
-    return event_stream(_events(admin.gateway.control.alerting), end=b"")
+@router.get("/alerts/stream")
+async def stream_alerts(request: Request, admin: PlatformAdminDep) -> Response:
+    """The same as events named `alerts`, after each evaluation of the rules."""
+    return console_stream(request, _events(admin.gateway.control.alerting))
 
 
 async def _events(alerting: Alerting) -> AsyncGenerator[bytes, None]:
     while True:
-        yield b"data: " + msgspec.json.encode(view_of(alerting)) + b"\n\n"
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_ALIVE_S):
-                    await alerting.next_evaluation()
-                    break
-            yield b": alive\n\n"
+        yield named_event("alerts", view_of(alerting))
+        await alerting.next_evaluation()
 
 
 def view_of(alerting: Alerting) -> AlertsView:

@@ -125,7 +125,8 @@ def _actor(entry: AuditEntry) -> dict[str, Any]:
     if not entry.names_actor:
         return {"type": "session", "session": {}, "name": "platform administrator"}
     if entry.actor_key_id is None:
-        return {"type": "session", "session": {}, "name": entry.actor}
+        person = None if entry.actor_user_id is None else {"id": entry.actor_user_id, "email": entry.actor_email}
+        return {"type": "session", "session": {} if person is None else {"user": person}, "name": entry.actor}
     key: dict[str, Any] = {"id": entry.actor_key_id}
     if entry.actor_email is not None:
         key |= {"type": "user", "user": {"id": entry.actor_user_id, "email": entry.actor_email}}

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.costs.decoder import DecoderCosts, loaded_costs
+from kvarn.costs.roofline import Ceilings
 from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.plan import Executor
 from kvarn.engine.proposals.proposer import Proposer
@@ -36,7 +37,7 @@ from kvarn.replica.server.startup.memory import check_recurrent, plan_memory, wi
 from kvarn.replica.server.startup.phases import Phases, model_card
 from kvarn.replica.server.startup.proposer import build_proposer
 from kvarn.replica.server.startup.warm_up import compile_ahead, warm_up
-from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
+from kvarn.replica.server.step_time_prior import expected_steps, product_speeds, step_floor_s
 from kvarn.replica.spec import ReplicaSpec, configured_adapters
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.text.checkpoint import resolve_tokenizer
@@ -80,7 +81,7 @@ def build_decoder(
     with phases("warm up"):
         _warm_up(model, config, built, proposer, alone=ranks is None)
     with phases("time products"):
-        step_time = _expected_step_time(model)
+        speeds = _measured_speeds(model)
     has_adapters = layout.pipeline_parallel_size == 1
     prefill_client, prefill_server = _prefill_ends(spec, tiers)
     experts = ExpertLoads(model, config.experts.load_file)
@@ -88,7 +89,7 @@ def build_decoder(
         built.executor,
         config.engine,
         namespace=config.name if tiers is None else tiers.namespace,
-        step_time=step_time,
+        step_time=StepTimeModel(expected=expected_steps(model.costs, speeds)),
         proposer=proposer,
         speculation=config.speculation,
         masks=masks,
@@ -105,6 +106,7 @@ def build_decoder(
         kind="generate",
         max_context_length=plan.max_context_length,
         kv_blocks=plan.num_blocks,
+        read_bytes_per_s=speeds.bytes_per_s if ranks is None else 0.0,
         kv_dtype=model.kv_dtype,
         block_size=BLOCK_SIZE,
         max_num_seqs=plan.max_num_seqs,
@@ -120,6 +122,7 @@ def build_decoder(
         prefill_server=prefill_server,
         experts=experts,
         closing=[*closing, masks.shutdown],
+        floor_of=partial(step_floor_s, costs=model.costs, speeds=speeds),
         sleep=partial(SleepingModel, model, rebuild) if may_sleep else None,
     )
 
@@ -209,11 +212,10 @@ def _warm_up(
         proposer.warm_up()
 
 
-def _expected_step_time(model: Decoder) -> StepTimeModel:
+def _measured_speeds(model: Decoder) -> Ceilings:
     device, dtype = model.kernels.device.torch_device, model.kernels.operations.activation_dtype(model.dtype)
     recorder = recorder_for(device) if model.kernels.operations.captures_steps else None
-    speeds = product_speeds(model.input_products, dtype, device, recorder)
-    return StepTimeModel(expected=expected_steps(model.costs, speeds))
+    return product_speeds(model.input_products, dtype, device, recorder)
 
 
 def _prefill_ends(spec: ReplicaSpec, tiers: BuiltTiers | None) -> tuple[PrefillClient | None, PrefillServer | None]:

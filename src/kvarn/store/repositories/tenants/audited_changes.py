@@ -25,6 +25,7 @@ _NO_NEWS = frozenset(
         "deployment.deleted",
         "deployment.rolled_back",
         "deployment.scaled",
+        "login.succeeded",
         "organization.created",
         "organization.deleted",
         "organization.usage_erased",
@@ -54,7 +55,7 @@ class Actor:
     organization_id: str | None = None
     """The organisation it administers; None: the server itself."""
     user_id: str | None = None
-    """Owner of the key, read when the change begins."""
+    """Owner of the key, read when the change begins; without a key, the person who is signed in."""
     email: str | None = None
 
 
@@ -108,7 +109,9 @@ async def audited_change(store: Store, actor: Actor) -> AsyncGenerator[AuditedCh
 async def _known(session: AsyncSession, actor: Actor) -> Actor:
     """The actor with whose key it is: written into each entry, since key and user may be deleted one day."""
     if actor.key_id is None:
-        return actor
+        if actor.user_id is None:
+            return actor
+        return replace(actor, email=await session.scalar(select(User.email).where(User.id == actor.user_id)))
     query = select(ApiKey.organization_id, ApiKey.user_id, User.email).outerjoin(User, User.id == ApiKey.user_id)
     row = (await session.execute(query.where(ApiKey.id == actor.key_id))).first()
     return actor if row is None else replace(actor, organization_id=row[0], user_id=row[1], email=row[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import select
@@ -69,6 +70,12 @@ async def list_organizations(session: AsyncSession, cursor: Cursor) -> Page[Orga
 async def get_organization(session: AsyncSession, organization_id: str) -> Organization:
     query = select(Organization).where(Organization.id == organization_id)
     return await find_one(session, query, f"No such organization: {organization_id!r}.")
+
+
+async def names_of_organizations(session: AsyncSession, organization_ids: Collection[str]) -> dict[str, str]:
+    """Names by id, of those that exist."""
+    query = select(Organization.id, Organization.name).where(Organization.id.in_(organization_ids))
+    return {row.id: row.name for row in await session.execute(query)}
 
 
 async def default_project_id(session: AsyncSession, organization_id: str) -> str:

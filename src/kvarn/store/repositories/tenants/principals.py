@@ -9,7 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
-from kvarn.store.models import ApiKey, Organization, Project
+from kvarn.store.keys import is_session_lookup
+from kvarn.store.models import ApiKey, ConsoleSession, Organization, Project, ProjectMember, User
 from kvarn.store.owner import ANYBODY, Owner, Principal, Role
 from kvarn.store.repositories.tenants.keys import scopes_from_json
 from kvarn.store.repositories.tenants.rate_limits import limit_rules_of
@@ -17,12 +18,12 @@ from kvarn.store.repositories.tenants.rate_limits import limit_rules_of
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A key's row, with the principal that it acts for."""
+    """The row of a key, or of a session of the console, with the principal that it acts for."""
 
     organization_id: str
-    digest: str  # SHA-256 of the key
+    digest: str  # SHA-256 of the key, or of the session's token
     principal: Principal | None
-    """None: the key is revoked or expired, or its project or organisation archived."""
+    """None: the key is revoked or expired, its project or organisation archived, or the session over."""
     expires_at: int | None
 
     def principal_at(self, now: float) -> Principal | None:
@@ -30,7 +31,9 @@ class Grant:
 
 
 async def find_grant(session: AsyncSession, lookup: str, now: float) -> Grant | None:
-    """The grant of a key at the time `now`, found by its first part; None where no key begins so."""
+    """The grant of a key or session at the time `now`, found by its first part; None where none begins so."""
+    if is_session_lookup(lookup):
+        return await _find_session(session, lookup, now)
     return await _find(session, ApiKey.lookup == lookup, now)
 
 
@@ -80,6 +83,47 @@ async def _find(session: AsyncSession, which: ColumnElement[bool], now: float) -
     scopes = scopes_from_json(key.scopes)
     principal = replace(principal, role=_role(key), user_id=key.user_id, key_id=key.id, scopes=scopes)
     return Grant(organization.id, key.digest, principal, key.expires_at)
+
+
+async def _find_session(session: AsyncSession, lookup: str, now: float) -> Grant | None:
+    row = await session.get(ConsoleSession, lookup)
+    if row is None:
+        return None
+    grant = Grant(row.organization_id, row.digest, None, row.expires_at)
+    if row.expires_at <= now:
+        return grant
+    if row.key_id is not None:
+        of_key = await _find(session, ApiKey.id == row.key_id, now)
+        if of_key is None or of_key.principal is None:
+            return grant
+        ends = min(row.expires_at, of_key.expires_at or row.expires_at)
+        return replace(grant, principal=of_key.principal, expires_at=ends)
+    if row.user_id is not None:
+        return replace(grant, principal=await find_person(session, row.user_id))
+    anybody = await find_default_principal(session)  # a key of the configuration
+    return grant if anybody is None else replace(grant, principal=replace(anybody, role=Role.SERVICE, priority=0))
+
+
+async def find_person(session: AsyncSession, user_id: str) -> Principal | None:
+    """The principal of a person who is signed in without a key: an administrator acts in the organisation's first
+    project, a member in the first that they joined. None where there is no such project (any more)."""
+    user = await session.get(User, user_id)
+    if user is None or user.kind != "person":
+        return None
+    organization = await session.get(Organization, user.organization_id)
+    query = select(Project).where(Project.organization_id == user.organization_id, Project.archived_at.is_(None))
+    if user.role == Role.ADMIN:
+        query = query.where(Project.is_default)
+    else:
+        query = query.join(ProjectMember, ProjectMember.project_id == Project.id).where(
+            ProjectMember.user_id == user_id
+        )
+        query = query.order_by(ProjectMember.created_at, Project.created_at, Project.id)
+    project = await session.scalar(query.limit(1))
+    if organization is None or organization.archived_at is not None or project is None:
+        return None
+    principal = await _principal_of(session, organization, project)
+    return replace(principal, role=Role(user.role), user_id=user_id)
 
 
 async def _principal_of(

@@ -1,0 +1,74 @@
+// Head of a page: title, range of time, live switch, and one sentence that says how things are.
+import type { ComponentChildren } from "preact";
+import { useEffect } from "preact/hooks";
+import { href, live, range, RANGES, type Range } from "../lib/address";
+import type { Level } from "../components/basics";
+import { Menu } from "../components/menu";
+
+const RANGE_NAMES: Record<Range, string> = {
+  "15m": "last 15 min", "1h": "last 1 h", "6h": "last 6 h", "24h": "last 24 h", "7d": "last 7 days", "30d": "last 30 days",
+};
+
+export interface SentenceData {
+  text: string;
+  level?: Level;
+  /** Page with the evidence. */
+  to?: string | null;
+}
+
+/** The state of what a page shows, as a person would say it. */
+export function Sentence({ text, level = "quiet", to }: SentenceData) {
+  return (
+    <p class="sentence" role="status">
+      <span class={`mark mark-${level}`} aria-hidden="true" />
+      {to ? <a href={href(to)}>{text}</a> : text}
+    </p>
+  );
+}
+
+export interface PageHeadProps {
+  title: string;
+  /** Undefined while it is not known yet: its room is kept. */
+  sentence: SentenceData | undefined;
+  /** Ranges that the page can show; without them it has no range. */
+  ranges?: Range[];
+  /** The page has a stream: a switch is shown. */
+  streams?: boolean;
+  /** Buttons of the page, before the range. */
+  children?: ComponentChildren;
+}
+
+export function PageHead({ title, sentence, ranges, streams = false, children }: PageHeadProps) {
+  useEffect(() => {
+    document.title = `${title} · Kvarn`;
+  }, [title]);
+  return (
+    <>
+      <div class="page-head">
+        <h1 tabIndex={-1}>{title}</h1>
+        <div class="controls">
+          {children}
+          {ranges && (
+            <Menu
+              label={RANGE_NAMES[range.value]}
+              title="Range"
+              side="right"
+              items={ranges.map((one) => ({ label: RANGE_NAMES[one], checked: one === range.value, run: () => (range.value = one) }))}
+            />
+          )}
+          {streams && (
+            <button type="button" role="switch" aria-checked={live.value} class="button plain live" onClick={() => (live.value = !live.value)}>
+              live <span class="dot" aria-hidden="true" />
+            </button>
+          )}
+        </div>
+      </div>
+      {sentence ? <Sentence {...sentence} /> : <p class="sentence" />}
+    </>
+  );
+}
+
+/** Seconds of the chosen range, and its ends now. */
+export function rangeSpan(now: number): [number, number] {
+  return [now - RANGES[range.value], now];
+}

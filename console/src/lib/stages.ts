@@ -1,0 +1,31 @@
+// Stages of a request and causes of a token's time: names and colours, the same everywhere.
+
+/** Stages, in the order in which a request passes them (`kvarn.explain.explanation.Stage`). */
+export const STAGES = {
+  client: "client",
+  admission: "admission",
+  queue: "queue",
+  prefill: "prefill",
+  decode: "decode",
+  transfer: "transfer",
+  tool: "tool",
+  text: "text and moderation",
+  unexplained: "unexplained",
+} as const;
+export type Stage = keyof typeof STAGES;
+
+/** CSS class that gives a mark the colour and the pattern of its stage. */
+export function stageClass(stage: string): string {
+  return `stage stage-${stage in STAGES ? stage : "unexplained"}`;
+}
+
+/** Causes of a token's time (`TokenCause`), with the class of each. */
+export const TOKEN_CAUSES = {
+  "own step": "cause-own",
+  "shared with a prompt": "cause-shared",
+  preempted: "cause-preempted",
+  "proposal accepted": "cause-accepted",
+  forced: "cause-forced",
+  failover: "cause-failover",
+} as const;
+export type TokenCause = keyof typeof TOKEN_CAUSES;

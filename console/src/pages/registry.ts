@@ -1,0 +1,20 @@
+// The pages. A new one is a file here and an entry in this list; it is loaded when it is first opened.
+import type { ComponentType } from "preact";
+import type { Role } from "../lib/session";
+
+export interface Page {
+  /** First part of the address: `requests` in `#/requests/req-1`. */
+  name: string;
+  title: string;
+  /** Letter after `g` that opens it. */
+  key?: string;
+  /** Place in the rail, from 1; without one the page is reached by links. On a phone the first four have a place. */
+  rail?: number;
+  role: Role;
+  /** The page's component is the module's default export. */
+  load: () => Promise<{ default: ComponentType }>;
+}
+
+export const PAGES: Page[] = [
+  { name: "overview", title: "Overview", key: "o", rail: 1, role: "member", load: () => import("./overview") },
+];

@@ -1,0 +1,71 @@
+"""A viewer of the console: whose requests they see, and which names they may read.
+
+role of the principal                       sees
+admin of the default organisation           everything
+admin of another organisation               their organisation
+member, service                             the project of their key
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends
+
+from kvarn.gateway.dependencies import GatewayDep, PrincipalDep
+from kvarn.store.engine import Store
+from kvarn.store.ids import DEFAULT_ORGANIZATION
+from kvarn.store.owner import Principal, Role
+from kvarn.store.repositories.tenants.organizations import names_of_organizations
+
+ANOTHER_TENANT = "another tenant"
+"""Shown in place of a name that the viewer may not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """The one who looks at the console, or asks for its data with an API key."""
+
+    principal: Principal
+    store: Store
+
+    @property
+    def is_platform_admin(self) -> bool:
+        return self.principal.role is Role.ADMIN and self.principal.organization_id == DEFAULT_ORGANIZATION
+
+    @property
+    def organization_id(self) -> str | None:
+        """The only organisation that they see; None: all."""
+        return None if self.is_platform_admin else self.principal.organization_id
+
+    @property
+    def project_id(self) -> str | None:
+        """The only project that they see; None: all of the organisation."""
+        return None if self.principal.role is Role.ADMIN else self.principal.project_id
+
+    def may_see(self, organization_id: str, project_id: str | None = None) -> bool:
+        """Whether they see what belongs to a project, or (without one) to the organisation as a whole."""
+        if self.organization_id not in (None, organization_id):
+            return False
+        return self.project_id in (None, project_id)
+
+    async def names_of(self, organization_ids: Collection[str]) -> dict[str, str]:
+        """Names of organisations as this viewer may read them, in one query; a deleted one's is its id."""
+        allowed = {each for each in organization_ids if self.organization_id in (None, each)}
+        names = dict.fromkeys(organization_ids, ANOTHER_TENANT) | {each: each for each in allowed}
+        if allowed:
+            async with self.store.reading() as session:
+                names |= await names_of_organizations(session, allowed)
+        return names
+
+    async def name_of(self, organization_id: str) -> str:
+        return (await self.names_of([organization_id]))[organization_id]
+
+
+async def current_viewer(gateway: GatewayDep, principal: PrincipalDep) -> Viewer:
+    return Viewer(principal, gateway.store)
+
+
+ConsoleViewer = Annotated[Viewer, Depends(current_viewer)]

@@ -1,0 +1,57 @@
+"""Metrics of requests to engines, observed once each is over. `docs/metrics.md` explains each to an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from kvarn.observe.timeline import WAITS, Phase
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKENS = (1, 4, 16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+
+class TurnMetrics:
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        histogram = partial(Histogram, labelnames=("model",), registry=registry)
+        self._queue = histogram("kvarn_queue_seconds", "Time that requests waited in an engine.", buckets=_SECONDS)
+        self._prefill = histogram(
+            "kvarn_prefill_seconds", "Time in which an engine computed a request's known tokens.", buckets=_SECONDS
+        )
+        self._decode = histogram(
+            "kvarn_decode_seconds", "Time in which an engine drew a request's tokens.", buckets=_SECONDS
+        )
+        self._inference = histogram(
+            "kvarn_inference_seconds", "From a request's first step in an engine to its last.", buckets=_SECONDS
+        )
+        self._answers = histogram(
+            "kvarn_answer_seconds", "From the last byte of a request to the last token of its answer.", buckets=_SECONDS
+        )
+        self._prompt_tokens = histogram("kvarn_turn_prompt_tokens", "Prompt tokens of a request.", buckets=_TOKENS)
+        self._output_tokens = histogram("kvarn_turn_output_tokens", "Tokens of a request's answer.", buckets=_TOKENS)
+        self._turns = Counter(
+            "kvarn_turns_total",
+            "Requests to models that are over, by how they ended.",
+            ("model", "finish_reason"),
+            registry=registry,
+        )
+
+    def ended(self, model: str, finish_reason: str, prompt_tokens: int, output_tokens: int) -> None:
+        """A request to a model is over."""
+        self._turns.labels(model, finish_reason).inc()
+        self._prompt_tokens.labels(model).observe(prompt_tokens)
+        self._output_tokens.labels(model).observe(output_tokens)
+
+    def answered(self, model: str, seconds: float) -> None:
+        """An answer was written to its end."""
+        self._answers.labels(model).observe(seconds)
+
+    def spent(self, model: str, us: Mapping[int, float]) -> None:
+        """An engine told the microseconds of a request by phase (`Phase`)."""
+        prefill, decode = us.get(Phase.PROMPT, 0), us.get(Phase.DECODE, 0)
+        self._queue.labels(model).observe(sum([us.get(phase, 0) for phase in WAITS]) / 1e6)
+        self._prefill.labels(model).observe(prefill / 1e6)
+        self._decode.labels(model).observe(decode / 1e6)
+        self._inference.labels(model).observe((prefill + decode + us.get(Phase.PREEMPTED, 0)) / 1e6)

@@ -1,0 +1,76 @@
+"""Counterfactuals against what really happens otherwise: the same world, run again."""
+
+from __future__ import annotations
+
+import random
+from statistics import median
+
+import msgspec
+import pytest
+
+from explained_world import Asked, ExplainedWorld, asked, mixed_load
+
+CONFIG = {"num_blocks": 600, "max_num_seqs": 24, "token_budget": 512}
+
+
+def changes(found) -> dict[str, float]:
+    return {each.change: each.total_s for each in found.counterfactuals}
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_alone_is_what_a_request_takes_alone(monkeypatch, max_in_flight):
+    world = ExplainedWorld(monkeypatch, max_in_flight=max_in_flight, **CONFIG)
+    loaded = mixed_load(world, 300, seed=2)
+    errors = []
+    for name in random.Random(3).sample(sorted(loaded), 50):
+        expected = changes(loaded[name].explained())["alone"]
+        again = ExplainedWorld(monkeypatch, max_in_flight=max_in_flight, **CONFIG)
+        turn = loaded[name].steps[name].turns[0]
+        delays = {event: late_s for event, late_s in world.delays[name].items() if event != "stage.admission"}
+        request = asked(name, 0.0, turn.prompt_tokens, loaded[name].request.turns[0].output_tokens)
+        measured = again.play([Asked(0.0, request.message, delays)])[name].total_s
+        errors.append(abs(expected - measured) / measured)
+    assert median(errors) < 0.15
+    assert max(errors) < 0.15
+
+
+def test_a_faster_reader_is_what_a_request_takes_with_one(monkeypatch):
+    slow, fast = (
+        ExplainedWorld(monkeypatch).play([asked("mine", 0.0, 50, 20, delays={"generated": late_s})])["mine"]
+        for late_s in (2.0, 0.0)
+    )
+    assert changes(slow.explained())["reader"] == pytest.approx(fast.total_s, abs=0.002)
+
+
+def test_without_others_prompts_is_what_a_request_takes_beside_answers_alone(monkeypatch):
+    mine = asked("mine", 0.0, 20, 20)
+    prompts = [asked(f"o{number}", 0.05 + number / 10, 1500, 1) for number in range(4)]
+    found = ExplainedWorld(monkeypatch).play([mine, *prompts])["mine"].explained()
+    measured = ExplainedWorld(monkeypatch).play([mine])["mine"].total_s
+    assert changes(found)["chunks"] == pytest.approx(measured, rel=0.1)
+
+
+def test_a_cached_prefix_is_what_a_request_takes_with_one(monkeypatch):
+    world = ExplainedWorld(monkeypatch)
+    world.warm()
+    first = asked("mine", 0.0, 1600, 10)
+    again = Asked(2.0, msgspec.structs.replace(first.message, request_id="again"))
+    answered = world.play([first, again])
+    expected = changes(answered["mine"].explained())["cached"]
+    assert expected == pytest.approx(answered["again"].total_s, rel=0.05)
+
+
+def test_one_more_replica_is_told_between_now_and_alone(monkeypatch):
+    world = ExplainedWorld(monkeypatch, max_num_seqs=1)
+    others = [asked(f"o{number}", 0.0, 20, 30) for number in range(4)]
+    found = world.play([*others, asked("mine", 0.01, 20, 3)])["mine"].explained()
+    told = changes(found)
+    assert told["alone"] < told["replica"] < found.total_s
+    half = ExplainedWorld(monkeypatch, max_num_seqs=1)
+    measured = half.play([*others[:2], asked("mine", 0.01, 20, 3)])["mine"].total_s
+    assert told["replica"] == pytest.approx(measured, rel=0.15)
+
+
+def test_without_learned_step_times_no_work_is_predicted(monkeypatch):
+    found = ExplainedWorld(monkeypatch).play([asked("mine", 0.0, 20, 3)])["mine"].explained()
+    assert "alone" not in changes(found)

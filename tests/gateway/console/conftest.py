@@ -1,0 +1,5 @@
+"""Fixtures of gateways that ask for keys."""
+
+from __future__ import annotations
+
+from key_server import api, open_api  # noqa: F401
