@@ -5,6 +5,7 @@ from __future__ import annotations
 from panels import OF_MODEL, Board, Panel, board_json, gauge, gauges, named, percentiles, rate, rates, stat
 
 _MET = rate("kvarn_slo_requests_total", more=', outcome="met"', window="5m")
+_ALL = rate("kvarn_requests_total")
 _NO_FAULT = rate("kvarn_requests_total", more=', status!~"5.."')
 _CACHED, _COMPUTED = rate("kvarn_cached_tokens_total"), rate("kvarn_prompt_tokens_total")
 _PER_REPLICA = "model, replica"
@@ -59,13 +60,13 @@ OVERVIEW = Board(
                 "Errors",
                 "percentunit",
                 "Share of the answers with a status from 500 on.",
-                [(f"1 - {_NO_FAULT} / {rate('kvarn_requests_total')}", "{{model}}")],
+                [(f"1 - {_NO_FAULT} / {_ALL}", "{{model}}")],
             ),
             Panel(
                 "Clients that left",
                 "percentunit",
                 "Before the end of their answer. Alert above 10 %.",
-                [(f"{rate('kvarn_disconnects_total')} / {rate('kvarn_requests_total')}", "{{model}}")],
+                [(f"({rate('kvarn_disconnects_total')} or 0 * {_ALL}) / {_ALL}", "{{model}}")],
             ),
             Panel(
                 "Tokens",
@@ -118,7 +119,28 @@ ENGINE = Board(
                 "Operations for each byte read: below the device's own, memory is what limits.",
                 [(INTENSITY, "{{model}}")],
             ),
-            Panel("Memory read", "Bps", "Weights and context a second.", rates("kvarn_read_bytes_total")),
+            Panel(
+                "Memory bandwidth in use",
+                "percentunit",
+                "Of what the model's own products read on this device.",
+                gauges("kvarn_bandwidth_utilisation", by=_PER_REPLICA, how="max"),
+            ),
+            Panel(
+                "Step sizes",
+                "none",
+                "Tokens computed in a step.",
+                percentiles("kvarn_step_tokens", shares=(0.5, 0.95)),
+            ),
+        ],
+        "Requests": [
+            Panel(
+                "Waiting, by reason",
+                "none",
+                "For what: docs/metrics.md explains the reasons.",
+                gauges("kvarn_queue_waiting", by="model, reason"),
+            ),
+            Panel("Wait in the engine", "s", "Before the first step.", percentiles("kvarn_queue_seconds")),
+            Panel("Prefill", "s", "Computing of prompts.", percentiles("kvarn_prefill_seconds")),
         ],
         "Speculation, adapters": [
             Panel("Proposals accepted", "percentunit", "Share of those proposed.", [(ACCEPTED, "{{model}}")], top=1),

@@ -16,10 +16,11 @@ from asking import CHAT, chat
 from fake_replica import GENERATE_CARD, FakeReplica, answer_text
 from gateway_fixtures import GatewayServer
 from kvarn.catalog.models import ServedModel
+from kvarn.observe.timeline import Phase
 from kvarn.quality.monitor import Drift
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.store.owner import LimitRule
-from kvarn.wire.messages import AdapterStats, EngineStats, KVTierStats
+from kvarn.wire.messages import EngineStats, KVTierStats
 from mock_kafka import MockKafka
 
 PAUSE_S = 0.05
@@ -114,6 +115,7 @@ class AlertWorld:
         """What engines tell of their steps: the replicas are fakes, which have none."""
         for replica in (self.server.chat, *self.others):
             replica.stats = _next(replica.stats, self.hits, self.kv_blocks_free)
+        self.server.gateway.metrics.turns.spent("tiny", {Phase.PROMPT: 1000.0, Phase.DECODE: 1000.0})
 
 
 def _next(stats: EngineStats, hits: int, kv_blocks_free: int) -> EngineStats:
@@ -122,6 +124,8 @@ def _next(stats: EngineStats, hits: int, kv_blocks_free: int) -> EngineStats:
     return more(
         stats,
         step=stats.step + 1,
+        step_tokens_total=stats.step_tokens_total + 8,
+        steps_by_tokens=[0, 0, 0, stats.step + 1] + 12 * [0],
         cached_tokens_total=stats.cached_tokens_total + hits,
         prompt_tokens_total=stats.prompt_tokens_total + 100 - hits,
         output_tokens_total=stats.output_tokens_total + 10,
@@ -129,7 +133,6 @@ def _next(stats: EngineStats, hits: int, kv_blocks_free: int) -> EngineStats:
         kv_blocks_free=kv_blocks_free,
         waiting_by_priority={0: 1},
         kv_tiers={"memory": KVTierStats(capacity_bytes=1 << 20)},
-        adapters=AdapterStats(),
         lookups=more(lookups, queries_total=lookups.queries_total + 10, hits_total=lookups.hits_total + 5),
         speculation=more(
             speculation,
@@ -155,6 +158,7 @@ def with_more_replicas(server: GatewayServer, others: list[FakeReplica], directo
     async def take_out(drift: Drift) -> None:
         """Leave it where it is."""
 
+    server.chat.card = msgspec.structs.replace(GENERATE_CARD, read_bytes_per_s=1e6)
     model = server.served["tiny"].config
     server.served["tiny"] = ServedModel("tiny", model, [server.chat, *others], directory)
     server.take_out = take_out
