@@ -1,10 +1,14 @@
-"""Requests to be kept, as rows, without a gateway."""
+"""Requests to be kept, and their rows, without a gateway."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from kvarn.observe.timeline import Event
+from kvarn.observe.traces.context import begin
+from kvarn.observe.traces.traced import TracedRequest, TracedTurn
 from kvarn.store.owner import Owner
+from kvarn.wire.step_records import StepRecord, StepRow, StepTurn, TurnSteps
 
 START_US = 1_790_000_000 * 1_000_000
 
@@ -38,3 +42,27 @@ def kept_row(number: int, owner: Owner, **columns: Any) -> dict[str, Any]:
         "cost": 0,
         "kept_bytes": 1500,
     } | columns
+
+
+EVENTS = [
+    Event("received", 10.0),
+    Event("authenticated", 10.125),
+    Event("read", 10.25, {"bytes": 7}),
+    Event("sent", 10.5),
+    Event("engine.queued", 10.5, {"waiting": 3}, 1),
+    Event("first_token", 11.5),
+    Event("generated", 12.0, {"tokens": 5}),
+    Event("ended", 12.5),
+]
+
+
+def traced(*turns: TracedTurn, **fields: object) -> TracedRequest:
+    given = {"request_id": "req-a", "id": "a", "events": EVENTS, "turns": turns} | fields
+    return TracedRequest(trace=begin("a", None), name="POST /x", wall_clock_offset_s=1.7e9, **given)  # type: ignore[arg-type]
+
+
+def steps_of(count: int) -> TurnSteps:
+    turn = StepTurn("a", "org", "", 0, 100, 0, 0)
+    rows = [StepRow(0, number % 251, number % 7) for number in range(8)]
+    steps = [StepRecord(n * 7919 % 99991, n * n, n * 31 % 977, 0, 0, 0, 1, n, 0, n, rows) for n in range(count)]
+    return TurnSteps(turns=[turn], steps=steps, complete=True, times=None, kv_blocks=64)

@@ -19,13 +19,15 @@ from kvarn.observe.traces.context import TraceContext, begin, parent_of
 from kvarn.observe.traces.conventions import is_operation
 from kvarn.observe.traces.exporter import SpanExporter
 from kvarn.observe.traces.traced import TracedRequest, TracedTurn
+from kvarn.wire.openai.common import without_client_text
 
 if TYPE_CHECKING:
     from kvarn.answers.question import Question
 
 MAX_CONTENT_CHARS = 65_536
 """Characters of a prompt and of each answer that go with a span; the rest is cut off."""
-_MAX_WARNINGS, _MAX_WARNING_CHARS = 16, 256
+_MAX_WARNINGS, _MAX_CHARS = 16, 256
+"""Warnings that are told of a request, and characters of each."""
 
 
 class Traces(Observer):
@@ -99,7 +101,7 @@ class Traces(Observer):
             status=record.reply.status,
             error_code=record.reply.error_code,
             disconnected=record.reply.disconnected,
-            warnings=[warning[:_MAX_WARNING_CHARS] for warning in record.reply.warnings[:_MAX_WARNINGS]],
+            warnings=[without_client_text(each)[:_MAX_CHARS] for each in record.reply.warnings[:_MAX_WARNINGS]],
             organization_id=owner.organization_id,
             project_id=owner.project_id,
             key_id=record.principal.key_id or "",

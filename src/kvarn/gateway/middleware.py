@@ -23,11 +23,9 @@ from kvarn.identity.authenticator import Authenticator
 from kvarn.identity.scopes import check_endpoint
 from kvarn.observe.metrics import UNKNOWN, GatewayMetrics
 from kvarn.observe.traces.traced import CLIENT_LEFT
-from kvarn.wire.openai.common import ignored_fields
+from kvarn.wire.openai.common import ignored_fields, without_client_text
 from kvarn.wire.openai.errors import ApiError, invalid_request
 
-_BEFORE_CLIENT_TEXT = ("ignored unknown field", "ignored unknown query parameter", "ignored the tool")
-"""Beginnings of warnings that go on with what the client wrote."""
 WARNING_HEADER = "x-kvarn-warning"  # header of an answer that says what of its request was ignored or changed
 IGNORED_HEADER = "x-kvarn-ignored"  # the fields that were ignored, for programs
 
@@ -176,7 +174,7 @@ class RequestMiddleware:
                 "seconds": round(seconds, 4),
                 "client_left": record.reply.disconnected,
                 **(
-                    {"warnings": "; ".join(map(_without_client_text, record.reply.warnings))}
+                    {"warnings": "; ".join(map(without_client_text, record.reply.warnings))}
                     if record.reply.warnings
                     else {}
                 ),
@@ -218,8 +216,3 @@ def check_headers(scope: Scope, config: GatewayConfig) -> None:
     if b"upgrade" in names and not _ANNOUNCE_BODY.isdisjoint(names):  # the HTTP server would drop the body
         why = "The server speaks HTTP/1.1 only: send a request that has a body without the header 'upgrade'."
         raise ApiError(400, why, code="upgrade_not_supported", headers={"connection": "close"})
-
-
-def _without_client_text(warning: str) -> str:
-    """A warning as it may be logged: the name of an unknown field is whatever the client wrote."""
-    return next((words for words in _BEFORE_CLIENT_TEXT if warning.startswith(words)), warning)

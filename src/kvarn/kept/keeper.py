@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
@@ -29,14 +29,13 @@ MAX_WAITING = 4096
 WRITE_EVERY_S = 1.0
 _BATCH = 256
 _STEPS_S = 2.0
-"""Seconds that engines have to tell the steps of a batch's turns."""
-_MAX_STEPS = 32
+_MAX_TURNS = 32
 """Turns of a batch whose steps are asked for at most."""
 _STOP_S = 2.0
 _WITH_STEPS = frozenset({KeptReason.ERROR, KeptReason.SLOW})
 
-StepsOf = Callable[[TracedTurn], Awaitable[TurnSteps | None]]
-"""Asks the engine that had a turn for its steps; None: it cannot tell them any more."""
+StepsOf = Callable[[TracedTurn], Awaitable[Mapping[str, TurnSteps]]]
+"""Asks the engine that had a turn for its steps, by its ids of the turn; none: it cannot tell them any more."""
 
 _log = logging.getLogger("kvarn.kept")
 
@@ -120,32 +119,40 @@ class RequestKeeper:
             if count := sum(each.reason is reason for each in batch):
                 self._metrics.kept.labels(str(reason)).inc(count)
 
-    async def _steps(self, batch: Sequence[_Waiting]) -> dict[str, TurnSteps]:
-        """Steps of the slow and failed ones, as far as their engines tell them in time."""
+    async def _steps(self, batch: Sequence[_Waiting]) -> dict[str, Mapping[str, TurnSteps]]:
+        """Steps of the slow and failed ones by turn, as far as their engines tell them in time."""
         turns = (turn for each in batch if each.reason in _WITH_STEPS for turn in each.request.turns if turn.replica)
-        asked = list(islice(turns, _MAX_STEPS))
-        if not asked:
-            return {}
-        tasks = {turn.id: asyncio.create_task(self._ask(turn)) for turn in asked}
+        return await steps_in_time(self._steps_of, list(islice(turns, _MAX_TURNS)))
+
+
+async def steps_in_time(steps_of: StepsOf, turns: Sequence[TracedTurn]) -> dict[str, Mapping[str, TurnSteps]]:
+    """Steps by turn, as far as engines tell them within two seconds."""
+    if not turns:
+        return {}
+    tasks = {turn.id: asyncio.create_task(_ask(steps_of, turn)) for turn in turns}
+    try:
         await asyncio.wait(tasks.values(), timeout=_STEPS_S)
+    finally:
         for task in tasks.values():
             task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
-        told = {turn_id: None if task.cancelled() else task.result() for turn_id, task in tasks.items()}
-        return {turn_id: steps for turn_id, steps in told.items() if steps is not None}
-
-    async def _ask(self, turn: TracedTurn) -> TurnSteps | None:
-        try:
-            return await self._steps_of(turn)
-        except Exception as error:  # the engine may be gone: the request is kept all the same
-            _log.debug("steps of %s were not told: %r", turn.id, error)
-            return None
+    await asyncio.gather(*tasks.values(), return_exceptions=True)
+    return {turn_id: {} if task.cancelled() else task.result() for turn_id, task in tasks.items()}
 
 
-def _pack_all(batch: Sequence[_Waiting], steps: dict[str, TurnSteps]) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+async def _ask(steps_of: StepsOf, turn: TracedTurn) -> Mapping[str, TurnSteps]:
+    try:
+        return await steps_of(turn)
+    except Exception as error:  # the engine may be gone: the request is kept all the same
+        _log.debug("steps of %s were not told: %r", turn.id, error)
+        return {}
+
+
+def _pack_all(
+    batch: Sequence[_Waiting], steps: Mapping[str, Mapping[str, TurnSteps]]
+) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     rows, details = [], {}
     for request, reason in batch:
-        own = {turn.id: steps[turn.id] for turn in request.turns if turn.id in steps}
+        own = {name: each for turn in request.turns for name, each in steps.get(turn.id, {}).items()}
         packed = details[request.id] = pack(Kept(request=request, steps=own))
         rows.append(row_of(request, reason, len(packed)))
     return rows, details

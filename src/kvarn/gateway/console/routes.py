@@ -7,6 +7,7 @@ from kvarn.gateway.console.api import (
     alerts,
     live,
     oidc,
+    requests,
     session,
 )
 
@@ -14,6 +15,7 @@ CONSOLE_ROUTERS = [
     alerts.router,
     live.router,
     oidc.router,
+    requests.router,
     session.router,
     assets.router,
 ]

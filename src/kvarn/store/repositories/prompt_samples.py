@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError
@@ -52,6 +53,20 @@ async def add_samples(store: Store, samples: Sequence[PromptSample]) -> Rejected
         except Exception as error:
             rejected.failed, rejected.error = rejected.failed + len(theirs), error
     return rejected
+
+
+async def sample_of(
+    session: AsyncSession, owner: Owner, request_id: str, started_at: float, total_s: float
+) -> PromptSample | None:
+    """The prompt of a request that began at this time (seconds since 1970) and took so long; None: it is not kept."""
+    begun = PromptSample.created_at.between(int(started_at) - 1, int(started_at + total_s) + 1)
+    query = select(PromptSample).where(
+        PromptSample.organization_id == owner.organization_id,
+        PromptSample.project_id == owner.project_id,
+        PromptSample.request_id == request_id,
+        begun,
+    )
+    return await session.scalar(query.limit(1))
 
 
 async def latest_samples(

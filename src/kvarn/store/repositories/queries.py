@@ -45,6 +45,10 @@ async def find_owned(
     return await find_one(session, owned_by(owner, model).where(model.id == object_id), missing, to_change=to_change)
 
 
+async def find_owned_or_none(session: AsyncSession, owner: Owner, model: type[OwnedT], object_id: str) -> OwnedT | None:
+    return await session.scalar(owned_by(owner, model).where(model.id == object_id)) if is_id(object_id) else None
+
+
 async def read_owned(store: Store, owner: Owner, model: type[OwnedT], object_id: str) -> OwnedT:
     async with store.reading() as session:
         return await find_owned(session, owner, model, object_id)

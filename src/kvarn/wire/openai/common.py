@@ -27,6 +27,8 @@ from kvarn.wire.sampling import MAX_INT
 
 _MAX_METADATA = 16
 
+_BEFORE_CLIENT_TEXT = ("ignored unknown field", "ignored unknown query parameter", "ignored the tool")
+"""Beginnings of warnings that go on with what the client wrote."""
 _MAX_WARNINGS = 8  # about one request: they go into a header, and each takes a look at all known names
 _MAX_NAME = 40  # characters of an unknown field that are shown
 _MORE = "ignored more"
@@ -146,6 +148,11 @@ def ignored_fields(warnings: Iterable[str]) -> list[str]:
     may hold any character: all but letters, digits and `._-~[]` are percent-encoded."""
     found = (_IGNORED.match(warning) for warning in warnings)
     return [quote(literal_eval(match[1]), safe="[]", errors="surrogatepass") for match in found if match]
+
+
+def without_client_text(warning: str) -> str:
+    """A warning as it may be logged and kept: the name of an unknown field is whatever the client wrote."""
+    return next((words for words in _BEFORE_CLIENT_TEXT if warning.startswith(words)), warning)
 
 
 def ignored(why: str, *without_warning: object) -> BeforeValidator:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,12 @@ async def list_keys(
 async def list_all_keys(session: AsyncSession, organization_id: str) -> list[ApiKey]:
     query = select(ApiKey).where(ApiKey.organization_id == organization_id).order_by(*_ORDER)
     return list(await session.scalars(query))
+
+
+async def labels_of_keys(session: AsyncSession, key_ids: Collection[str]) -> dict[str, tuple[str, str]]:
+    """Name and shortened value by id, of those that exist."""
+    query = select(ApiKey.id, ApiKey.name, ApiKey.redacted).where(ApiKey.id.in_(key_ids))
+    return {row.id: (row.name, row.redacted) for row in await session.execute(query)}
 
 
 async def get_key(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import select
@@ -23,6 +24,12 @@ async def list_projects(
     if not archived:
         query = query.where(Project.archived_at.is_(None))
     return await read_page(session, query, cursor, (Project.created_at, Project.id))
+
+
+async def names_of_projects(session: AsyncSession, project_ids: Collection[str]) -> dict[str, str]:
+    """Names by id, of those that exist."""
+    query = select(Project.id, Project.name).where(Project.id.in_(project_ids))
+    return {row.id: row.name for row in await session.execute(query)}
 
 
 async def get_project(session: AsyncSession, organization_id: str, project_id: str) -> Project:

@@ -1,0 +1,144 @@
+"""`/console/api/requests`: the requests that are kept, one of them with why it took as long as it did, and sessions."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import AsyncGenerator, Mapping
+from datetime import UTC, datetime
+from typing import Annotated
+
+from msgspec import Struct
+from msgspec.structs import replace
+from starlette.responses import Response
+
+from kvarn.gateway.answer import ContentStream
+from kvarn.gateway.console.request_contents import RequestContents, read_contents
+from kvarn.gateway.console.request_detail import RequestDetail, describe, find, seen_by, steps_of_request
+from kvarn.gateway.console.request_query import RequestFilterQuery, RequestQuery
+from kvarn.gateway.console.request_rows import RequestRow, describe_rows
+from kvarn.gateway.console.router import console_router
+from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
+from kvarn.gateway.dependencies import GatewayDep
+from kvarn.gateway.query import CHECKED
+from kvarn.store.repositories.kept_requests import KeptFilter, KeptOrder, list_kept, session_of
+from kvarn.wire.step_records import StepTurn, TurnSteps
+
+router = console_router()
+
+MAX_EXPORTED = 10_000
+"""Rows of an export at most."""
+_PAGE = 200
+_SAME = (
+    *("session", "user", "endpoint", "model", "model_version", "adapter", "replica", "status", "outcome"),
+    *("error_code", "reason", "total_s", "ttft_s", "input_tokens", "cached_tokens", "output_tokens", "cost"),
+)
+_COLUMNS = ("id", "request_id", "started_at", "organization", "project", "key", *_SAME)
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""Beginnings of a cell that spreadsheets would run."""
+
+
+class RequestList(Struct):
+    """A page of requests."""
+
+    data: list[RequestRow]
+    next: str | None
+    """Passed as `after` it gives the next page; null: this is the last."""
+    enabled: bool
+    """Whether requests are kept (`traces.kept.enabled`)."""
+    currency: str
+
+
+class SessionRequests(Struct):
+    """The latest requests of a session, in their order."""
+
+    session: str
+    data: list[RequestRow]
+
+
+class RequestSteps(Struct):
+    """Steps of a request's turns, by the engine's ids of these. Tenants have names, of others nothing else is told."""
+
+    turns: Mapping[str, TurnSteps]
+
+
+@router.get("/requests", dependencies=CHECKED)
+async def list_requests(gateway: GatewayDep, viewer: ConsoleViewer, query: RequestQuery) -> RequestList:
+    async with viewer.store.reading() as session:
+        page = await list_kept(session, query.filter_for(viewer), query.order, query.limit, query.place)
+    after = None if page.next is None else f"{page.next.value}.{page.next.number}"
+    rows = await describe_rows(viewer, page.items)
+    return RequestList(rows, after, gateway.config.traces.kept.enabled, gateway.config.metering.currency)
+
+
+@router.get("/requests.csv", dependencies=CHECKED)
+async def export_requests(viewer: ConsoleViewer, query: RequestFilterQuery) -> Annotated[Response, str]:
+    """The same as CSV, 10,000 rows at most."""
+    named = f'attachment; filename="requests-{datetime.now(UTC):%Y-%m-%d}.csv"'
+    headers = {"content-type": "text/csv; charset=utf-8", "content-disposition": named}
+    return ContentStream(_csv(viewer, query.filter_for(viewer), query.order), headers=headers)
+
+
+@router.get("/requests/{record_id}")
+async def get_request(gateway: GatewayDep, viewer: ConsoleViewer, record_id: str) -> RequestDetail:
+    return await describe(gateway, viewer, record_id)
+
+
+@router.get("/requests/{record_id}/steps")
+async def get_steps(gateway: GatewayDep, viewer: ConsoleViewer, record_id: str) -> RequestSteps:
+    """The engine's steps that the request was in, with who else was."""
+    _, kept = await find(viewer, record_id)
+    steps = await steps_of_request(gateway, kept)
+    return RequestSteps(await _with_names(viewer, steps))
+
+
+@router.get("/requests/{record_id}/contents")
+async def get_contents(gateway: GatewayDep, viewer: ConsoleViewer, record_id: str) -> RequestContents:
+    """Prompt and answer, where the project or the client had them kept. The audit log names who reads a prompt."""
+    row, _ = await find(viewer, record_id)
+    return await read_contents(gateway, viewer, row)
+
+
+@router.get("/sessions/{name:path}")
+async def get_session_requests(viewer: ConsoleViewer, name: str) -> SessionRequests:
+    async with viewer.store.reading() as session:
+        rows = await session_of(session, name[:256], seen_by(viewer))
+    return SessionRequests(name[:256], await describe_rows(viewer, rows))
+
+
+async def _with_names(viewer: Viewer, steps: Mapping[str, TurnSteps]) -> dict[str, TurnSteps]:
+    names = await viewer.names_of({turn.tenant for each in steps.values() for turn in each.turns})
+
+    def shown(turn: StepTurn) -> StepTurn:
+        is_theirs = viewer.organization_id in (None, turn.tenant)
+        hidden = {} if is_theirs else {"request_id": "", "adapter": ""}
+        return replace(turn, tenant=names[turn.tenant], **hidden)
+
+    return {name: replace(each, turns=[shown(turn) for turn in each.turns]) for name, each in steps.items()}
+
+
+async def _csv(viewer: Viewer, where: KeptFilter, order: KeptOrder) -> AsyncGenerator[bytes, None]:
+    written, after, begun = 0, None, False
+    while True:
+        async with viewer.store.reading() as session:
+            page = await list_kept(session, where, order, min(_PAGE, MAX_EXPORTED - written), after)
+        text = io.StringIO()
+        lines = csv.writer(text)
+        if not begun:
+            lines.writerow(_COLUMNS)
+            begun = True
+        lines.writerows(_cells(row) for row in await describe_rows(viewer, page.items))
+        yield text.getvalue().encode()
+        written, after = written + len(page.items), page.next
+        if after is None or written >= MAX_EXPORTED:
+            return
+
+
+def _cells(row: RequestRow) -> list[str]:
+    """Cells of a row, in the order of `_COLUMNS`. What clients wrote is no formula of the spreadsheet that opens it."""
+    at = datetime.fromtimestamp(row.started_at, UTC).isoformat(timespec="milliseconds")
+    key = "" if row.key is None else row.key.name
+    names = [row.organization.name, row.project.name, key]
+    values = [row.id, row.request_id, at, *names, *(getattr(row, name) for name in _SAME)]
+    texts = ["" if value is None else str(value) for value in values]
+    return [f"'{text}" if text.startswith(_FORMULA) else text for text in texts]

@@ -1,0 +1,64 @@
+"""Prompt and answer of a kept request, as far as the project or the client had them kept elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from kvarn.gateway.console.viewer import Viewer
+from kvarn.gateway.state import Gateway
+from kvarn.identity.scopes import insufficient_permissions
+from kvarn.safety.errors import SafetyError
+from kvarn.safety.sealing import Seal
+from kvarn.store.models import KeptRequest, StoredCompletion, StoredResponse
+from kvarn.store.owner import Owner, Role
+from kvarn.store.repositories.prompt_samples import sample_of
+from kvarn.store.repositories.queries import find_owned_or_none
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.wire.openai.errors import unavailable
+
+
+class RequestContents(Struct, kw_only=True):
+    """What was asked and answered; null: it is not kept."""
+
+    prompt: Any = None
+    answer: Any = None
+    source: str = ""
+    """`stored` (the client asked for it), `sample` (the project logs prompts), or empty."""
+
+
+async def read_contents(gateway: Gateway, viewer: Viewer, row: KeptRequest) -> RequestContents:
+    """Contents of a request that the viewer may see: those of their own organisation. Raises `ApiError`: 403, it is
+    another's, or the key is a program's; 503, a sealed prompt cannot be opened here."""
+    if viewer.principal.organization_id != row.organization_id:
+        raise insufficient_permissions("a key of the organization whose request it is")
+    if viewer.principal.role is Role.SERVICE:
+        raise insufficient_permissions("role: member")
+    owner = Owner(row.organization_id, row.project_id)
+    async with viewer.store.reading() as session:
+        completion = await find_owned_or_none(session, owner, StoredCompletion, f"chatcmpl-{row.id}")
+        response = await find_owned_or_none(session, owner, StoredResponse, f"resp_{row.id}")
+        sample = await sample_of(session, owner, row.request_id, row.started_us / 1e6, row.total_us / 1e6)
+    if completion is not None:
+        return RequestContents(prompt=completion.messages, answer=completion.body.get("choices"), source="stored")
+    if response is not None:
+        return RequestContents(prompt=response.input_items, answer=response.body.get("output"), source="stored")
+    if sample is None:
+        return RequestContents()
+    try:
+        prompt = await asyncio.to_thread(_open, gateway, sample.sealed)
+    except SafetyError as error:
+        raise unavailable(f"The prompt cannot be opened: {error}.", "prompt_sealed") from None
+    key_id = viewer.principal.key_id
+    actor = Actor("console" if key_id is None else f"key {key_id}", key_id, viewer.principal.organization_id)
+    async with audited_change(viewer.store, actor) as change:
+        data = {"prompts": 1, "request": row.id}
+        change.record("prompts.read", row.organization_id, row.project_id, project_id=row.project_id, data=data)
+    return RequestContents(prompt=prompt, source="sample")
+
+
+def _open(gateway: Gateway, sealed: bytes) -> Any:
+    return msgspec.json.decode(Seal.load(gateway.config, make=False).open(sealed))
