@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry
 from gateway_fixtures import wait_for
 from kvarn.answers.traces import Traces
 from kvarn.observe.traces.exporter import ExportMetrics, SpanExporter
-from kvarn.observe.traces.settings import ExportSettings
+from kvarn.observe.traces.settings import ExportSettings, MetricsExportSettings
+from kvarn.observe.traces.usage_metrics import UsageExporter
 from otlp_sink import OtlpSink, attributes_of
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
@@ -110,3 +111,16 @@ def test_without_a_collector_the_clients_trace_is_only_passed_on(server: Any, cl
     answer = client.post("/v1/chat/completions", json=CHAT, headers=PARENT)
     assert answer.headers["traceresponse"] == PARENT["traceparent"]
     assert "traceresponse" not in client.post("/v1/chat/completions", json=CHAT).headers
+
+
+def test_metrics_of_each_request_to_a_model_are_counted_where_a_collector_takes_them(
+    server: Any, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = UsageExporter(MetricsExportSettings("http://collector/v1/metrics"))
+    monkeypatch.setattr(server.gateway.control.traces, "usage", usage)
+    client.get("/v1/models")
+    assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+    wait_for(lambda: bool(usage.metrics.points), "the request to be over")
+    counts = {metric.name: point.count for (metric, _), point in usage.metrics.points.items()}
+    assert counts["gen_ai.server.request.duration"] == 1 == counts["gen_ai.server.time_to_first_token"]
+    assert counts["gen_ai.server.time_per_output_token"] == 1

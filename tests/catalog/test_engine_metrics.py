@@ -122,3 +122,11 @@ def test_waiting_by_reason_and_steps_by_tokens() -> None:
     assert seen['kvarn_queue_waiting{model="m",reason="slot"}'] == 0
     assert seen['kvarn_step_tokens_bucket{le="1.0",model="m"}'] == 2
     assert seen['kvarn_step_tokens_bucket{le="+Inf",model="m"}'] == 3 == seen['kvarn_step_tokens_count{model="m"}']
+
+
+def test_tokens_of_organisations_are_told_where_that_is_wanted() -> None:
+    replica = FakeReplica(GENERATE_CARD, stats=EngineStats(tenant_tokens_total={"org-acme": 7}))
+    assert not any("org-acme" in line for line in scrape(registry_of(replica)))
+    registry = CollectorRegistry()
+    registry.register(EngineCollector({"m": {"m": replica}}, by_organization=True))
+    assert scrape(registry)['kvarn_organization_tokens_total{model="m",organization="org-acme"}'] == 7

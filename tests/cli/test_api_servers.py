@@ -148,6 +148,8 @@ def test_all_processes_answer_and_show_the_same(shared):
     for page, answers in pages.items():
         answers |= {re.sub(r'"capacity":{.*?}', "", CLIENT.get(shared.url + page).text) for _ in range(20)}
     assert {page: len(answers) for page, answers in pages.items()} == dict.fromkeys(pages, 1), pages
+    series = f"{shared.url}/console/api/series?names=replicas"
+    assert len({CLIENT.get(series).json()["since"] for _ in range(20)}) == 1, "the history is that of the main process"
     wait_for(lambda: metric(shared, "kvarn_requests_in_flight") == 1)  # the scrape itself
     shown = {name: metric(shared, name) for name in ("kvarn_ttft_seconds_count", "kvarn_finished_total")}
     assert shown == dict.fromkeys(shown, sent)

@@ -182,3 +182,17 @@ def test_the_endpoint_label_is_the_whole_path_template(client):
 
 def _endpoint_labels(client: httpx.Client) -> set[str]:
     return set(re.findall(r'kvarn_requests_total{endpoint="([^"]+)"', client.get("/metrics").text))
+
+
+def test_a_trace_is_named_beside_the_times_of_its_request_and_vllms_names_are_there(client):
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    assert client.post(CHAT, json=chat(max_tokens=4), headers=headers).status_code == 200
+    page = client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"}).text
+    families = {family.name: family for family in openmetrics_families(page)}
+    for name in ("kvarn_ttft_seconds", "kvarn_tpot_seconds", "kvarn_request_seconds"):
+        assert trace in {each.exemplar.labels["trace_id"] for each in families[name].samples if each.exemplar}, name
+    assert {"vllm:e2e_request_latency_seconds", "vllm:request_success", "kvarn_turns"} <= set(families)
+    ended = {sample.labels["finished_reason"] for sample in families["vllm:request_success"].samples}
+    assert "length" in ended
+    assert families["kvarn_answer_seconds"].samples

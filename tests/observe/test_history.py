@@ -180,6 +180,15 @@ def test_quantiles_of_an_hour_are_those_of_all_its_requests():
     assert TTFT_BUCKETS[TTFT_BUCKETS.index(above) - 1] <= whole <= above
 
 
+def test_a_sample_that_reaches_into_an_interval_is_not_shown_twice():
+    world = World()
+    world.now -= 0.6
+    world.sample(after_s=0.0)
+    world.request()
+    world.sample()
+    assert world.read(30).series["requests_per_s"] == [None, None, 0.1]
+
+
 def test_samples_that_are_a_little_late_leave_no_gaps():
     world = World()
     for _ in range(220):

@@ -33,7 +33,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 def test_the_page_and_the_registry_agree() -> None:
     registry = GatewayMetrics(["m"]).registry
-    registry.register(EngineCollector({"m": {"m": FakeReplica(GENERATE_CARD)}}))
+    registry.register(EngineCollector({"m": {"m": FakeReplica(GENERATE_CARD)}}, by_organization=True))
     registry.register(RoutingCollector({}))
     for part in (AdmissionMetrics, ArrivalMetrics, ExternalMetrics, LimitMetrics, MeteringMetrics, ModelChoiceMetrics):
         part(registry)

@@ -39,8 +39,9 @@ EXPRESSIONS = [
     f"sum by (model_name) (rate(vllm:generation_tokens_total{ALL}[5m]))",
     # the production stack's
     "avg(vllm:request_time_per_output_token_seconds_sum) / avg(vllm:request_time_per_output_token_seconds_count)",
-    "router_cpu_usage_percent + router_disk_usage_percent + router_memory_usage_percent",
-    "sum(max by (server) (vllm:healthy_pods_total)) + vllm:current_qps",
+    *(f"router_{name}_usage_percent" for name in ("cpu", "disk", "memory")),
+    "sum(max by (server) (vllm:healthy_pods_total))",
+    "vllm:current_qps",
     "vllm:gpu_prefix_cache_hits_total / vllm:gpu_prefix_cache_queries_total",
     f"vllm:kv_cache_usage_perc{MODEL} + vllm:num_requests_running{MODEL} + vllm:num_requests_waiting{MODEL}",
     *(

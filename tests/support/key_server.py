@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from kvarn.config.console import ConsoleConfig
 from kvarn.config.platform import AuthConfig, StoreConfig
 from kvarn.identity.bootstrap import FILE
 
@@ -38,12 +39,13 @@ def open_api(serve: Callable[..., Any], tmp_path) -> Callable[..., AbstractConte
     """`with open_api(url, mode="keys", refresh_s=0.1) as api`: a gateway on the database of that URL."""
 
     @contextmanager
-    def make(url: str, name: str = "gateway", **auth: Any) -> Iterator[KeyServer]:
+    def make(url: str, name: str = "gateway", console: ConsoleConfig | None = None, **auth: Any) -> Iterator[KeyServer]:
         data = tmp_path / name
         changes = {
             "auth": AuthConfig(**{"mode": "keys", **auth}),
             "store": StoreConfig(url=url, timeout_s=20),
             "data_dir": str(data),
+            "console": console or ConsoleConfig(),
         }
 
         def prepare(server: Any) -> None:

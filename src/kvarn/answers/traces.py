@@ -19,6 +19,7 @@ from kvarn.observe.traces.context import TraceContext, begin, parent_of
 from kvarn.observe.traces.conventions import is_operation
 from kvarn.observe.traces.exporter import SpanExporter
 from kvarn.observe.traces.traced import TracedRequest, TracedTurn
+from kvarn.observe.traces.usage_metrics import UsageExporter
 from kvarn.wire.openai.common import without_client_text
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Traces(Observer):
         contents: Send prompts and answers with them.
         keeper: Keeps requests; None: none are kept.
         prices: Prices of tokens.
+        usage: Sends metrics of requests; None: none are sent.
     """
 
     def __init__(
@@ -47,9 +49,11 @@ class Traces(Observer):
         contents: bool = False,
         keeper: RequestKeeper | None = None,
         prices: PriceBook | None = None,
+        usage: UsageExporter | None = None,
     ) -> None:
         self.exporter = exporter
         self.keeper = keeper
+        self.usage = usage
         self._prices = PriceBook() if prices is None else prices
         self._contents: dict[str, _Contents] | None = {} if exporter is not None and contents else None
 
@@ -78,9 +82,12 @@ class Traces(Observer):
         trace = record.timeline.trace or begin(record.id, None)
         exported = exporter is not None and exporter.wants(trace)
         keepable = keeper is not None and _is_kept(record, method, route)
-        if not exported and not keepable:
+        counted = self.usage is not None and bool(record.turns)
+        if not exported and not keepable and not counted:
             return
         request = self._traced(record, trace, name, method, route)
+        if self.usage is not None and counted:
+            self.usage.metrics.observe(request)
         if exporter is not None and exported:
             exporter.add(request, [dict if each is None else each.attributes for each in contents])
         if keeper is not None and keepable:

@@ -94,12 +94,18 @@ Values = float | Mapping[str, float]
 
 class EngineCollector(Collector):
     """Turns the latest `EngineStats` of every replica into metrics at each scrape. Counters count since the engine's
-    start. As long as each model has had one replica, `model` alone labels them."""
+    start. As long as each model has had one replica, `model` alone labels them. `by_organization`: tokens are told by
+    organisation, too."""
 
     def __init__(
-        self, models: Mapping[str, Mapping[str, ReplicaClient]], clock: Callable[[], float] = SYSTEM_CLOCK.now
+        self,
+        models: Mapping[str, Mapping[str, ReplicaClient]],
+        clock: Callable[[], float] = SYSTEM_CLOCK.now,
+        *,
+        by_organization: bool = False,
     ) -> None:
         self._models = models
+        self._by_organization = by_organization
         self._clock = clock
         self._windows: WeakKeyDictionary[ReplicaClient, WorkWindow] = WeakKeyDictionary()
         self._several = False
@@ -153,6 +159,9 @@ class EngineCollector(Collector):
         yield self._metric(counter, name, help_text, _accepted_by_position, "position")
         help_text = "Tokens given to the experts of a rank, summed over layers."
         yield self._metric(counter, "kvarn_expert_tokens_total", help_text, _reader("experts.tokens_total"), "rank")
+        if self._by_organization:
+            name, help_text = "kvarn_organization_tokens_total", "Tokens served to an organisation."
+            yield self._metric(counter, name, help_text, _reader("tenant_tokens_total"), "organization")
         help_text = "Requests the engine refused, by reason."
         yield self._metric(counter, "kvarn_refused_total", help_text, _reader("refused_total"), "reason")
 

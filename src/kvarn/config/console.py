@@ -19,7 +19,7 @@ class OidcConfig(Section):
     """Name of the provider on the sign-in page."""
 
     issuer: str = Field(pattern=r"^https?://[^?#\s]+$")
-    """Address of the provider: `/.well-known/openid-configuration` below it describes it. `http` only on this machine."""
+    """Address of the provider: `/.well-known/openid-configuration` below it describes it. `http` only on loopback."""
 
     client_id: _Text
     """Name of this server at the provider."""
@@ -34,8 +34,8 @@ class OidcConfig(Section):
     """Scopes that are asked for; `openid` and one that has the address must be among them."""
 
     allowed_domains: tuple[Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")], ...] = ()
-    """Domains of addresses, in lower case. With any, people of others are refused, and those who are no users yet become
-    users when they first sign in. Default: only those sign in who are users of the organisation already."""
+    """Domains of addresses, in lower case. With any, people of others are refused, and those who are no users yet
+    become users when they first sign in. Default: only those sign in who are users of the organisation already."""
 
     require_verified_email: bool = True
     """Refuse addresses that the provider does not call verified (`email_verified`). Switch it off only for a provider
@@ -47,15 +47,15 @@ class OidcConfig(Section):
     organization_claim: _Text | None = None
     """Claim that names the organisation, by `organizations`; others are refused. Default: `organization` for all."""
 
-    organizations: dict[str, str] = {}
+    organizations: dict[str, str] = Field(default_factory=dict)
     """Ids of organisations by a value of `organization_claim`."""
 
     project: _Text | None = None
     """Id of the project that new users join. Default: the organisation's first."""
 
     role_claim: _Text | None = None
-    """Claim that decides the role, such as `groups`, at each sign-in. Default: the role that the user has here; new users
-    are members."""
+    """Claim that decides the role, such as `groups`, at each sign-in. Default: the role that the user has here; new
+    users are members."""
 
     admin_values: tuple[_Text, ...] = ()
     """Values of `role_claim` that make an administrator; all others make a member."""

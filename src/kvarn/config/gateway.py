@@ -112,6 +112,10 @@ class GatewayConfig(Section):
     """Give the metrics under vLLM's names (`vllm:...`), too, for boards and scrapers made for it. They cost nothing but
     the length of `/metrics`."""
 
+    metrics_by_organization: bool = False
+    """Give the tokens served to each organisation in `/metrics`, which then tells everybody who may read it the ids of
+    organisations, and how much they use."""
+
     drain_timeout_s: float = Field(30.0, ge=0)
     """Seconds that running requests get to finish when the server is stopped."""
 

@@ -202,6 +202,8 @@ async def _lifespan(
     if (keeper := gateway.control.traces.keeper) is not None:
         workers.append(Periodic("writes of kept requests", keeper.write, WRITE_EVERY_S))
         workers.append(kept_requests_worker(gateway.store, config.traces.kept))
+    if (usage := gateway.control.traces.usage) is not None:
+        workers.append(Periodic("exports of metrics", usage.export, usage.settings.interval_s))
     if (exporter := gateway.control.traces.exporter) is not None:
         workers.append(Periodic("exports of spans", exporter.export, _EXPORT_EVERY_S))
     if config.batches.enabled:
@@ -234,6 +236,8 @@ async def _lifespan(
         await asyncio.gather(*[external.close() for external in gateway.control.external])
         if exporter is not None:
             await exporter.close()
+        if usage is not None:
+            await usage.close()
         if keeper is not None:
             await keeper.close()
         await services.stop()

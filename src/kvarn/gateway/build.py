@@ -54,6 +54,7 @@ from kvarn.observe.host import HostCollector
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.observe.traces.exporter import make_exporter
+from kvarn.observe.traces.usage_metrics import make_usage_exporter
 from kvarn.quality.golden_models import GoldenModels
 from kvarn.quality.metrics import QualityCollector
 from kvarn.quality.monitor import OnDrift, QualityMonitor
@@ -80,7 +81,9 @@ def build_gateway(
     slo = {model.name: config.slo_of(model.config) for model in table}
     metrics = GatewayMetrics(slo, slo)
     if is_main:
-        engines = EngineCollector(ReplicasByModel(models_by_name))
+        engines = EngineCollector(
+            ReplicasByModel(models_by_name), by_organization=config.gateway.metrics_by_organization
+        )
         metrics.registry.register(engines)
         metrics.history_sources.append(engines)
         metrics.registry.register(HostCollector(Path(config.data_dir).expanduser()))
@@ -109,6 +112,7 @@ def build_gateway(
         contents=config.traces.contents,
         keeper=_keeper(config, store, table, metrics),
         prices=services.metering.prices,
+        usage=make_usage_exporter(),
     )
     external = _connect_external(table, metrics)
     generators = {name: external_generator(model) for name, model in external.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -63,7 +63,7 @@ class HistoryPage(msgspec.Struct, frozen=True, kw_only=True):
     series: dict[str, list[float | None]]
     """None: nothing is known of that interval."""
     whole: dict[str, float | None]
-    """The same over the whole range, and counts: `requests`, `errors`, `judged_requests` (by their latency),
+    """All of `SERIES` over the whole range, and counts: `requests`, `errors`, `judged_requests` (by their latency),
     `input_tokens`, `output_tokens`, `preemptions`. Empty: nothing is known."""
     recent: dict[str, dict[str, float | None]]
     """The same over the last five minutes by model; all together under the empty name."""
@@ -145,8 +145,8 @@ class History:
             step_s=step,
             at=at,
             series=series,
-            whole=_summary(_of_model(samples, query.model), names),
-            recent=_recent([each for each in self._fine if each.at > now - RECENT_S], names),
+            whole=_summary(_of_model(samples, query.model)),
+            recent=_recent([each for each in self._fine if each.at > now - RECENT_S]),
             marks=[mark for mark in self.marks if mark.at > now - seconds and query.model in ("", mark.model)],
         )
 
@@ -187,25 +187,26 @@ def _slots(
     for each in samples:
         found.setdefault(math.ceil(each.at / step), []).append(each)
     for each in samples:  # samples a little more than a step apart leave out an interval now and then
-        for number in range(math.floor((each.at - each.seconds) / step) + 1, math.ceil(each.at / step)):
+        before = (each.at - each.seconds) / step
+        for number in range(math.floor(before + 0.5) + 1, math.ceil(each.at / step)):
             found.setdefault(number, [each])
     slots = [_of_model(found[number], model) if number in found else None for number in range(first, last + 1)]
     return [number * step for number in range(first, last + 1)], slots
 
 
 def _of_model(samples: Sequence[_Sample], model: str) -> Interval | None:
-    """What happened to a model, or to all (empty); None: nothing is known of it."""
+    """Join the samples of a model, or of all (empty); None: nothing is known of it."""
     found = [each for each in samples if model in each.models]
     if not found:
         return None
     return Interval(joined([each.models[model] for each in found]), sum(each.seconds for each in found))
 
 
-def _recent(samples: Sequence[_Sample], names: Collection[str]) -> dict[str, dict[str, float | None]]:
-    return {model: _summary(_of_model(samples, model), names) for model in (samples[-1].models if samples else ())}
+def _recent(samples: Sequence[_Sample]) -> dict[str, dict[str, float | None]]:
+    return {model: _summary(_of_model(samples, model)) for model in (samples[-1].models if samples else ())}
 
 
-def _summary(interval: Interval | None, names: Collection[str]) -> dict[str, float | None]:
+def _summary(interval: Interval | None) -> dict[str, float | None]:
     if interval is None:
         return {}
     counts: dict[str, float | None] = {
@@ -217,7 +218,7 @@ def _summary(interval: Interval | None, names: Collection[str]) -> dict[str, flo
         "output_tokens": interval.get("output_tokens"),
         "preemptions": interval.get("preemptions"),
     }
-    return counts | {name: _known(SERIES[name](interval)) for name in names}
+    return counts | {name: _known(value(interval)) for name, value in SERIES.items()}
 
 
 def _join(samples: Sequence[_Sample]) -> _Sample:

@@ -99,7 +99,7 @@ class GatewayMetrics:
         self.history_sources: list[Collector] = [
             *(self.requests, self.ttft, self.tpot, self.slo_requests, self.process_restarts)
         ]
-        """Of what the history is made (`kvarn.observe.history`)."""
+        """Metrics that the history is made of (`kvarn.observe.history`)."""
         ProcessCollector(registry=self.registry)
 
     def _define(self, registry: CollectorRegistry) -> None:

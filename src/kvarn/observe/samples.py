@@ -38,7 +38,7 @@ Values: TypeAlias = "array[float]"
 
 
 class _Added(NamedTuple):
-    """Where the values of a metric's samples are added; `label`: a label, and those of its values that count."""
+    """Place to which a metric's samples are added. `label`: a label, and those of its values that count."""
 
     name: str
     label: str = ""
@@ -100,7 +100,7 @@ def zeros() -> Values:
 
 
 def difference(before: Values | None, after: Values) -> Values:
-    """What happened between two readings. A total that has become less began anew at 0, as after a restart."""
+    """Counts between two readings. A total that has become less began anew at 0, as after a restart."""
     made = array("d", after)
     if before is not None:
         for place in (*range(_FIRST_GAUGE), *range(_TTFT.start, _LENGTH)):
@@ -129,7 +129,7 @@ def joined(intervals: Sequence[Values]) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What happened in some seconds, to a model or to all."""
+    """Counts of some seconds and gauges, of a model or of all."""
 
     values: Values
     seconds: float

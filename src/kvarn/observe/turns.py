@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from kvarn.observe.timeline import WAITS, Phase
+from kvarn.observe.timeline import Phase
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -38,20 +39,42 @@ class TurnMetrics:
             registry=registry,
         )
 
+        self._of_model: dict[str, _ModelTurns] = {}
+
+    def _of(self, model: str) -> _ModelTurns:
+        found = self._of_model.get(model)
+        if found is None:
+            histograms = (self._queue, self._prefill, self._decode, self._inference, self._answers)
+            tokens = (self._prompt_tokens, self._output_tokens)
+            found = self._of_model[model] = _ModelTurns(*[each.labels(model) for each in (*histograms, *tokens)])
+        return found
+
     def ended(self, model: str, finish_reason: str, prompt_tokens: int, output_tokens: int) -> None:
         """A request to a model is over."""
         self._turns.labels(model, finish_reason).inc()
-        self._prompt_tokens.labels(model).observe(prompt_tokens)
-        self._output_tokens.labels(model).observe(output_tokens)
+        own = self._of(model)
+        own.prompt_tokens.observe(prompt_tokens)
+        own.output_tokens.observe(output_tokens)
 
     def answered(self, model: str, seconds: float) -> None:
         """An answer was written to its end."""
-        self._answers.labels(model).observe(seconds)
+        self._of(model).answers.observe(seconds)
 
     def spent(self, model: str, us: Mapping[int, float]) -> None:
         """An engine told the microseconds of a request by phase (`Phase`)."""
-        prefill, decode = us.get(Phase.PROMPT, 0), us.get(Phase.DECODE, 0)
-        self._queue.labels(model).observe(sum([us.get(phase, 0) for phase in WAITS]) / 1e6)
-        self._prefill.labels(model).observe(prefill / 1e6)
-        self._decode.labels(model).observe(decode / 1e6)
-        self._inference.labels(model).observe((prefill + decode + us.get(Phase.PREEMPTED, 0)) / 1e6)
+        own, prefill, decode = self._of(model), us.get(Phase.PROMPT, 0), us.get(Phase.DECODE, 0)
+        preempted = us.get(Phase.PREEMPTED, 0)
+        own.queue.observe((sum(us.values()) - prefill - decode - preempted) / 1e6)
+        own.prefill.observe(prefill / 1e6)
+        own.decode.observe(decode / 1e6)
+        own.inference.observe((prefill + decode + preempted) / 1e6)
+
+
+class _ModelTurns(NamedTuple):
+    queue: Histogram
+    prefill: Histogram
+    decode: Histogram
+    inference: Histogram
+    answers: Histogram
+    prompt_tokens: Histogram
+    output_tokens: Histogram

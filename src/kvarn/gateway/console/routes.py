@@ -7,7 +7,9 @@ from kvarn.gateway.console.api import (
     alerts,
     live,
     oidc,
+    overview,
     requests,
+    series,
     session,
 )
 
@@ -16,6 +18,8 @@ CONSOLE_ROUTERS = [
     live.router,
     oidc.router,
     requests.router,
+    overview.router,
+    series.router,
     session.router,
     assets.router,
 ]

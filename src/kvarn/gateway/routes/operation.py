@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import gzip
+import asyncio
 from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -16,9 +16,8 @@ from kvarn.catalog.models import ServedModel
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.openapi import json_router
-from kvarn.observe.exposition import exposition
-from kvarn.observe.merge import as_registry, read_families
-from kvarn.observe.vllm_names import vllm_families
+from kvarn.observe.exposition import page
+from kvarn.observe.merge import read_families
 from kvarn.quality.monitor import QualityMonitor
 
 router = json_router("", "operation")
@@ -112,13 +111,14 @@ async def metrics(request: Request, gateway: GatewayDep) -> Response:
     """The metrics of all gateway processes and of the engines: as OpenMetrics where `Accept` asks for it, else in
     Prometheus' text format; compressed where `Accept-Encoding` has gzip."""
     registry = gateway.metrics.registry if gateway.control.shared is None else await gateway.control.shared.metrics()
-    if gateway.config.gateway.vllm_metric_names:
-        families = read_families(registry)
-        registry = as_registry([*families, *vllm_families(families)])
-    body, content_type = exposition(registry, request.headers.get("accept", ""))
+    is_packed = "gzip" in request.headers.get("accept-encoding", "")
+    families, accept = read_families(registry), request.headers.get("accept", "")
+    # A thread: for many models it takes longer than a token may wait.
+    body, content_type = await asyncio.to_thread(
+        page, families, accept, vllm_names=gateway.config.gateway.vllm_metric_names, is_packed=is_packed
+    )
     headers = {"content-type": content_type, "vary": "Accept, Accept-Encoding"}
-    if "gzip" in request.headers.get("accept-encoding", ""):
-        body = gzip.compress(body, compresslevel=1)
+    if is_packed:
         headers["content-encoding"] = "gzip"
     return Response(body, headers=headers)
 

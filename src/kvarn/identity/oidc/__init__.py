@@ -3,6 +3,6 @@
 browser   /console/api/oidc/start      a cookie, sealed: state, nonce, verifier, where to go on
           provider's page              they sign in there
           /console/api/oidc/callback   the code, and the same state
-gateway   provider                     code + verifier -> ID token, whose signature, times, audience and nonce are checked
+gateway   provider                     code + verifier -> ID token: its signature, times, audience, nonce are checked
           database                     the user with that address, their role -> a session
 """

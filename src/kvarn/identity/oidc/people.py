@@ -68,7 +68,7 @@ class People:
 
     def _email(self, claims: Mapping[str, Any]) -> str:
         email = claims.get("email")
-        if not isinstance(email, str) or "@" not in email or len(email) > _MAX_EMAIL or not email.isprintable():
+        if not isinstance(email, str) or email.count("@") != 1 or len(email) > _MAX_EMAIL or not email.isprintable():
             raise _not_allowed("the provider told no address: is 'email' among console.oidc.scopes?")
         if self._config.require_verified_email and claims.get("email_verified") not in (True, "true"):
             raise _not_allowed(

@@ -71,7 +71,7 @@ class Provider:
         return f"{endpoint}{'&' if urlsplit(endpoint).query else '?'}{urlencode(query)}"
 
     async def claims(self, code: str, attempt: Attempt) -> dict[str, Any]:
-        """What the provider says of the person who came back with a code."""
+        """Claims of the provider about the person who came back with a code."""
         metadata = await self.metadata()
         answer = await self._redeem(metadata, code, attempt)
         id_token, access_token = answer.get("id_token"), answer.get("access_token")
@@ -149,7 +149,7 @@ class Provider:
             hint = " (check console.oidc.client_id and its secret)" if read.get("error") == "invalid_client" else ""
             raise refused(f"it did not take the code: {str(read.get('error'))[:80]!r}{hint}")
         if answer.status_code != 200 or not isinstance(read, dict):
-            raise _wrong(url, f"has status {answer.status_code}, and is no JSON object with status 200")
+            raise _wrong(url, f"is no JSON object, or failed (status {answer.status_code})")
         return read
 
 

@@ -30,8 +30,8 @@ class OidcSignIn:
         self._now = now
 
     async def begin(self, redirect_uri: str, page: str) -> tuple[str, str]:
-        """The provider's address to send a browser to, and what the browser keeps meanwhile. `page` of the console comes
-        afterwards."""
+        """The provider's address to send a browser to, and what the browser keeps meanwhile. `page` of the console
+        comes afterwards."""
         attempt = Attempt(redirect_uri, relative_page(page))
         return await self.provider.authorization_url(attempt), self._seal.seal(attempt, self._now())
 

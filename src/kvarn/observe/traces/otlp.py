@@ -16,15 +16,15 @@ from kvarn.observe.traces.spans import Span
 from kvarn.observe.traces.traced import TracedRequest
 
 _ERROR = 2
-_SCOPE = {"name": "kvarn", "version": kvarn.__version__}
+SCOPE = {"name": "kvarn", "version": kvarn.__version__}
 
 
 def encode(requests: Iterable[tuple[TracedRequest, list[Span]]], resource: Mapping[str, str]) -> bytes:
     """The body of an export: spans of some requests, and the attributes of the process that made them."""
     spans = [each for request, of_request in requests for each in _spans(request, of_request)]
     found = {
-        "resource": {"attributes": _attributes(dict(resource))},
-        "scopeSpans": [{"scope": _SCOPE, "spans": spans}],
+        "resource": {"attributes": attributes_of(dict(resource))},
+        "scopeSpans": [{"scope": SCOPE, "spans": spans}],
     }
     return msgspec.json.encode({"resourceSpans": [found]})
 
@@ -41,14 +41,14 @@ def _spans(request: TracedRequest, spans: list[Span]) -> Iterable[dict[str, Any]
             "flags": int(trace.sampled),
             "name": span.name,
             "kind": int(span.kind),
-            "startTimeUnixNano": _nanoseconds(span.begin_s + offset_s),
-            "endTimeUnixNano": _nanoseconds(span.end_s + offset_s),
-            "attributes": _attributes(span.attributes),
+            "startTimeUnixNano": nanoseconds(span.begin_s + offset_s),
+            "endTimeUnixNano": nanoseconds(span.end_s + offset_s),
+            "attributes": attributes_of(span.attributes),
             "events": [
                 {
                     "name": event.name,
-                    "timeUnixNano": _nanoseconds(event.at_s + offset_s),
-                    "attributes": _attributes(dict(event.attributes)),
+                    "timeUnixNano": nanoseconds(event.at_s + offset_s),
+                    "attributes": attributes_of(dict(event.attributes)),
                 }
                 for event in span.events
             ],
@@ -59,11 +59,11 @@ def _spans(request: TracedRequest, spans: list[Span]) -> Iterable[dict[str, Any]
         yield shown
 
 
-def _nanoseconds(seconds: float) -> str:
+def nanoseconds(seconds: float) -> str:
     return str(round(seconds * 1e9))
 
 
-def _attributes(attributes: Mapping[str, Value] | Attributes) -> list[dict[str, Any]]:
+def attributes_of(attributes: Mapping[str, Value] | Attributes) -> list[dict[str, Any]]:
     return [{"key": name, "value": _value(value)} for name, value in attributes.items()]
 
 

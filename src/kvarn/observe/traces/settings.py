@@ -5,9 +5,11 @@ Source: https://opentelemetry.io/docs/specs/otel/protocol/exporter/ and .../conf
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import unquote, urlsplit
 
 import kvarn
@@ -15,7 +17,6 @@ from kvarn.config.load import ConfigError
 from kvarn.config.platform import TracesConfig
 from kvarn.observe.traces.context import TraceContext
 
-_PATH = "/v1/traces"
 _GRPC_PORT = 4317
 _SAMPLERS = ("always_on", "always_off", "traceidratio")
 _PARENT_BASED = "parentbased_"
@@ -62,21 +63,11 @@ def export_settings(
     if off or environment.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
         return None
     base = config.endpoint or environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    url = None if config.endpoint else environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    if url is None and base:
-        url = base if base.rstrip("/").endswith(_PATH) else base.rstrip("/") + _PATH
+    own = None if config.endpoint else environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    url = _url("traces", own, base)
     if not url:
         return None
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"the endpoint of traces {url!r} is no URL: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"the endpoint of traces is {url!r}: use an address such as http://localhost:4318")
-    protocol = _variable(environment, "PROTOCOL")
-    if protocol == "grpc" or port == _GRPC_PORT:
-        warn(f"traces are sent as OTLP over HTTP, not gRPC, to {url}: collectors take it on port 4318")
+    _check_url("traces", url, _variable(environment, "PROTOCOL"), warn)
     return ExportSettings(
         url,
         {**_pairs(_variable(environment, "HEADERS"), "HEADERS"), **config.headers},
@@ -86,8 +77,68 @@ def export_settings(
     )
 
 
-def _variable(environment: Mapping[str, str], name: str) -> str:
-    return environment.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or environment.get(f"OTEL_EXPORTER_OTLP_{name}") or ""
+@dataclass(frozen=True, slots=True)
+class MetricsExportSettings:
+    """The collector of metrics, and how often it gets them."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    timeout_s: float = _TIMEOUT_S
+    interval_s: float = 60.0
+    resource: Mapping[str, str] = field(default_factory=dict)
+
+
+def metrics_export_settings(
+    environment: Mapping[str, str], warn: Callable[[str], None]
+) -> MetricsExportSettings | None:
+    """Settings of the environment; None: metrics are not exported. Raises as `export_settings`."""
+    off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if off or environment.get("OTEL_METRICS_EXPORTER", "otlp") == "none":
+        return None
+    own = environment.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
+    url = _url("metrics", own, environment.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
+    if not url:
+        return None
+    variable = partial(_variable, environment, signal="METRICS")
+    _check_url("metrics", url, variable("PROTOCOL"), warn)
+    return MetricsExportSettings(
+        url,
+        _pairs(variable("HEADERS"), "HEADERS"),
+        _milliseconds(variable("TIMEOUT")),
+        _interval_s(environment.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"),
+        _resource(environment) | {"service.instance.id": f"{socket.gethostname()}-{os.getpid()}"},
+    )
+
+
+def _url(signal: str, own: str | None, base: str | None) -> str | None:
+    """The address of a signal: its own as it is, or the one below the collector's."""
+    path = f"/v1/{signal}"
+    if own or not base:
+        return own
+    return base if base.rstrip("/").endswith(path) else base.rstrip("/") + path
+
+
+def _check_url(signal: str, url: str, protocol: str, warn: Callable[[str], None]) -> None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"the endpoint of {signal} {url!r} is no URL: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"the endpoint of {signal} is {url!r}: use an address such as http://localhost:4318")
+    if protocol == "grpc" or port == _GRPC_PORT:
+        warn(f"{signal} are sent as OTLP over HTTP, not gRPC, to {url}: collectors take it on port 4318")
+
+
+def _interval_s(text: str) -> float:
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"OTEL_METRIC_EXPORT_INTERVAL is {text!r}: use milliseconds, such as 60000")
+    return int(text) / 1000
+
+
+def _variable(environment: Mapping[str, str], name: str, signal: str = "TRACES") -> str:
+    own = environment.get(f"OTEL_EXPORTER_OTLP_{signal}_{name}")
+    return own or environment.get(f"OTEL_EXPORTER_OTLP_{name}") or ""
 
 
 def _pairs(text: str, name: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from kvarn.answers.errors import HANDLED, to_api_error
 from kvarn.gateway.console.assets import SECURITY_HEADERS
-from kvarn.gateway.console.cookies import set_cookie, set_session
+from kvarn.gateway.console.browser import client_address, set_cookie, set_session
 from kvarn.gateway.console.paths import API, OIDC_CALLBACK, OIDC_START
 from kvarn.gateway.console.router import console_router
 from kvarn.gateway.dependencies import GatewayDep, actor_of
@@ -36,11 +36,16 @@ _Route = Callable[[Request, Gateway], Awaitable[Response]]
 def _with_error_pages(route: _Route) -> _Route:
     @wraps(route)
     async def answer(request: Request, gateway: GatewayDep) -> Response:
+        failed, address = gateway.control.sessions.failed, client_address(request)
         try:
+            failed.check(address)
             return await route(request, gateway)
         except HANDLED as error:
             told = to_api_error(error)
-        _log.warning("a sign-in at the provider failed: %s", told.message, extra={"code": told.code})
+        failed.note(address)
+        # Other messages may name the person.
+        why = told.message if told.status >= 500 else told.code
+        _log.warning("a sign-in at the provider failed: %s", why, extra={"address": address})
         return _error_page(told, record_of(request.scope).request_id)
 
     return answer

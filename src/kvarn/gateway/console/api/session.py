@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.console.cookies import clear_session, set_session
+from kvarn.gateway.console.browser import clear_session, client_address, set_session
 from kvarn.gateway.console.paths import API, OIDC_START, SESSION
 from kvarn.gateway.console.router import console_router
 from kvarn.gateway.dependencies import GatewayDep, actor_of
@@ -103,7 +103,7 @@ async def sign_in(request: Request, gateway: GatewayDep, body: SignIn) -> Annota
     valid key; 403, another site's page asks; 429, too many attempts have failed."""
     sessions, scope = gateway.control.sessions, request.scope
     sessions.cookies.check_origin(scope)
-    address = request.client.host if request.client is not None else ""
+    address = client_address(request)
     sessions.failed.check(address)
     principal = await sessions.keys.bearer_of(body.key)
     if principal is None:

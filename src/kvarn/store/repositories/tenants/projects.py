@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -35,6 +35,11 @@ async def names_of_projects(session: AsyncSession, project_ids: Collection[str])
 async def get_project(session: AsyncSession, organization_id: str, project_id: str) -> Project:
     query = select(Project).where(Project.organization_id == organization_id, Project.id == project_id)
     return await find_one(session, query, f"No such project: {project_id!r}.")
+
+
+async def find_projects(session: AsyncSession, project_ids: Collection[str]) -> Sequence[Project]:
+    """Those that exist, whoever they belong to."""
+    return (await session.scalars(select(Project).where(Project.id.in_(project_ids)))).all()
 
 
 async def get_active_project(change: AuditedChange, organization_id: str, project_id: str) -> Project:

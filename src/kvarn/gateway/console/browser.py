@@ -1,11 +1,17 @@
-"""Cookies in the answers of signing in and out; `identity/session_cookies.py` reads them."""
+"""A browser that signs in or out: where it is, and its cookies; `identity/session_cookies.py` reads those."""
 
 from __future__ import annotations
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from kvarn.identity.session_cookies import CSRF_COOKIE, SessionCookies, csrf_of
 from kvarn.identity.sessions import Session
+
+
+def client_address(request: Request) -> str:
+    """The address that the connection comes from: behind a proxy, the proxy's."""
+    return request.client.host if request.client is not None else ""
 
 
 def set_session(response: Response, cookies: SessionCookies, session: Session, now: int) -> None:

@@ -1,0 +1,66 @@
+"""Data of the overview: load, use and changes, as far as the viewer may see them."""
+
+from __future__ import annotations
+
+import pytest
+
+from asking import CHAT, chat
+from gateway_fixtures import wait_for
+from kvarn.observe.samples import SERIES
+from kvarn.store.owner import Role
+
+OVERVIEW = "/console/api/overview"
+
+
+def sample(server) -> None:
+    """Take a sample of the history now, as the server does every 10 s."""
+    server.do(server.gateway.control.history.sample())
+
+
+def test_an_open_server_tells_all(server, client) -> None:
+    sample(server)
+    assert client.post(CHAT, json=chat()).status_code == 200
+    sample(server)
+    told = client.get(OVERVIEW, params={"range": "15m"}).json()
+    assert told["state"]["level"] == "good" and told["state"]["sentence"].startswith("All well: ")
+    tiles = {tile["name"]: tile for tile in told["tiles"]}
+    assert tiles["requests"]["value"] >= 1 and tiles["ttft_p95_s"]["value"] > 0
+    history = told["history"]
+    assert {len(values) for values in history["series"].values()} == {len(history["at"])} == {90}
+    assert history["series"]["requests_per_s"][-1] > 0 and history["marks"][0]["kind"] == "start"
+    models = {row["name"]: row for row in told["models"]}
+    assert models["tiny"]["ready"] and models["tiny"]["replicas"] == 1 == models["tiny"]["ready_replicas"]
+    only = client.get(OVERVIEW, params={"model": "tiny"}).json()
+    assert [row["name"] for row in only["models"]] == ["tiny"]
+    assert next(tile for tile in only["tiles"] if tile["name"] == "ttft_p95_s")["target"] == 2.0
+
+
+@pytest.mark.parametrize("query", [{"range": "48h"}, {"range": "1d"}, {"range": "0h"}])
+def test_a_range_that_cannot_be_shown_is_refused(client, query) -> None:
+    assert client.get(OVERVIEW, params=query).status_code == 400
+
+
+def test_series_by_name(server, client) -> None:
+    sample(server)
+    told = client.get("/console/api/series", params={"names": "running,waiting", "range": "24h", "points": 24}).json()
+    assert list(told["series"]) == ["running", "waiting"] and len(told["at"]) == 24 and told["step_s"] == 3600
+    assert set(client.get("/console/api/series").json()["series"]) == set(SERIES)
+    refused = client.get("/console/api/series", params={"names": "temperature"})
+    assert refused.status_code == 400 and "ttft_p95_s" in refused.json()["error"]["message"]
+    assert client.get(OVERVIEW, params={"model": "gone"}).status_code == 404
+
+
+def test_each_viewer_sees_what_is_theirs(server, client) -> None:
+    acme = server.add_tenant("acme-overview")
+    other = server.add_tenant("globex-overview", role=Role.MEMBER)
+    for each in (acme, other):
+        assert each.post(CHAT, json=chat()).status_code == 200
+
+    def users(viewer) -> set[str]:
+        return {row["organization"] for row in viewer.get(OVERVIEW).json()["users"]}
+
+    wait_for(lambda: {"acme-overview", "globex-overview"} <= users(client), "usage in the ledger")
+    assert users(acme) == {"acme-overview"}
+    assert users(other) == {"globex-overview"}
+    assert [change["kind"] for change in acme.get(OVERVIEW).json()["changes"]][-1:] == ["organization.created"]
+    assert other.get(OVERVIEW).json()["changes"] == [], "a member of a project is no administrator"

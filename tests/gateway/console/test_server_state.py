@@ -1,0 +1,100 @@
+"""The sentence that says how the server is: the most important thing first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvarn.gateway.console.server_state import ModelHealth, ServerState, seconds, server_state
+
+GOOD = {"requests": 100.0, "judged_requests": 100.0, "goodput_ratio": 0.99, "error_ratio": 0.0, "kv_utilisation": 0.4}
+RECENT = {"requests_per_s": 212 / 60, "ttft_p95_s": 0.31, "kv_utilisation": 0.41}
+
+
+def model(name: str = "chat", recent: dict[str, Any] | None = None, **changed: Any) -> ModelHealth:
+    fields = {"ready": True, "state": "ready", "ready_replicas": 1, "replicas": 1}
+    fields |= {"ttft_target_s": 1.0, "tpot_target_s": 0.1} | changed
+    return ModelHealth(name=name, recent=GOOD | (recent or {}), **fields)
+
+
+def state(*models: ModelHealth, database: str = "up", whole: dict[str, float] | None = None) -> ServerState:
+    return server_state(models, database, RECENT, {"requests": 12720.0} if whole is None else whole)
+
+
+def test_all_well() -> None:
+    assert state(model()).sentence == "All well: 212 requests/min, TTFT p95 0.31 s, KV 41 %."
+    assert state(model(), whole={}).sentence == "All well, and idle: no requests in this time."
+
+
+@pytest.mark.parametrize(
+    ("broken", "level", "sentence", "link"),
+    [
+        (
+            model(ready=False, ready_replicas=0, state="starting (load weights, 40 %)"),
+            "warn",
+            "chat takes no requests: starting (load weights, 40 %).",
+            "models?model=chat",
+        ),
+        (
+            model(ready=False, ready_replicas=0, state="down"),
+            "bad",
+            "chat takes no requests: down.",
+            "models?model=chat",
+        ),
+        (
+            model(drifted=["host/chat/1"]),
+            "bad",
+            "host/chat/1 answers golden prompts of chat wrongly.",
+            "models?model=chat",
+        ),
+        (
+            model(recent={"error_ratio": 0.12}),
+            "bad",
+            "12 % of the requests to chat fail.",
+            "requests?model=chat&status=5xx",
+        ),
+        (
+            model(recent={"goodput_ratio": 0.6, "ttft_p95_s": 2.9, "waiting_blocks": 7.0, "waiting_slot": 2.0}),
+            "bad",
+            "Slow: 40 % of the requests to chat miss their latency targets (TTFT p95 2.90 s, target 1.00 s); most that "
+            "wait do so for KV blocks.",
+            "requests?model=chat&order=slowest",
+        ),
+        (
+            model(recent={"goodput_ratio": 0.6, "ttft_p95_s": 0.5, "tpot_p95_s": 0.25}),
+            "bad",
+            "Slow: 40 % of the requests to chat miss their latency targets (TPOT p95 0.25 s, target 0.10 s).",
+            "requests?model=chat&order=slowest",
+        ),
+        (
+            model(recent={"kv_utilisation": 0.97}),
+            "warn",
+            "The KV cache of chat is full (97 %): requests wait or are preempted.",
+            "live?model=chat",
+        ),
+        (model(replicas=2), "warn", "1 of 2 replicas of chat take requests.", "models?model=chat"),
+    ],
+)
+def test_what_is_wrong_with_a_model(broken: ModelHealth, level: str, sentence: str, link: str) -> None:
+    assert state(model("other"), broken) == ServerState(level, sentence, link, "chat")
+
+
+def test_what_is_broken_comes_before_what_is_slow_and_the_database_before_all() -> None:
+    slow, down = model("slow", {"goodput_ratio": 0.1}), model("gone", ready=False, state="down")
+    assert state(slow, down).model == "gone"
+    assert state(slow, down, database="away").sentence.startswith("The database does not answer")
+
+
+def test_few_requests_and_sleeping_models_are_no_reason_to_worry() -> None:
+    few = model(recent={"goodput_ratio": 0.0, "judged_requests": 3.0, "error_ratio": 1.0, "requests": 3.0})
+    asleep = model("asleep", ready=False, ready_replicas=0, replicas=0, state="no replicas")
+    assert state(few, asleep).level == "good"
+
+
+def test_a_name_is_quoted_in_a_link() -> None:
+    assert state(model("a b&c", {"kv_utilisation": 1.0})).link == "live?model=a%20b%26c"
+
+
+def test_times_have_two_digits_that_count() -> None:
+    assert [seconds(each) for each in (0.0451, 0.31, 2.9, 12.34)] == ["45 ms", "0.31 s", "2.90 s", "12 s"]
