@@ -22,6 +22,7 @@ from kvarn.evaluations.worker import EvaluationWorker
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
+from kvarn.gateway.alerting import Alerting
 from kvarn.gateway.build import build_gateway
 from kvarn.gateway.console.live.watch import Watches
 from kvarn.gateway.console.routes import CONSOLE_ROUTERS
@@ -181,9 +182,10 @@ async def _lifespan(
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
     config = gateway.config
     count_nearly_full = partial(gateway.storage_quota.count_nearly_full, services.store_metrics.nearly_full.set)
-    workers: list[Worker[Any] | Periodic | QualityMonitor | Rollouts] = [
+    workers: list[Worker[Any] | Periodic | QualityMonitor | Rollouts | Alerting] = [
         gateway.responses,
         gateway.control.rollouts,
+        gateway.control.alerting,
         retention_worker(gateway.store, config.retention),
         stored_bytes_worker(gateway.store),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),

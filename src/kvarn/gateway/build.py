@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from kvarn.answers.catalog import Catalog
 from kvarn.answers.context import LifecycleSteps
 from kvarn.answers.engines import ENGINES
@@ -41,6 +43,7 @@ from kvarn.external.model import ExternalModel, connect
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
+from kvarn.gateway.alerting import Alerting
 from kvarn.gateway.services import Services
 from kvarn.gateway.state import ControlPlane, Gateway
 from kvarn.kept.keeper import KeeperMetrics, RequestKeeper
@@ -142,12 +145,17 @@ def build_gateway(
             rollouts=rollouts,
             external=list(external.values()),
             traces=traces,
+            alerting=Alerting(config.alerts, partial(_read_metrics, metrics, shared), tells=is_main),
             history=shared.history if shared is not None else CountedHistory(metrics.counted),
         ),
     )
     copies = replace(gateway, steps=replace(steps, stages=_copy_stages(services, text), observers=()))
     shadows.ask = partial(answer, copies)
     return gateway, services
+
+
+async def _read_metrics(metrics: GatewayMetrics, shared: SharedState | None) -> CollectorRegistry:
+    return metrics.registry if shared is None else await shared.metrics()
 
 
 def _steps(

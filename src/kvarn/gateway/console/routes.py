@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvarn.gateway.console import assets
 from kvarn.gateway.console.api import (
+    alerts,
     live,
     oidc,
     overview,
@@ -15,6 +16,7 @@ from kvarn.gateway.console.api import (
 )
 
 CONSOLE_ROUTERS = [
+    alerts.router,
     live.router,
     oidc.router,
     overview.router,
