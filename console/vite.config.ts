@@ -7,13 +7,16 @@ function compressed(): Plugin {
   return {
     name: "compressed",
     apply: "build",
-    generateBundle(_options, bundle) {
-      for (const file of Object.values(bundle)) {
-        if (!/\.(js|css)$/.test(file.fileName)) continue;
-        const text = file.type === "chunk" ? file.code : file.source;
-        const bytes = typeof text === "string" ? new TextEncoder().encode(text) : text;
-        this.emitFile({ type: "asset", fileName: `${file.fileName}.gz`, source: gzipSync(bytes, { level: 9, mtime: 0 }) });
-      }
+    generateBundle: {
+      order: "post", // after Vite has written which files a lazy page needs
+      handler(_options, bundle) {
+        for (const file of Object.values(bundle)) {
+          if (!/\.(js|css)$/.test(file.fileName)) continue;
+          const text = file.type === "chunk" ? file.code : file.source;
+          const bytes = typeof text === "string" ? new TextEncoder().encode(text) : text;
+          this.emitFile({ type: "asset", fileName: `${file.fileName}.gz`, source: gzipSync(bytes, { level: 9, mtime: 0 }) });
+        }
+      },
     },
   };
 }
