@@ -81,12 +81,16 @@ $(VENV)/.compiler: | $(VENV)/bin/python
 serve: $(VENV)/.serve
 	@$(BIN)/kvarn serve $(SERVED) $(ARGS)
 
-# PostgreSQL and Redis for the tests, where this user may install them; without them those tests are skipped, and say so.
-SERVICES := postgresql redis-server
+# Services and a browser for the tests, where this user may install them; without them those tests are skipped, and say so. None is
+# started: Debian asks policy-rc.d (101: no) before it starts what it installs. One that is there already stays as it is.
+SERVICES := postgresql redis-server prometheus prometheus-alertmanager chromium
+POLICY   := /usr/sbin/policy-rc.d
 services:
-	@if [ -x /usr/bin/redis-server ] && ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then :; \
+	@if ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 && [ -x /usr/bin/redis-server ] && [ -x /usr/bin/prometheus ] \
+	  && [ -x /usr/bin/prometheus-alertmanager ] && [ -x /usr/bin/chromium ]; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing $(SERVICES) for the tests (once) ..."; \
+	  [ -e $(POLICY) ] || { printf '#!/bin/sh\nexit 101\n' > $(POLICY) && chmod +x $(POLICY) && trap 'rm -f $(POLICY)' EXIT; }; \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SERVICES); } >/dev/null \
 	    || echo "note: $(SERVICES) could not be installed: the tests that need them will be skipped"; \
 	else echo "note: $(SERVICES) are missing: the tests that need them will be skipped"; fi
@@ -165,7 +169,7 @@ console: $(NODE_MODULES)
 
 # Types, tests, sizes, and whether the committed files are those that the source makes.
 console-check:
-	@if command -v npm >/dev/null && node -e 'process.exit(parseInt(process.versions.node) < 20)'; then $(MAKE) --no-print-directory $(NODE_MODULES) && cd console && npm run --silent check; \
+	@if command -v npm >/dev/null && node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)'; then $(MAKE) --no-print-directory $(NODE_MODULES) && cd console && npm run --silent check; \
 	else echo "note: npm of Node 20 or newer is missing: the console's source was not checked against its built files"; fi
 
 # The benchmarks and the examples, briefly. The benchmark against peers runs Kvarn alone, with its default settings, a

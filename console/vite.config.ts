@@ -1,22 +1,20 @@
+import { readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
 import { gzipSync } from "fflate";
 import type { Plugin } from "vite";
 import { defineConfig } from "vitest/config";
 
-/** Writes NAME.gz beside each script and style sheet. fflate's bytes are the same on every machine; zlib's are not. */
+/** Writes NAME.gz beside each script and style sheet, once they are written: Vite completes its scripts after other
+ * plugins have seen them. fflate's bytes are the same on every machine; zlib's are not. */
 function compressed(): Plugin {
   return {
     name: "compressed",
     apply: "build",
-    generateBundle: {
-      order: "post", // after Vite has written which files a lazy page needs
-      handler(_options, bundle) {
-        for (const file of Object.values(bundle)) {
-          if (!/\.(js|css)$/.test(file.fileName)) continue;
-          const text = file.type === "chunk" ? file.code : file.source;
-          const bytes = typeof text === "string" ? new TextEncoder().encode(text) : text;
-          this.emitFile({ type: "asset", fileName: `${file.fileName}.gz`, source: gzipSync(bytes, { level: 9, mtime: 0 }) });
-        }
-      },
+    writeBundle({ dir = "" }, bundle) {
+      for (const name of Object.keys(bundle).filter((name) => /\.(js|css)$/.test(name))) {
+        const file = join(dir, name);
+        writeFileSync(`${file}.gz`, gzipSync(readFileSync(file), { level: 9, mtime: 0 }));
+      }
     },
   };
 }

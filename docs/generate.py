@@ -1,4 +1,5 @@
-"""Write the generated pages of the documentation; `--check` only says whether they are current.
+"""Write the generated pages of the documentation, the alert rules and the Grafana boards; `--check` only says whether
+they are current.
 
 Usage: python docs/generate.py [--check]
 """
@@ -13,8 +14,11 @@ from typing import Annotated, Any, get_args, get_origin
 from kvarn.config.documentation import field_documents
 from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
+from kvarn.observe.alerts.prometheus import rules_file
+from kvarn.observe.alerts.rules import RULES, Rule, promql_duration
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).resolve().parent.parent
+GRAFANA = "deploy/grafana"
 INTRODUCTION = """\
 # Configuration reference
 
@@ -107,17 +111,67 @@ def configuration_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+RUNBOOK = """\
+# Runbook of the alerts
+
+Generated from `src/kvarn/observe/alerts/rules.py` by `make docs`; do not edit by hand.
+
+One section an alert; the links of notifications lead here. [Monitoring](monitoring.md) tells how alerts reach you.
+P1: users are hurt now. P2: a part is lost, or users will be hurt. P3: this week.
+"""
+
+
+def runbook_page() -> str:
+    """The whole of docs/runbook.md."""
+    return RUNBOOK + "".join(map(runbook_section, RULES))
+
+
+def runbook_section(rule: Rule) -> str:
+    """What one alert means, where to look first, what to do."""
+    held = f", for {promql_duration(rule.for_s)}" if rule.for_s else ""
+    return f"""
+## {rule.name}
+
+**{rule.title}** ({rule.severity.value}{held})
+
+{rule.meaning}
+
+* First look: {rule.first_look}
+* To do: {rule.remedy}
+
+```promql
+{rule.promql}
+```
+"""
+
+
+def generated_files() -> dict[Path, str]:
+    """The text of each generated file, by its path in the repository."""
+    sys.path.insert(0, str(ROOT / GRAFANA))
+    from boards import board_files  # a folder of files for operators, no package
+
+    return {
+        Path("docs/configuration.md"): configuration_page(),
+        Path("docs/runbook.md"): runbook_page(),
+        Path("deploy/prometheus/kvarn.rules.yml"): rules_file(),
+        **{Path(GRAFANA) / name: text for name, text in board_files().items()},
+    }
+
+
 def main() -> int:
-    """Write or check each page; 1 when a page is out of date."""
-    page, text = HERE / "configuration.md", configuration_page()
-    if "--check" in sys.argv:
-        current = page.exists() and page.read_text(encoding="utf-8") == text
-        if not current:
-            print(f"{page.name} is out of date: run `make docs`")
-        return 0 if current else 1
-    page.write_text(text, encoding="utf-8")
-    print(f"wrote {page}")
-    return 0
+    """Write or check each file; 1 when one is out of date."""
+    stale = 0
+    for path, text in generated_files().items():
+        file = ROOT / path
+        if file.exists() and file.read_text(encoding="utf-8") == text:
+            continue
+        stale += 1
+        if "--check" in sys.argv:
+            print(f"{path} is out of date: run `make docs`")
+        else:
+            file.write_text(text, encoding="utf-8")
+            print(f"wrote {path}")
+    return 1 if stale and "--check" in sys.argv else 0
 
 
 if __name__ == "__main__":

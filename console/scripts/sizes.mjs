@@ -1,6 +1,7 @@
 // Bounds what a browser loads: everything, the first view, and each page that is loaded when it is opened.
 import { readFileSync, readdirSync, statSync } from "node:fs";
 import { join } from "node:path";
+import { gunzipSync } from "node:zlib";
 
 const STATIC = process.env.CONSOLE_OUT ?? "../src/kvarn/gateway/console/static";
 const LIMITS = { total: 400_000, first: 130_000, page: 60_000 };
@@ -27,5 +28,10 @@ const line = (what, bytes, limit) => {
 line("everything, raw", total, LIMITS.total);
 line("first view, gzip", firstView, LIMITS.first);
 for (const name of plain.filter((name) => !first.has(name))) line(`${name}, gzip`, size(`${name}.gz`), LIMITS.page);
+for (const name of plain) {
+  const whole = readFileSync(join(assets, name));
+  if (!gunzipSync(readFileSync(join(assets, `${name}.gz`))).equals(whole)) problems.push(`${name}.gz does not hold ${name}`);
+  if (/sourceMappingURL/.test(whole)) problems.push(`${name} names a source map`);
+}
 for (const problem of problems) console.error(problem);
 process.exit(problems.length ? 1 : 0);

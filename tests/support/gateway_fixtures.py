@@ -33,6 +33,7 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import bind, build_server
 from kvarn.gateway.state import Gateway
+from kvarn.quality.monitor import OnDrift
 from kvarn.store.owner import ANYBODY, Principal
 from new_tenants import create_organization
 
@@ -64,6 +65,8 @@ class GatewayServer:
     served: dict[str, ServedModel]
     port: int = 0
     authenticator: TokenAuthenticator = field(default_factory=TokenAuthenticator)
+    take_out: OnDrift | None = None
+    """Hears of replicas that answer golden prompts wrongly; None: none are asked."""
     app: FastAPI | None = None
     loop: asyncio.AbstractEventLoop | None = None
 
@@ -150,7 +153,7 @@ def running(server: GatewayServer, *, wait_ready: bool = True) -> Iterator[Gatew
     """Serve a server in a thread until the block ends."""
     listener = bind(server.config.gateway)
     server.port = listener.getsockname()[1]
-    server.app = create_app(server.config, server.served, server.authenticator)
+    server.app = create_app(server.config, server.served, server.authenticator, take_out=server.take_out)
     uvicorn_server = build_server(server.app, server.config.gateway)
 
     async def main() -> None:

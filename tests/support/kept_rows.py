@@ -61,8 +61,9 @@ def traced(*turns: TracedTurn, **fields: object) -> TracedRequest:
     return TracedRequest(trace=begin("a", None), name="POST /x", wall_clock_offset_s=1.7e9, **given)  # type: ignore[arg-type]
 
 
-def steps_of(count: int) -> TurnSteps:
-    turn = StepTurn("a", "org", "", 0, 100, 0, 0)
-    rows = [StepRow(0, number % 251, number % 7) for number in range(8)]
+def steps_of(count: int, *tenants: str) -> TurnSteps:
+    """Steps of a turn of the first tenant, among turns of the others."""
+    turns = [StepTurn(f"t{place}", each, "", 0, 100, 0, 0) for place, each in enumerate(tenants or ("org",))]
+    rows = [StepRow(number % len(turns), number % 251, number % 7) for number in range(8)]
     steps = [StepRecord(n * 7919 % 99991, n * n, n * 31 % 977, 0, 0, 0, 1, n, 0, n, rows) for n in range(count)]
-    return TurnSteps(turns=[turn], steps=steps, complete=True, times=None, kv_blocks=64)
+    return TurnSteps(turns=turns, steps=steps, complete=True, times=None, kv_blocks=64)

@@ -6,8 +6,8 @@ from collections import Counter
 
 from engine_world import World
 from kvarn.engine.live import live_steps
-from kvarn.engine.memory.block_map import map_part
 from kvarn.engine.step_reports import StepReport
+from kvarn.replica.server.block_map import block_map
 from kvarn.wire.kv_map import ADAPTER, CACHED, HOLDERS, NO_OWNER
 from kvarn.wire.step_records import MAX_LIVE_STEPS
 
@@ -66,11 +66,11 @@ class StepNotes:
         """Each block is drawn as who holds it; its owner is told wherever somebody does, or the cache names it."""
         core = self._world.engine
         memory = core.scheduler.memory
-        part = map_part(memory, core.scheduler.running, 0, self._world.now)
+        part = block_map(memory, core.scheduler.running, self._world.now)
         holders = Counter(block for each in core.scheduler.running for block in each.blocks)
         tenants = {block: each.request.scope.tenant for each in core.scheduler.running for block in each.blocks}
         adapters = set(memory.adapters.blocks)
-        assert len(part.states) == len(part.owners) == memory.pool.num_blocks == part.kv_blocks
+        assert len(part.states) == len(part.owners) == memory.pool.num_blocks
         for block, (state, owner) in enumerate(zip(part.states, part.owners, strict=True)):
             assert bool(state & ADAPTER) == (block in adapters)
             assert bool(state & CACHED) == (memory.pool.is_cached(block) and block not in adapters)

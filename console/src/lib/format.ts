@@ -81,6 +81,7 @@ export function withUnit(value: Maybe, unit = ""): string {
     case "%": return percent(value / 100);
     case "bytes": case "B": return bytes(value);
     case "USD": case "EUR": return money(value, unit);
+    case "1/s": return `${number(value)}/s`;
     default: return unit ? `${number(value)} ${unit}` : number(value);
   }
 }

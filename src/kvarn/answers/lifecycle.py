@@ -86,8 +86,10 @@ async def take_in(serving: ServingContext, record: RequestRecord, prompt: Prompt
     model, own, deferred = prompt.model, record.principal.priority, record.deferred
     best = own if deferred is None else max(own, deferred.priority)
     priority, number = priority_of(prompt.service_tier, prompt.priority, best), len(record.turns)
+    engine_id = f"{record.id}.{number}" if number else record.id
     turn = Turn(
-        engine_id=f"{record.id}.{number}" if number else record.id,
+        id=f"use_{engine_id}",
+        engine_id=engine_id,
         record=record,
         model=model.name,
         model_version=model.version,

@@ -13,12 +13,13 @@ from kvarn.answers.record import RequestRecord
 from kvarn.answers.turn import GeneratedPrompt, Outcome, Turn
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.kept.keeper import RequestKeeper
+from kvarn.kept.sampling import KeptReason
 from kvarn.metering.prices import PriceBook
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.observe.traces.context import TraceContext, begin, parent_of
 from kvarn.observe.traces.conventions import is_operation
 from kvarn.observe.traces.exporter import SpanExporter
-from kvarn.observe.traces.traced import TracedRequest, TracedTurn
+from kvarn.observe.traces.traced import TracedRequest, TracedTurn, outcome_of
 from kvarn.observe.traces.usage_metrics import UsageExporter
 from kvarn.wire.openai.common import without_client_text
 
@@ -81,19 +82,17 @@ class Traces(Observer):
         contents = [kept.pop(turn.id, None) for turn in record.turns]
         trace = record.timeline.trace or begin(record.id, None)
         exported = exporter is not None and exporter.wants(trace)
-        keepable = keeper is not None and _is_kept(record, method, route)
+        reason = None if keeper is None else _reason_to_keep(keeper, record, method, route)
         counted = self.usage is not None and bool(record.turns)
-        if not exported and not keepable and not counted:
+        if not exported and reason is None and not counted:
             return
         request = self._traced(record, trace, name, method, route)
         if self.usage is not None and counted:
             self.usage.metrics.observe(request)
         if exporter is not None and exported:
             exporter.add(request, [dict if each is None else each.attributes for each in contents])
-        if keeper is not None and keepable:
-            reason = keeper.reason(request.model, request.outcome, request.total_s)
-            if reason is not None:
-                keeper.add(request, reason)
+        if keeper is not None and reason is not None:
+            keeper.add(request, reason)
 
     def _traced(self, record: RequestRecord, trace: TraceContext, name: str, method: str, route: str) -> TracedRequest:
         owner, choice, deferred = record.principal.owner, record.choice, record.deferred
@@ -134,13 +133,22 @@ class Traces(Observer):
         return self._prices.cost(turn.model, ended_at, **tokens)
 
 
-def _is_kept(record: RequestRecord, method: str, route: str) -> bool:
-    """Whether a request is one that may be kept: it asked something of a model, or failed, and it is known whose it
-    is. (What was refused before its key was known would be the default organisation's.)"""
+def _reason_to_keep(keeper: RequestKeeper, record: RequestRecord, method: str, route: str) -> KeptReason | None:
+    """The reason to keep a request; None: it is not kept. One may be that asked something of a model, or failed, and of
+    which it is known whose it is. (What was refused before its key was known would be the default organisation's.)"""
     if method and all(event.name != "authenticated" for event in record.timeline.events[:2]):
-        return False
+        return None
     asks = bool(record.turns) or record.choice.name != UNKNOWN or is_operation(route or record.endpoint)
-    return asks or record.reply.status >= 500
+    if not asks and record.reply.status < 500:
+        return None
+    last, reply = record.turns[-1] if record.turns else None, record.reply
+    outcome = outcome_of(
+        reply.status,
+        failed=last is not None and last.outcome is Outcome.FAILED,
+        refused=last is not None and last.usage.refused,
+        disconnected=reply.disconnected,
+    )
+    return keeper.reason(record.choice.name, outcome, record.timeline.total_s)
 
 
 def _traced_turn(turn: Turn) -> TracedTurn:

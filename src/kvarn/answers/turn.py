@@ -98,7 +98,8 @@ class GeneratedPrompt(Prompt):
 class Turn:
     """One generation: what it asks of a model, and what it has had."""
 
-    id: str = field(default_factory=partial(new_id, "use_"))  # the id of its usage event
+    id: str = field(default_factory=partial(new_id, "use_"))
+    """Id of its usage event: `use_` and `engine_id`, so that the id of an answer leads to it."""
     engine_id: str = ""  # the engine's id of it; those of several prompts are made of it
     record: RequestRecord
     model: str

@@ -86,6 +86,8 @@ _TIERS = {
 """Metrics of KV blocks beyond the cache, by tier; none where no tiers are configured."""
 
 
+_AWAY = frozenset({ReplicaState.PENDING, ReplicaState.STARTING, ReplicaState.DOWN})
+
 Values = float | Mapping[str, float]
 """Metrics of one replica; by the value of one more label, where the metric has it."""
 
@@ -124,6 +126,8 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
         yield self._metric(gauge, "kvarn_replica_up", "1 when the model's replica takes requests.", _is_up)
+        help_text = "1 while a replica that served is away: its process is lost, or is starting again."
+        yield self._metric(gauge, "kvarn_replica_silent", help_text, _is_silent)
         yield self._metric(counter, "kvarn_replica_restarts_total", "Restarts of the engine process.", _restarts)
         for name, (field, help_text) in _GAUGES.items():
             yield self._metric(gauge, name, help_text, _reader(field))
@@ -249,6 +253,10 @@ class EngineCollector(Collector):
 
 def _is_up(client: ReplicaClient) -> float:
     return client.state is ReplicaState.READY
+
+
+def _is_silent(client: ReplicaClient) -> float:
+    return client.starts > 0 and client.state in _AWAY
 
 
 def _restarts(client: ReplicaClient) -> float:

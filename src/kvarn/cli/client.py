@@ -23,7 +23,11 @@ app = application()
 
 
 class ClientError(Exception):
-    """The server gave no answer; the message says why."""
+    """The server gave no answer; the message says why. `status` is that of HTTP, where there was one."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class Server:
         return models
 
     def ask(self, method: str, operation: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The answer to a request. Raises ClientError where the server cannot be reached, or refuses."""
+        """The answer to a request; an operation that begins with a slash is not below `/v1`. Raises ClientError where
+        the server cannot be reached, or refuses."""
         with self._request(method, operation, body) as response:
             return _json(response.read())
 
@@ -68,11 +73,13 @@ class Server:
     @contextmanager
     def _request(self, method: str, operation: str, body: dict[str, Any] | None = None) -> Iterator[httpx.Response]:
         headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        url = f"{self.url.rstrip('/').removesuffix('/v1')}/v1/{operation}"
+        root = self.url.rstrip("/").removesuffix("/v1")
+        url = f"{root}{operation}" if operation.startswith("/") else f"{root}/v1/{operation}"
         try:
             with httpx.stream(method, url, json=body, headers=headers, timeout=_TIMEOUT) as response:
                 if response.status_code != 200:
-                    raise ClientError(f"{_message_of(_json(response.read()))} (status {response.status_code})")
+                    status = response.status_code
+                    raise ClientError(f"{_message_of(_json(response.read()))} (status {status})", status)
                 yield response
         except httpx.ConnectError as error:
             raise ClientError(

@@ -317,6 +317,9 @@ class RetentionConfig(Section):
     prompt_samples_days: int = Field(30, ge=1)
     """Days that sampled prompts are kept."""
 
+    feedback_days: int | None = Field(365, ge=1)
+    """Days that feedback on answers, and runs of evaluation sets, are kept. None: until they are deleted."""
+
     kept_requests_days: int = Field(14, ge=1)
     """Days that requests which are over are kept (`traces.kept`)."""
 
@@ -328,9 +331,9 @@ class RetentionConfig(Section):
 
     max_stored_bytes: int = Field(10 * 1024**3, ge=1024 * 1024)
     """Bytes that one organisation may store: files, responses, chat completions, conversations, batches with their
-    lines and answers, sampled prompts; each with 1 KiB more, items of conversations with 256 bytes more. Files are
-    counted exactly, the rest is summed every 30 seconds. What would be stored beyond that is refused with 413 before
-    any work is done for it; what has been made is kept."""
+    lines and answers, sampled prompts, feedback, evaluation sets and their runs; each with 1 KiB more, items of
+    conversations with 256 bytes more. Files are counted exactly, the rest is summed every 30 seconds. What would be
+    stored beyond that is refused with 413 before any work is done for it; what has been made is kept."""
 
 
 class BatchesConfig(Section):

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from kvarn.config.adapters import AdapterConfig, LoraConfig
+from kvarn.config.alerts import AlertsConfig
 from kvarn.config.console import ConsoleConfig
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.engine import EngineConfig, ExpertsConfig
@@ -302,6 +303,9 @@ class KvarnConfig(Section):
 
     traces: TracesConfig = TracesConfig()
     """Traces of requests, sent to a collector."""
+
+    alerts: AlertsConfig = AlertsConfig()
+    """Alerts of the server itself."""
 
     console: ConsoleConfig = ConsoleConfig()
     """Console in the browser."""

@@ -26,7 +26,7 @@ from kvarn.explain.explanation import Cause, CauseCode, Part, Stage
 from kvarn.explain.parts import EngineReading, Reading
 from kvarn.explain.pieces import Piece
 from kvarn.explain.words import count
-from kvarn.explain.work import longest_step, residual_of, slow_seconds
+from kvarn.explain.work import longest_step
 from kvarn.observe.timeline import Event, Phase
 from kvarn.wire.step_records import StepRecord
 
@@ -130,7 +130,7 @@ def causes_of(reading: Reading, name_of: NameOf) -> list[Candidate]:
 def in_flight_seconds(reading: Reading) -> float:
     """Seconds that a message may have waited for the step in flight, on the ways to engines."""
     ways_s = reading.seconds(*ENGINE_WAYS)
-    return min(ways_s, sum(longest_step(turn.steps) for turn in reading.turns if turn.steps is not None))
+    return min(ways_s, sum(longest_step(turn.steps, turn.model) for turn in reading.turns if turn.steps is not None))
 
 
 def _add_late(sums: _Sums, reading: Reading) -> None:
@@ -197,11 +197,9 @@ def _records(turn: EngineReading, begin_s: float, end_s: float) -> Iterable[Step
 
 
 def _slow(turn: EngineReading, begin_s: float, end_s: float) -> Iterable[float]:
-    if turn.steps is None:
-        return
-    residual = residual_of(turn.steps)
-    for record in _records(turn, begin_s, end_s):
-        yield slow_seconds(record, turn.steps.times, residual)
+    if turn.model is not None:
+        for record in _records(turn, begin_s, end_s):
+            yield turn.model.slow_s(record)
 
 
 def _is_overtaken(turn: EngineReading, records: Iterable[StepRecord]) -> bool:
@@ -239,9 +237,14 @@ def _add_steps(sums: _Sums, turn: EngineReading, begin_s: float, name_of: NameOf
         slow_at_s = accepted_s + slow[0].record.at_us / 1e6 - begin_s
         sums.add(CauseCode.SLOW_STEPS, sum(step.slow_s for step in slow), slow_at_s)
     rejected = sum(step.proposed - step.accepted for step in own)
-    if turn.steps.times is not None:
+    if turn.model is not None:
         wrong = count(rejected, "proposal")
-        sums.add(CauseCode.REJECTED_PROPOSALS, rejected * turn.steps.times.decode_row_s, at_s, lambda: wrong)
+        sums.add(
+            CauseCode.REJECTED_PROPOSALS,
+            rejected * turn.model.factor * turn.model.times.decode_row_s,
+            at_s,
+            lambda: wrong,
+        )
 
 
 def _add_chunks(sums: _Sums, turn: EngineReading, begin_s: float) -> None:

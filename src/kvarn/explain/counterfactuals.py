@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from kvarn.costs.step_times import StepShape
 from kvarn.explain.causes import Candidate, in_flight_seconds, own_prompt_seconds
 from kvarn.explain.explanation import CauseCode, Counterfactual
 from kvarn.explain.parts import EngineReading, Reading
 from kvarn.explain.words import seconds
-from kvarn.explain.work import alone_seconds, residual_of
+from kvarn.explain.work import alone_seconds
 from kvarn.observe.timeline import Phase
 
 MAX_CHANGES = 2
@@ -82,9 +83,9 @@ def _cached_prompt_seconds(reading: Reading) -> float | None:
         return None
     total = 0.0
     for turn in prompts:
-        if turn.steps is not None and turn.steps.times is not None:
-            times = turn.steps.times
-            total += times.decode_s(1, turn.steps.turns[0].prompt_tokens) + max(0.0, residual_of(turn.steps).step_s)
+        if turn.steps is not None and turn.model is not None:
+            last = StepShape(decode_rows=1, decode_context=turn.steps.turns[0].prompt_tokens)
+            total += turn.model.seconds(last)
     return total
 
 
@@ -106,14 +107,9 @@ def _alone(reading: Reading) -> Counterfactual | None:
     """The request with the replica to itself: what the gateway and the client took stays, except for admission."""
     engine_s = kept_s = 0.0
     for turn in reading.turns:
-        if (
-            turn.steps is None
-            or not turn.whole
-            or turn.moved
-            or (work_s := alone_seconds(turn.steps, turn.own)) is None
-        ):
+        if turn.steps is None or turn.model is None or not (turn.own and turn.whole) or turn.moved:
             return None
-        engine_s += work_s
+        engine_s += alone_seconds(turn.steps, turn.model, turn.own)
         own_waits = (Phase.WAIT_MASK, Phase.WAIT_ADAPTER, Phase.WAIT_FETCH)
         kept_s += sum(piece.end_s - piece.begin_s for piece in turn.pieces if piece.phase in own_waits)
     if not reading.turns:
@@ -128,5 +124,5 @@ def _alone(reading: Reading) -> Counterfactual | None:
 
 def _error(reading: Reading) -> float:
     """Error of predictions of steps, as a share of them."""
-    spreads = [residual_of(turn.steps).spread for turn in reading.turns if turn.steps is not None]
+    spreads = [turn.model.spread for turn in reading.turns if turn.model is not None]
     return max(_LEAST_ERROR, *spreads) if spreads else _LEAST_ERROR

@@ -14,6 +14,7 @@ import msgspec
 from kvarn.explain.explanation import Part, Stage
 from kvarn.explain.piece_parts import decode_parts, prefill_part, queue_part
 from kvarn.explain.pieces import Piece, pieces_of
+from kvarn.explain.step_model import StepModel, model_of
 from kvarn.explain.work import OwnStep, other_seconds, own_steps
 from kvarn.observe.segments import EngineTurn, Segment, engine_turns, segments
 from kvarn.observe.timeline import Event, Phase
@@ -39,6 +40,9 @@ _GATEWAY = {
 """Names of the gateway's parts by the event that ends them; other stages are admission."""
 
 
+_ROUNDING_US = 2.0
+
+
 @dataclass(slots=True)
 class EngineReading:
     """A turn of an engine, as far as it is part of the request."""
@@ -49,6 +53,8 @@ class EngineReading:
     own: Sequence[OwnStep]
     whole: bool
     """All steps that it was in are known."""
+    model: StepModel | None
+    """None: no step times are learned, or no steps are known."""
     pieces: list[Piece] = field(default_factory=list)
     moved: bool = False
     """It went on after a failover."""
@@ -57,8 +63,22 @@ class EngineReading:
         """Seconds of steps without the turn, while it decoded."""
         if self.steps is None or not self.whole:
             return 0.0
+        return other_seconds(self.steps, *self.microseconds(piece))
+
+    def covered_seconds(self, piece: Piece) -> float:
+        """Seconds of a piece in which a step ran."""
+        if self.steps is None:
+            return 0.0
+        begin_us, end_us = self.microseconds(piece)
+        covered_us = sum(
+            max(0.0, min(end_us, record.at_us + record.us) - max(begin_us, record.at_us)) for record in self.steps.steps
+        )
+        return covered_us / 1e6 + _ROUNDING_US / 1e6
+
+    def microseconds(self, piece: Piece) -> tuple[float, float]:
+        """A piece on the clock of the steps. A step is in the piece in which it begins: after the last one's result."""
         accepted_s = self.told.begin_s
-        return other_seconds(self.steps, (piece.begin_s - accepted_s) * 1e6, (piece.end_s - accepted_s) * 1e6 + 1)
+        return (piece.begin_s - accepted_s) * 1e6 - _ROUNDING_US, (piece.end_s - accepted_s) * 1e6 - _ROUNDING_US
 
 
 @dataclass(slots=True)
@@ -169,13 +189,14 @@ def _reading_of(told: EngineTurn, traced: TracedTurn | None, steps: Mapping[str,
     elif mine:
         found = min(mine.values(), key=lambda each: abs(_last_us(each) - lasted_us))
     if found is None or not found.turns:
-        return EngineReading(told, traced, None, [], False)
+        return EngineReading(told, traced, None, [], False, None)
     finished = told.first.get("finished")
     rows = [row for record in found.steps for row in record.rows if row.turn == 0]
     whole = found.complete
     if not whole and finished is not None:  # only rows of others may be missing
         whole = sum(row.output_tokens for row in rows) == finished.numbers["output_tokens"]
-    return EngineReading(told, traced, found, own_steps(found, whole=whole), whole)
+    model = model_of(found)
+    return EngineReading(told, traced, found, own_steps(found, model, whole=whole), whole, model)
 
 
 def _last_us(steps: TurnSteps) -> float:
@@ -273,6 +294,14 @@ def _tile_piece(tiles: _Tiles, turn: EngineReading, piece: Piece) -> None:
     elif piece.phase is Phase.PREEMPTED:
         tiles.until(piece.end_s, "preempted", Stage.QUEUE)
     else:
-        own = [step for step in turn.own if piece.begin_s < turn.told.begin_s + step.end_us / 1e6 <= piece.end_s + 1e-6]
-        detail, parts = decode_parts(own, begin_s, end_s, skipped_s=turn.other_seconds(piece), whole=turn.whole)
+        begin_us, end_us = turn.microseconds(piece)
+        own = [step for step in turn.own if begin_us <= step.record.at_us < end_us]
+        detail, parts = decode_parts(
+            own,
+            begin_s,
+            end_s,
+            skipped_s=turn.other_seconds(piece),
+            covered_s=turn.covered_seconds(piece),
+            whole=turn.whole,
+        )
         tiles.until(piece.end_s, "decode", Stage.DECODE, detail, parts)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from kvarn.explain.explanation import Part, Stage
 from kvarn.explain.pieces import Piece
 from kvarn.explain.words import count
@@ -62,7 +64,7 @@ def _chunk_detail(numbers: Mapping[str, float]) -> str:
 
 
 def decode_parts(
-    own: Sequence[OwnStep], begin_s: float, end_s: float, *, skipped_s: float, whole: bool
+    own: Sequence[OwnStep], begin_s: float, end_s: float, *, skipped_s: float, covered_s: float, whole: bool
 ) -> tuple[str, list[Part]]:
     """Words for a decode, and its time by what its steps were for: amounts, not in the order in which they came."""
     tokens = sum(step.tokens for step in own)
@@ -85,17 +87,15 @@ def decode_parts(
         ("slow", Stage.DECODE, sum(step.slow_s for step in own)),
     ]
     total, lasted = sum(seconds for _, _, seconds in amounts), end_s - begin_s
-    scale = min(1.0, lasted / total) if total else 0.0
+    scale = min(covered_s, lasted) / total if total else 0.0  # the first and the last may be partly in other parts
     parts, at_s = list[Part](), begin_s
     for name, stage, seconds in amounts:
         until = min(end_s, at_s + scale * seconds)
         if until > at_s:
             parts.append(Part(name=name, stage=stage, begin_s=at_s, end_s=until))
             at_s = until
-    if at_s < end_s:  # between steps
-        if parts and (scale < 1 or end_s - at_s < 1e-9):
-            last = parts.pop()
-            parts.append(Part(name=last.name, stage=last.stage, begin_s=last.begin_s, end_s=end_s))
-        else:
-            parts.append(Part(name="between steps", stage=Stage.UNEXPLAINED, begin_s=at_s, end_s=end_s))
+    if at_s < end_s - 1e-9 or not parts:
+        parts.append(Part(name="between steps", stage=Stage.UNEXPLAINED, begin_s=at_s, end_s=end_s))
+    else:
+        parts[-1] = msgspec.structs.replace(parts[-1], end_s=end_s)
     return ", ".join(words), parts

@@ -18,9 +18,11 @@ from kvarn.batches.worker import BatchWorker
 from kvarn.catalog.adapters import AdapterReconciler
 from kvarn.catalog.models import ServedModel, replicas_with_tiers
 from kvarn.config.schema import KvarnConfig
+from kvarn.evaluations.worker import EvaluationWorker
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
+from kvarn.gateway.alerting import Alerting
 from kvarn.gateway.build import build_gateway
 from kvarn.gateway.console.live.watch import Watches
 from kvarn.gateway.console.routes import CONSOLE_ROUTERS
@@ -34,6 +36,8 @@ from kvarn.gateway.routes import (
     completions,
     conversations,
     encoders,
+    evaluations,
+    feedback,
     files,
     message_batches,
     messages,
@@ -82,10 +86,11 @@ _ROUTERS = [
     module.router
     for module in (
         *(chat, completions, messages, message_batches, ollama, responses, conversations, encoders, tokens, models),
-        *(files, batches, rollouts, operation, vllm),
+        *(files, batches, evaluations, feedback, rollouts, operation, vllm),
         *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
     )
 ]
+_ROUTERS.append(feedback.administration)
 
 
 def create_app(
@@ -177,9 +182,10 @@ async def _lifespan(
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
     config = gateway.config
     count_nearly_full = partial(gateway.storage_quota.count_nearly_full, services.store_metrics.nearly_full.set)
-    workers: list[Worker[Any] | Periodic | QualityMonitor | Rollouts] = [
+    workers: list[Worker[Any] | Periodic | QualityMonitor | Rollouts | Alerting] = [
         gateway.responses,
         gateway.control.rollouts,
+        gateway.control.alerting,
         retention_worker(gateway.store, config.retention),
         stored_bytes_worker(gateway.store),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
@@ -205,7 +211,7 @@ async def _lifespan(
     if (exporter := gateway.control.traces.exporter) is not None:
         workers.append(Periodic("exports of spans", exporter.export, _EXPORT_EVERY_S))
     if config.batches.enabled:
-        workers.append(BatchWorker(gateway))
+        workers += [BatchWorker(gateway), EvaluationWorker(gateway)]
     try:
         await services.start()
     except StoreError as error:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from kvarn.answers.catalog import Catalog
 from kvarn.answers.context import LifecycleSteps
 from kvarn.answers.engines import ENGINES
@@ -16,6 +18,7 @@ from kvarn.answers.generator import Generator
 from kvarn.answers.held_bytes import ByteBudget
 from kvarn.answers.lifecycle import answer
 from kvarn.answers.model_routes import ModelRoutes
+from kvarn.answers.moderation.answer_log import AnswerLog
 from kvarn.answers.moderation.checks import Moderation
 from kvarn.answers.observer import Observer
 from kvarn.answers.stages.arrivals import ArrivalsStage
@@ -40,6 +43,7 @@ from kvarn.external.model import ExternalModel, connect
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
+from kvarn.gateway.alerting import Alerting
 from kvarn.gateway.services import Services
 from kvarn.gateway.state import ControlPlane, Gateway
 from kvarn.kept.keeper import KeeperMetrics, RequestKeeper
@@ -113,7 +117,8 @@ def build_gateway(
     )
     external = _connect_external(table, metrics)
     generators = {name: external_generator(model) for name, model in external.items()}
-    steps = _steps(services, text, generators, (rollouts.observer, shadows, traces, TurnObserver(metrics.turns)))
+    observers = (rollouts.observer, shadows, traces, TurnObserver(metrics.turns), AnswerLog(services.prompts))
+    steps = _steps(services, text, generators, observers)
     gateway = Gateway(
         config=config,
         store=store,
@@ -140,12 +145,17 @@ def build_gateway(
             rollouts=rollouts,
             external=list(external.values()),
             traces=traces,
+            alerting=Alerting(config.alerts, partial(_read_metrics, metrics, shared), tells=is_main),
             history=shared.history if shared is not None else CountedHistory(metrics.counted),
         ),
     )
     copies = replace(gateway, steps=replace(steps, stages=_copy_stages(services, text), observers=()))
     shadows.ask = partial(answer, copies)
     return gateway, services
+
+
+async def _read_metrics(metrics: GatewayMetrics, shared: SharedState | None) -> CollectorRegistry:
+    return metrics.registry if shared is None else await shared.metrics()
 
 
 def _steps(

@@ -162,7 +162,7 @@ class RequestMiddleware:
         if record.reply.disconnected:
             self._metrics.disconnects.labels(record.choice.name, endpoint).inc()
         _log.log(
-            logging.DEBUG if endpoint in PROBES else logging.INFO,
+            logging.DEBUG if endpoint in PROBES or is_public(record.endpoint) else logging.INFO,
             "answered",
             extra={
                 "request_id": record.request_id,

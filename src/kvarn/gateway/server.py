@@ -149,7 +149,8 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
     except OSError as error:  # an error of TLS is one
         names = " and ".join(filter(None, (config.ssl_certfile, config.ssl_keyfile)))
         raise ConfigError(f"the certificate cannot be used ({names}): {error.strerror or error}") from None
-    return GatewayServer(settings, getattr(app.state, "stopping", None) or asyncio.Event())
+    stopping = getattr(getattr(app, "state", None), "stopping", None)  # another application may have no such streams
+    return GatewayServer(settings, stopping or asyncio.Event())
 
 
 def allow_connections(wanted: int) -> int:

@@ -10,6 +10,7 @@ from kvarn.external.model import ExternalModel
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
+from kvarn.gateway.alerting import Alerting
 from kvarn.identity.key_cache import KeyCache
 from kvarn.identity.oidc.sign_in import OidcSignIn
 from kvarn.identity.sessions import Sessions
@@ -39,6 +40,7 @@ class ControlPlane:
     rollouts: Rollouts
     external: Sequence[ExternalModel]  # models that other servers run
     traces: Traces
+    alerting: Alerting
     history: HistorySource
 
 

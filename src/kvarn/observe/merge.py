@@ -19,6 +19,8 @@ from prometheus_client.samples import Exemplar
 _LARGEST = frozenset(
     {
         "kvarn_limits_redis_away",
+        "kvarn_quality_baseline_score",
+        "kvarn_quality_score",
         "kvarn_routing_known_blocks",
         "kvarn_store_away",
         "kvarn_store_nearly_full_organizations",

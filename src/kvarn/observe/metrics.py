@@ -129,6 +129,14 @@ class GatewayMetrics:
             "Finished answers by the check against their JSON schema: valid, invalid (a fault: it stays 0), unchecked.",
             ("model", "outcome"),
         )
+        self.feedback = counter(
+            "kvarn_feedback_total", "Feedback on answers: up, down, or none of both.", ("model", "rating")
+        )
+        graded = ("model", "version", "set")
+        self.quality_score = gauge("kvarn_quality_score", "Score of the newest run of an evaluation set.", graded)
+        self.quality_baseline_score = gauge(
+            "kvarn_quality_baseline_score", "Score of the run that the newest one is measured by.", graded
+        )
         self.disconnects = counter(
             "kvarn_disconnects_total", "Clients that left before the end of their answer.", ("model", "endpoint")
         )

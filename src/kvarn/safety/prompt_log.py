@@ -1,4 +1,5 @@
-"""Prompts of projects that opted in: a share of them, sealed, written beside the requests and never in their way."""
+"""Prompts of projects that opted in, with their answers: a share of them, redacted and sealed, written beside the
+requests and never in their way."""
 
 from __future__ import annotations
 
@@ -13,17 +14,20 @@ from typing import Any
 import msgspec
 
 from kvarn.config.schema import KvarnConfig
+from kvarn.observe.redaction import redact
 from kvarn.safety.errors import SafetyError
 from kvarn.safety.sealing import Seal
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
 from kvarn.store.models import PromptSample
 from kvarn.store.owner import Principal
-from kvarn.store.repositories.prompt_samples import add_samples, new_sample
+from kvarn.store.repositories.prompt_samples import add_answers, add_samples, new_sample
 
 _MAX_WAITING = 256
 _MAX_WAITING_BYTES = 32 * 1024 * 1024
 _MAX_BATCH = 32
+_MAX_UNANSWERED = 4096
+"""Kept prompts whose answers are waited for at most."""
 _STOP_S = 2.0
 
 _log = logging.getLogger("kvarn.safety")
@@ -36,6 +40,23 @@ class _Waiting:
     model: str
     created_at: int
     plain: bytes
+    event_id: str | None
+
+    @property
+    def size(self) -> int:
+        return len(self.plain)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The answer to a prompt that was kept before."""
+
+    event_id: str
+    plain: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.plain)
 
 
 class PromptLog:
@@ -48,22 +69,44 @@ class PromptLog:
         self._store = store
         self._draw = draw
         self._seal: Seal | None = None
-        self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue(_MAX_WAITING)
+        self._waiting: asyncio.Queue[_Waiting | _Answer] = asyncio.Queue(_MAX_WAITING)
+        self._unanswered: dict[str, None] = {}  # usage events of kept prompts without an answer, oldest first
         self._waiting_bytes = 0
         self._writer: asyncio.Task[None] | None = None
 
-    def offer(self, principal: Principal, request_id: str, model: str, make: Callable[[], dict[str, Any]]) -> None:
-        """Keep a prompt, perhaps: `make` gives it as JSON's data, and is called only where it is kept."""
+    def offer(
+        self,
+        principal: Principal,
+        request_id: str,
+        model: str,
+        make: Callable[[], dict[str, Any]],
+        event_id: str | None = None,
+    ) -> None:
+        """Keep a prompt, perhaps: `make` gives it as JSON's data, and is called only where it is kept. `event_id`: the
+        usage event of its turn, by which `answered` adds the answer."""
         if not principal.log_prompts or self._draw() >= self._config.safety.log_prompts_sample:
             return
         plain = msgspec.json.encode(make())
-        if self._waiting.full() or self._waiting_bytes + len(plain) > _MAX_WAITING_BYTES:
-            self.dropped += 1
-            return
-        self._waiting.put_nowait(_Waiting(principal, request_id, model, int(self._store.now()), plain))
-        self._waiting_bytes += len(plain)
-        if self._writer is None:
-            self._writer = asyncio.create_task(self._write_on())
+        waiting = _Waiting(principal, request_id, model, int(self._store.now()), plain, event_id)
+        if self._take(waiting) and event_id is not None:
+            self._unanswered[event_id] = None
+            if len(self._unanswered) > _MAX_UNANSWERED:
+                del self._unanswered[next(iter(self._unanswered))]
+
+    def wants_answer(self, event_id: str) -> bool:
+        """Whether the prompt of a turn was kept; asked once."""
+        if event_id not in self._unanswered:
+            return False
+        del self._unanswered[event_id]
+        return True
+
+    def answered(self, event_id: str, text: str) -> None:
+        """Keep the answer to a prompt that was kept."""
+        self._take(_Answer(event_id, text.encode("utf-8", "replace")))
+
+    async def open(self, sealed: bytes) -> bytes:
+        """Open what was kept. Raises `SafetyError`: the key is not there any more."""
+        return await asyncio.to_thread((await self._loaded()).open, sealed)
 
     async def flush(self) -> None:
         """Wait until all that was taken is written or given up."""
@@ -78,6 +121,21 @@ class PromptLog:
             self._writer.cancel()
             await asyncio.gather(self._writer, return_exceptions=True)
 
+    def _take(self, entry: _Waiting | _Answer) -> bool:
+        if self._waiting.full() or self._waiting_bytes + entry.size > _MAX_WAITING_BYTES:
+            self.dropped += 1
+            return False
+        self._waiting.put_nowait(entry)
+        self._waiting_bytes += entry.size
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_on())
+        return True
+
+    async def _loaded(self) -> Seal:
+        if self._seal is None:
+            self._seal = await asyncio.to_thread(Seal.load, self._config)
+        return self._seal
+
     async def _write_on(self) -> None:
         while True:
             batch = [await self._waiting.get()]
@@ -88,21 +146,22 @@ class PromptLog:
             except Exception as error:
                 self._note_failed(len(batch), error)
             finally:
-                self._waiting_bytes -= sum(len(each.plain) for each in batch)
+                self._waiting_bytes -= sum(each.size for each in batch)
                 for _ in batch:
                     self._waiting.task_done()
 
-    async def _write(self, batch: list[_Waiting]) -> None:
-        if self._seal is None:
-            self._seal = await asyncio.to_thread(Seal.load, self._config)
-        sealed = await asyncio.to_thread(_seal_all, self._seal, batch)
-        missed = await add_samples(self._store, sealed)
+    async def _write(self, batch: list[_Waiting | _Answer]) -> None:
+        seal = await self._loaded()
+        prompts = [each for each in batch if isinstance(each, _Waiting)]
+        missed = await add_samples(self._store, await asyncio.to_thread(_seal_all, seal, prompts))
         if missed.full:
             self.dropped += missed.full
             why = "their organisations have stored as much as they may"
             _log.warning("%d prompts were not kept: %s", missed.full, why)
         if missed.error is not None:
             self._note_failed(missed.failed, missed.error)
+        answers = [each for each in batch if isinstance(each, _Answer)]
+        await add_answers(self._store, await asyncio.to_thread(_seal_answers, seal, answers))
 
     def _note_failed(self, count: int, error: Exception) -> None:
         self.dropped += count
@@ -112,6 +171,28 @@ class PromptLog:
 
 def _seal_all(seal: Seal, batch: list[_Waiting]) -> list[PromptSample]:
     return [
-        new_sample(each.principal.owner, each.request_id, each.model, each.created_at, seal.seal(each.plain))
+        new_sample(
+            each.principal.owner,
+            each.request_id,
+            each.model,
+            each.created_at,
+            seal.seal(msgspec.json.encode(_redacted(msgspec.json.decode(each.plain)))),
+            each.event_id,
+        )
         for each in batch
     ]
+
+
+def _seal_answers(seal: Seal, batch: list[_Answer]) -> dict[str, bytes]:
+    return {each.event_id: seal.seal(redact(each.plain.decode()).encode()) for each in batch}
+
+
+def _redacted(value: Any) -> Any:
+    """JSON's data without the personal data in its texts."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, list):
+        return [_redacted(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _redacted(each) for key, each in value.items()}
+    return value

@@ -20,18 +20,6 @@ OTHER_OWNERS = 254
 """`owners` of blocks whose tenants did not fit into the table."""
 
 
-class KVMapPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Some blocks that follow one another: a byte a block in each of the two fields."""
-
-    first: int
-    kv_blocks: int
-    """Blocks of the whole cache."""
-    states: bytes
-    owners: bytes
-    """Place of the block's tenant in `tenants`; `NO_OWNER`: none."""
-    tenants: list[str]
-
-
 class KVTierBlocks(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     blocks: int
@@ -40,10 +28,11 @@ class KVTierBlocks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVMap(msgspec.Struct, frozen=True, kw_only=True):
-    """All blocks of an engine. The parts were read one after the other, between steps."""
+    """All blocks of an engine: a byte a block in each of the first two fields."""
 
     states: bytes
     owners: bytes
+    """Place of the block's tenant in `tenants`; `NO_OWNER`: none."""
     tenants: list[str]
     tiers: list[KVTierBlocks]
 

@@ -23,9 +23,7 @@ class AskLiveSteps(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskKVMap(msgspec.Struct, frozen=True, tag=True):
-    """Some blocks from this one on; answered by `KVMapPart`."""
-
-    first: int
+    """State of all blocks; answered by `KVMap`."""
 
 
 class AskKVPath(msgspec.Struct, frozen=True, tag=True):

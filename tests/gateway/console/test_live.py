@@ -86,6 +86,7 @@ def whole(events: Iterator[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     assert name == "state"
     while told["problem"]:
         name, update = next(events)
+        assert name == "update"
         told |= update
     return told
 

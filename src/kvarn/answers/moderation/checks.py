@@ -64,7 +64,7 @@ class Moderation:
         """Offer a prompt to the log, and refuse one that is flagged, where prompts are moderated. Raises `ApiError`:
         400 `content_filter`; 503 where it cannot be looked at."""
         record = turn.record
-        self.prompts.offer(record.principal, record.request_id, turn.model, prompt.logged)
+        self.prompts.offer(record.principal, record.request_id, turn.model, prompt.logged, turn.id)
         if not self._config.moderate_input:
             return
         try:

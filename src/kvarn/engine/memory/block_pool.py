@@ -14,8 +14,9 @@ interchangeable, so there is no external fragmentation. Where none is free, the 
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Protocol
 
 from kvarn.engine.errors import IntegrityError, OutOfBlocksError
@@ -36,7 +37,9 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
         self._owners: list[BlockOwner | None] = [None] * num_blocks
-        self._idle: OrderedDict[int, float] = OrderedDict()
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self.released_s = array("d", bytes(8 * num_blocks))
+        """Time at which each idle block was released."""
         self.now = 0.0
         """Seconds on the engine's clock, as of the step that is planned or whose result is taken."""
 
@@ -59,13 +62,8 @@ class BlockPool:
     def references(self, block: int) -> int:
         return self._references[block]
 
-    def references_between(self, first: int, end: int) -> list[int]:
-        return self._references[first:end]
-
-    @property
-    def idle(self) -> Mapping[int, float]:
-        """Idle blocks, and when each was released."""
-        return self._idle
+    def all_references(self) -> array[int]:
+        return array("I", self._references)
 
     def is_cached(self, block: int) -> bool:
         return self._owners[block] is not None
@@ -97,7 +95,8 @@ class BlockPool:
             if self._owners[block] is None:
                 self._free.append(block)
             else:
-                self._idle[block] = self.now
+                self._idle[block] = None
+                self.released_s[block] = self.now
 
     def release_all(self, blocks: Iterable[int]) -> None:
         for block in blocks:

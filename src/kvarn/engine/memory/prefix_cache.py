@@ -12,6 +12,7 @@ in LRU order is O(1) without searching for leaves.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from kvarn.engine.errors import IntegrityError
@@ -24,12 +25,19 @@ from kvarn.wire.block_names import PrefixScope, chain_hash, root_hash
 class PrefixNode:
     """One cached block. A root has no block and no parent."""
 
-    __slots__ = ("block", "children", "hash", "parent", "scope", "snapshot", "tokens")
+    __slots__ = ("block", "children", "hash", "parent", "scope", "scope_number", "snapshot", "tokens")
 
     def __init__(
-        self, scope: PrefixScope, parent: PrefixNode | None, tokens: tuple[int, ...], block: int, name: bytes
+        self,
+        scope: PrefixScope,
+        scope_number: int,
+        parent: PrefixNode | None,
+        tokens: tuple[int, ...],
+        block: int,
+        name: bytes,
     ) -> None:
         self.scope = scope
+        self.scope_number = scope_number
         self.parent = parent
         self.tokens = tokens
         self.block = block
@@ -49,6 +57,11 @@ class PrefixCache:
         self._namespace = namespace
         self._roots: dict[PrefixScope, PrefixNode] = {}
         self._by_block: dict[int, PrefixNode] = {}
+        self.scopes: dict[int, PrefixScope] = {}
+        """Scopes of which blocks are cached, by their numbers, from 1 on."""
+        self.scope_numbers = array("I", bytes(4 * pool.num_blocks))
+        """Number of the scope of each cached block; 0: the block is not cached."""
+        self._free_numbers: list[int] = []
         self.evictions = 0
         self._held: BlockInventory | None = None
         self._on_removal = on_removal
@@ -82,17 +95,25 @@ class PrefixCache:
         if parent is None:
             parent = self._roots.get(scope)
             if parent is None:
-                parent = self._roots[scope] = PrefixNode(scope, None, (), -1, root_hash(scope, self._namespace))
+                parent = self._add_root(scope)
         existing = parent.children.get(block_tokens)
         if existing is not None:
             return existing
-        node = PrefixNode(scope, parent, block_tokens, block, chain_hash(parent.hash, block_tokens))
+        number = parent.scope_number
+        node = PrefixNode(scope, number, parent, block_tokens, block, chain_hash(parent.hash, block_tokens))
         parent.children[block_tokens] = node
         self._by_block[block] = node
+        self.scope_numbers[block] = number
         self._pool.cache(block, self)
         if self._held is not None:
             self._held.add(node.hash)
         return node
+
+    def _add_root(self, scope: PrefixScope) -> PrefixNode:
+        number = self._free_numbers.pop() if self._free_numbers else len(self.scopes) + 1
+        root = PrefixNode(scope, number, None, (), -1, root_hash(scope, self._namespace))
+        self._roots[scope], self.scopes[number] = root, scope
+        return root
 
     def evict(self, block: int) -> None:
         node = self._by_block.pop(block)
@@ -129,13 +150,18 @@ class PrefixCache:
         if parent is None:
             raise IntegrityError("a root holds no block and cannot be evicted")
         del parent.children[node.tokens]
+        self.scope_numbers[node.block] = 0
         if parent.parent is None and not parent.children:
-            del self._roots[parent.scope]
+            del self._roots[parent.scope], self.scopes[parent.scope_number]
+            self._free_numbers.append(parent.scope_number)
 
     def check_integrity(self) -> None:
         found = 0
         for node in self._walk(self._roots.values()):
             found += 1
+            number = self.scope_numbers[node.block]
+            if number != node.scope_number or self.scopes[number] != node.scope:
+                raise IntegrityError(f"block {node.block} is counted to another scope than its own")
             if self._by_block.get(node.block) is not node or not self._pool.is_cached(node.block):
                 raise IntegrityError(f"block {node.block} is in the tree, but not in the books")
             parent = node.parent
@@ -143,7 +169,7 @@ class PrefixCache:
                 raise IntegrityError(f"block {node.block} does not carry the hash of its path")
             if parent.parent is not None and self._pool.references(parent.block) < self._pool.references(node.block):
                 raise IntegrityError(f"block {node.block} is held by a sequence that does not hold its parent")
-        if found != len(self._by_block):
+        if found != len(self._by_block) or found != self._pool.num_blocks - self.scope_numbers.count(0):
             raise IntegrityError(f"the tree reaches {found} of {len(self._by_block)} cached blocks")
 
     def _walk(self, roots: Iterable[PrefixNode]) -> Iterator[PrefixNode]:

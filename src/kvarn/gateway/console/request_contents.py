@@ -22,7 +22,7 @@ from kvarn.wire.openai.errors import unavailable
 
 
 class RequestContents(Struct, kw_only=True):
-    """What was asked and answered; null: it is not kept."""
+    """Question and answer; null: it is not kept."""
 
     prompt: Any = None
     answer: Any = None

@@ -82,7 +82,7 @@ class RequestDetail(Struct, kw_only=True):
 async def find(viewer: Viewer, record_id: str) -> tuple[KeptRequest, Kept]:
     """A request that the viewer may see. Raises `NotFoundError`, and `ApiError` 500 where it cannot be read."""
     async with viewer.store.reading() as session:
-        row, packed = await find_kept(session, record_id, seen_by(viewer))
+        row, packed = await find_kept(session, record_id, scope_of(viewer))
     try:
         return row, await asyncio.to_thread(unpack, packed)
     except ValueError as error:
@@ -95,8 +95,8 @@ async def describe(gateway: Gateway, viewer: Viewer, record_id: str) -> RequestD
     row, kept = await find(viewer, record_id)
     request, steps = kept.request, await steps_of_request(gateway, kept)
     async with viewer.store.reading() as session:
-        alike = await details_of_shape(session, row, seen_by(viewer), _COMPARED)
-        together = [] if row.session is None else await session_of(session, row.session, seen_by(viewer))
+        alike = await details_of_shape(session, row, scope_of(viewer), _COMPARED)
+        together = [] if row.session is None else await session_of(session, row.session, scope_of(viewer))
     names = await viewer.names_of({turn.tenant for each in steps.values() for turn in each.turns})
     served = gateway.models.named(row.model)
     replicas = 1 if served is None else max(1, len(served.replicas))
@@ -133,7 +133,7 @@ async def steps_of_request(gateway: Gateway, kept: Kept) -> Mapping[str, TurnSte
     return {name: steps for of_turn in told.values() for name, steps in of_turn.items()}
 
 
-def seen_by(viewer: Viewer) -> KeptFilter:
+def scope_of(viewer: Viewer) -> KeptFilter:
     return KeptFilter(organization_id=viewer.organization_id, project_id=viewer.project_id)
 
 

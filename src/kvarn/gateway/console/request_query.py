@@ -13,7 +13,7 @@ from kvarn.identity.scopes import insufficient_permissions
 from kvarn.kept.packing import name_of_column
 from kvarn.store.repositories.kept_requests import KeptFilter, KeptOrder, KeptPlace
 
-_ANSWER_PREFIX = re.compile(r"^(chatcmpl-|cmpl-|msg_|resp_|rerank-|score-)(?=[0-9a-f]{12})")
+_ANSWER_PREFIX = re.compile(r"^(chatcmpl-|cmpl-|msg_|resp_|rerank-|score-)(?=[0-9a-f]{6})")
 """Beginning of an answer's id that goes on with the id of its record."""
 _LARGEST = (1 << 63) - 1
 _Seconds = Annotated[float, Field(ge=0, le=LATEST_S)]
@@ -34,7 +34,7 @@ class RequestFilterQuery(QueryModel):
     project: Text | None = Field(None, description="Id of a project.")
     endpoint: Text | None = Field(None, description="Path, such as `/v1/chat/completions`.")
     status: str | None = Field(None, pattern=r"^([1-5]xx|[1-5]\d\d|0)$", description="`429`, or a class: `5xx`.")
-    outcome: _OUTCOMES | None = Field(None, description="How it ended.")
+    outcome: _OUTCOMES | None = Field(None, description="End of the request.")
     reason: _REASONS | None = Field(None, description="Why it is kept.")
     since: _Seconds | None = Field(None, description="Begun at this time or later, in seconds since 1970.")
     until: _Seconds | None = Field(None, description="Begun before this time.")

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from kvarn.gateway.console import assets
 from kvarn.gateway.console.api import (
+    alerts,
     live,
     oidc,
     overview,
+    quality,
     requests,
+    review,
     series,
     session,
 )
 
 CONSOLE_ROUTERS = [
+    alerts.router,
     live.router,
     oidc.router,
-    requests.router,
     overview.router,
+    quality.router,
+    requests.router,
+    review.router,
     series.router,
     session.router,
     assets.router,

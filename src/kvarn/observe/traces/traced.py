@@ -82,12 +82,10 @@ class TracedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def outcome(self) -> str:
-        """`failed`, `refused`, `aborted` (the client left) or `finished`."""
-        if self.status >= 400 and self.status != CLIENT_LEFT:
-            return "refused" if self.status < 500 else "failed"
-        if self.turns and self.turns[-1].outcome == "failed":
-            return "refused" if self.turns[-1].refused else "failed"
-        return "aborted" if self.disconnected or self.status == CLIENT_LEFT else "finished"
+        """See `outcome_of`."""
+        last = self.turns[-1] if self.turns else None
+        failed, refused = last is not None and last.outcome == "failed", last is not None and last.refused
+        return outcome_of(self.status, failed=failed, refused=refused, disconnected=self.disconnected)
 
     @property
     def total_s(self) -> float:
@@ -104,3 +102,19 @@ class TracedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def started_at(self) -> float:
         """Time at which its headers came, in seconds since 1970."""
         return self.events[0].at_s + self.wall_clock_offset_s
+
+
+def outcome_of(status: int, *, failed: bool, refused: bool, disconnected: bool) -> str:
+    """End of a request for its client: `failed`, `refused`, `aborted` (the client left) or `finished`.
+
+    Args:
+        status: HTTP status; 0: none was sent.
+        failed: Its last turn failed.
+        refused: The engine did not take that turn, or gave it up.
+        disconnected: Its client left.
+    """
+    if status >= 400 and status != CLIENT_LEFT:
+        return "refused" if status < 500 else "failed"
+    if failed:
+        return "refused" if refused else "failed"
+    return "aborted" if disconnected or status == CLIENT_LEFT else "finished"

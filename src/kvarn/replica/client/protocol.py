@@ -132,7 +132,7 @@ class ReplicaClient(Protocol):
         another engine process."""
 
     async def kv_map(self) -> KVMap | None:
-        """States of all KV blocks; asked for in parts."""
+        """States of all KV blocks."""
 
     async def kv_path(self, block: int) -> KVPath | None:
         """A block, and what stands before it in the prefix cache; None too where there is no such block."""

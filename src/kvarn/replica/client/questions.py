@@ -9,8 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from kvarn.wire.kv_map import OTHER_OWNERS, KVMap, KVMapPart, KVPath, KVTierBlocks
-from kvarn.wire.messages import EngineStats
+from kvarn.wire.kv_map import KVMap, KVPath
 from kvarn.wire.questions import Answered, Ask, AskKVMap, AskKVPath, AskLiveSteps, AskTurnSteps, Question
 from kvarn.wire.step_records import LiveSteps, TurnSteps
 
@@ -43,20 +42,8 @@ class EngineQuestions:
     async def kv_path(self, block: int) -> KVPath | None:
         return await self._ask(AskKVPath(block), KVPath)
 
-    async def kv_map(self, stats: EngineStats) -> KVMap | None:
-        """Ask for one part after the other, so that no step waits for the whole. `stats`: for the tiers."""
-        joined, part = _Joined(), KVMapPart(first=0, kv_blocks=1, states=b"", owners=b"", tenants=[])
-        while len(joined.states) < part.kv_blocks:
-            answer = await self._ask(AskKVMap(len(joined.states)), KVMapPart)
-            if answer is None or not answer.states:
-                return None
-            part = answer
-            joined.add(part)
-        tiers = [
-            KVTierBlocks(name=name, blocks=tier.blocks, used_bytes=tier.used_bytes, capacity_bytes=tier.capacity_bytes)
-            for name, tier in stats.kv_tiers.items()
-        ]
-        return KVMap(states=bytes(joined.states), owners=bytes(joined.owners), tenants=joined.tenants, tiers=tiers)
+    async def kv_map(self) -> KVMap | None:
+        return await self._ask(AskKVMap(), KVMap)
 
     def take(self, answered: Answered) -> None:
         waiting = self._waiting.get(answered.number)
@@ -82,29 +69,3 @@ class EngineQuestions:
         finally:
             del self._waiting[number]
         return msgspec.msgpack.decode(told, type=answer) if told else None
-
-
-class _Joined:
-    """Parts of a map with one table of tenants."""
-
-    def __init__(self) -> None:
-        self.states = bytearray()
-        self.owners = bytearray()
-        self.tenants: list[str] = []
-        self._places: dict[str, int] = {}
-
-    def add(self, part: KVMapPart) -> None:
-        places = bytearray(range(256))
-        for here, tenant in enumerate(part.tenants):
-            places[here] = self._place(tenant)
-        self.states += part.states
-        self.owners += part.owners.translate(places)
-
-    def _place(self, tenant: str) -> int:
-        place = self._places.get(tenant)
-        if place is None:
-            if len(self.tenants) == OTHER_OWNERS:
-                return OTHER_OWNERS
-            place = self._places[tenant] = len(self.tenants)
-            self.tenants.append(tenant)
-        return place

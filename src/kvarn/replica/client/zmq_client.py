@@ -163,7 +163,7 @@ class ZmqReplicaClient:
         return await self._questions.live(after_step)
 
     async def kv_map(self) -> KVMap | None:
-        return await self._questions.kv_map(self.stats)
+        return await self._questions.kv_map()
 
     async def kv_path(self, block: int) -> KVPath | None:
         return await self._questions.kv_path(block)

@@ -9,15 +9,15 @@ import msgspec
 
 from kvarn.engine.core import EngineCore
 from kvarn.engine.live import live_steps, turn_steps
-from kvarn.engine.memory.block_map import block_path, map_part
 from kvarn.engine.step_reports import FloorOf
-from kvarn.wire.kv_map import KVMapPart, KVPath
+from kvarn.replica.server.block_map import block_map, block_path
+from kvarn.wire.kv_map import KVMap, KVPath
 from kvarn.wire.questions import AskKVMap, AskKVPath, AskLiveSteps, AskTurnSteps, Question
 from kvarn.wire.step_records import LiveSteps, StepTurn, TurnSteps
 
 log = logging.getLogger(__name__)
 
-Answer = TurnSteps | LiveSteps | KVMapPart | KVPath | None
+Answer = TurnSteps | LiveSteps | KVMap | KVPath | None
 
 
 class EngineAnswers:
@@ -56,7 +56,7 @@ class EngineAnswers:
                 live = live_steps(scheduler, core.log, core.preparing, question.after_step, now, self._floor_of)
                 return msgspec.structs.replace(live, turns=self._named(live.turns))
             case AskKVMap():
-                return map_part(scheduler.memory, scheduler.running, question.first, now)
+                return block_map(scheduler.memory, scheduler.running, now)
             case AskKVPath():
                 path = block_path(scheduler.memory, scheduler.running, question.block)
                 if path is None or not path.adapter:

@@ -8,6 +8,13 @@ from kvarn.store.models.conversations import Conversation, ConversationItem, Sto
 from kvarn.store.models.deployments import Deployment, DeploymentVersion, RolloutSamples, StoredRollout, VersionNumber
 from kvarn.store.models.files import Batch, BatchLine, File, FileChunk, Upload
 from kvarn.store.models.kept_requests import KeptDetail, KeptRequest
+from kvarn.store.models.quality import (
+    EvaluationResult,
+    EvaluationRun,
+    EvaluationSet,
+    EvaluationSetVersion,
+    Feedback,
+)
 from kvarn.store.models.sessions import ConsoleSession
 from kvarn.store.models.tenants import (
     ApiKey,

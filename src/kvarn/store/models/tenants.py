@@ -174,4 +174,13 @@ class PromptSample(Base):
     created_at: Mapped[Seconds] = mapped_column(index=True)
     sealed: Mapped[bytes]
     """JSON of the request's input, under the server's key (Fernet)."""
+    event_id: Mapped[Id | None] = mapped_column(index=True)
+    """Usage event of the request."""
+    answer: Mapped[bytes | None]
+    """Text of the answer, sealed alike; None: there was none, or it is not known yet."""
+    review: Mapped[str] = mapped_column(String(16), default="unreviewed", server_default="unreviewed")
+    """`unreviewed`, `good` or `bad`."""
+    note: Mapped[str | None] = mapped_column(String(1024))
+    reviewed_by: Mapped[Name | None]
+    reviewed_at: Mapped[Seconds | None]
     counted_bytes: Mapped[Number] = mapped_column(default=0)

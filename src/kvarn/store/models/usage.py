@@ -7,6 +7,9 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from kvarn.store.models.base import Base, Id, Name, Number, Seconds, Sequence
 
+NAMED = text("request_id NOT LIKE 'req-%'")
+"""Holds for requests whose ids are not the gateway's own: by those the event's id is known."""
+
 
 class UsageEvent(Base):
     """Usage of one request. Written once, never changed."""
@@ -15,6 +18,7 @@ class UsageEvent(Base):
     __table_args__ = (
         Index("ix_usage_events_organization_id_at", "organization_id", "finished_at"),
         Index("ix_usage_events_finished_at", "finished_at"),
+        Index("ix_usage_events_named", "request_id", postgresql_where=NAMED, sqlite_where=NAMED),
         Index(
             "ix_usage_events_batch_id",
             "batch_id",

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import Select, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import defer
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError
 from kvarn.store.models import PromptSample
 from kvarn.store.owner import Owner
+from kvarn.store.repositories.queries import find_one
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, storing
+
+UNREVIEWED = "unreviewed"
 
 
 @dataclass(slots=True)
@@ -25,7 +29,9 @@ class RejectedSamples:
     error: Exception | None = None  # why the last of those could not
 
 
-def new_sample(owner: Owner, request_id: str, model: str, created_at: int, sealed: bytes) -> PromptSample:
+def new_sample(
+    owner: Owner, request_id: str, model: str, created_at: int, sealed: bytes, event_id: str | None = None
+) -> PromptSample:
     return PromptSample(
         organization_id=owner.organization_id,
         project_id=owner.project_id,
@@ -33,6 +39,7 @@ def new_sample(owner: Owner, request_id: str, model: str, created_at: int, seale
         model=model,
         created_at=created_at,
         sealed=sealed,
+        event_id=event_id,
         counted_bytes=ROW_BYTES + len(sealed),
     )
 
@@ -53,6 +60,49 @@ async def add_samples(store: Store, samples: Sequence[PromptSample]) -> Rejected
         except Exception as error:
             rejected.failed, rejected.error = rejected.failed + len(theirs), error
     return rejected
+
+
+async def add_answers(store: Store, answers: Mapping[str, bytes]) -> None:
+    """Add sealed answers to the prompts of these usage events; they are kept however much is stored by now."""
+    if not answers:
+        return
+    async with store.transaction() as session:
+        for event_id, sealed in answers.items():
+            counted = PromptSample.counted_bytes + len(sealed)
+            values = {"answer": sealed, "counted_bytes": counted}
+            await session.execute(update(PromptSample).where(PromptSample.event_id == event_id).values(values))
+
+
+async def list_samples(
+    store: Store, organization_id: str | None, *, review: str | None, model: str | None, after: int | None, limit: int
+) -> list[PromptSample]:
+    """Samples of an organisation, or of all, newest first, of those older than the sample `after`."""
+    query = _of(organization_id, review)
+    if model is not None:
+        query = query.where(PromptSample.model == model)
+    if after is not None:
+        query = query.where(PromptSample.id < after)
+    contents = defer(PromptSample.sealed), defer(PromptSample.answer)
+    async with store.reading() as session:
+        return list(await session.scalars(query.order_by(PromptSample.id.desc()).limit(limit).options(*contents)))
+
+
+async def count_unreviewed(store: Store, organization_id: str | None) -> int:
+    query = _of(organization_id, UNREVIEWED).with_only_columns(func.count())
+    async with store.reporting() as session:
+        return await session.scalar(query) or 0
+
+
+async def find_sample(session: AsyncSession, organization_id: str | None, sample_id: int) -> PromptSample:
+    query = _of(organization_id, None).where(PromptSample.id == sample_id)
+    return await find_one(session, query, f"There is no sampled prompt {sample_id}.")
+
+
+def _of(organization_id: str | None, review: str | None) -> Select[PromptSample]:
+    query = select(PromptSample)
+    if organization_id is not None:
+        query = query.where(PromptSample.organization_id == organization_id)
+    return query if review is None else query.where(PromptSample.review == review)
 
 
 async def sample_of(

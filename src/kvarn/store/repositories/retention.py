@@ -19,6 +19,9 @@ from kvarn.store.models import (
     Base,
     Batch,
     Conversation,
+    EvaluationRun,
+    EvaluationSet,
+    Feedback,
     File,
     KeptRequest,
     Organization,
@@ -31,6 +34,7 @@ from kvarn.store.models.files import INCOMPLETE
 from kvarn.store.repositories.batches.batches import OVER
 from kvarn.store.repositories.batches.lines import delete_lines
 from kvarn.store.repositories.conversations.background_responses import RUNNING
+from kvarn.store.repositories.evaluations.runs import RUN_OVER
 from kvarn.store.repositories.files import drop_file
 from kvarn.store.repositories.row_deletion import Condition, DropRows, delete_rows, drop_plain
 
@@ -102,6 +106,9 @@ STORED: Final = (
     StoredKind(File, lambda config: config.files_days, expires_at="expires_at", drop=drop_files),
     StoredKind(Upload, lambda config: config.files_days, expires_at="expires_at"),
     StoredKind(PromptSample, lambda config: config.prompt_samples_days),
+    StoredKind(Feedback, lambda config: config.feedback_days),
+    StoredKind(EvaluationRun, lambda config: config.feedback_days, may_go=lambda _: EvaluationRun.status.in_(RUN_OVER)),
+    StoredKind(EvaluationSet, lambda _: None, age="changed_at"),
     StoredKind(KeptRequest, lambda config: config.kept_requests_days, age="started_us", per_second=1_000_000),
 )
 

@@ -23,6 +23,9 @@ from kvarn.store.errors import StorageFullError, StoreBusyError
 from kvarn.store.models import (
     Batch,
     Conversation,
+    EvaluationRun,
+    EvaluationSet,
+    Feedback,
     Organization,
     PromptSample,
     StoredCompletion,
@@ -39,7 +42,10 @@ SUM_EVERY_S = 30.0
 _SUMMED_AT_ONCE = 200
 """Organisations whose rows one transaction locks, so that writers of files wait for few."""
 
-_SUMMED: Final = (Conversation, StoredResponse, StoredCompletion, Batch, Upload, PromptSample)
+_SUMMED: Final = (
+    *(Conversation, StoredResponse, StoredCompletion, Batch, Upload, PromptSample),
+    *(Feedback, EvaluationSet, EvaluationRun),
+)
 
 
 def json_bytes(*values: Any) -> int:

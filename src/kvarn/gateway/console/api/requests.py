@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import ContentStream
 from kvarn.gateway.console.request_contents import RequestContents, read_contents
-from kvarn.gateway.console.request_detail import RequestDetail, describe, find, seen_by, steps_of_request
+from kvarn.gateway.console.request_detail import RequestDetail, describe, find, scope_of, steps_of_request
 from kvarn.gateway.console.request_query import RequestFilterQuery, RequestQuery
 from kvarn.gateway.console.request_rows import RequestRow, describe_rows
 from kvarn.gateway.console.router import console_router
@@ -102,7 +102,7 @@ async def get_contents(gateway: GatewayDep, viewer: ConsoleViewer, record_id: st
 @router.get("/sessions/{name:path}")
 async def get_session_requests(viewer: ConsoleViewer, name: str) -> SessionRequests:
     async with viewer.store.reading() as session:
-        rows = await session_of(session, name[:256], seen_by(viewer))
+        rows = await session_of(session, name[:256], scope_of(viewer))
     return SessionRequests(name[:256], await describe_rows(viewer, rows))
 
 

@@ -17,8 +17,6 @@ _EVERY_S = 0.25
 _IDLE_S = 1.0
 """Interval of states in which nothing has changed: viewers see that the engine answers."""
 _BLOCKS_EVERY_S = 1.0
-_S_PER_BLOCK = 3e-5
-"""Interval of maps for each block: an engine spends about a hundredth of it on the map."""
 _MAX_REPLICAS = 100
 
 _log = logging.getLogger("kvarn.gateway")
@@ -39,7 +37,7 @@ class ReplicaWatch:
         self._changed = asyncio.Event()
         self._viewers = 0
         self._task: asyncio.Task[None] | None = None
-        self._starts = -1
+        self._starts: int | None = None
         self._blocks_due_s = 0.0
         self._shown_s = 0.0
 
@@ -81,9 +79,9 @@ class ReplicaWatch:
         problem = _problem(client)
         state = replace(self.state, replicas=_lines(self._model))
         if client is not None and not problem:
-            if client.starts != self._starts:
-                self._starts = client.starts
+            if self._starts not in (None, client.starts):
                 self._history.restart()
+            self._starts = client.starts
             state, problem = await self._look(client, state)
         if problem:
             state = replace(self.state, replicas=state.replicas, problem=problem)
@@ -98,7 +96,7 @@ class ReplicaWatch:
         running = history.take(live, now_s)
         blocks = state.blocks
         if self._clock.now() >= self._blocks_due_s:
-            self._blocks_due_s = self._clock.now() + max(_BLOCKS_EVERY_S, _S_PER_BLOCK * live.kv_blocks)
+            self._blocks_due_s = self._clock.now() + _BLOCKS_EVERY_S
             found = await client.kv_map()
             blocks = blocks if found is None else self._owners.renumber(found)
         return replace(

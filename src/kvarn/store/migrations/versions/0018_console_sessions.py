@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0018"
-down_revision = "0016"
+down_revision = "0017"
 
 _TABLE = "console_sessions"
 _REFERENCES = {"organization_id": "organizations", "key_id": "api_keys", "user_id": "users"}

@@ -1,13 +1,17 @@
-"""A picture of the KV blocks: who holds each, who could find it, how long it has been idle (`kvarn.wire.kv_map`)."""
+"""Picture of the KV blocks: who holds each, who could find it, how long it has been idle (`kvarn.wire.kv_map`)."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
 
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager
 from kvarn.engine.memory.prefix_cache import PrefixNode
+from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.request import Sequence
+from kvarn.wire.block_names import PrefixScope
 from kvarn.wire.kv_map import (
     ADAPTER,
     AGES_S,
@@ -17,46 +21,53 @@ from kvarn.wire.kv_map import (
     MAX_PATH_REQUESTS,
     NO_OWNER,
     OTHER_OWNERS,
-    KVMapPart,
+    KVMap,
     KVPath,
+    KVTierBlocks,
     PathBlock,
 )
 
-PART_BLOCKS = 4096
-"""Blocks told at once: about a millisecond's work."""
 _IDLE = 1
-_MOST_HELD = HOLDERS[-1]
-_HELD_STATES = bytes([0, *(bisect_right(HOLDERS, held) - 1 for held in range(1, _MOST_HELD + 1))])
-"""State of a block by its holders; 0 holders: a free one's."""
+_STATES = np.searchsorted(HOLDERS, range(HOLDERS[-1] + 1), side="right").astype(np.uint8) - 1
+_STATES[0] = 0
+"""State of a block by the number of its holders, as far as they are told apart."""
 
 
-def map_part(memory: KVCacheManager, running: Iterable[Sequence], first: int, now: float) -> KVMapPart:
-    """States and tenants of the blocks from `first` on; none where there is no such block."""
-    pool = memory.pool
-    end = min(first + PART_BLOCKS, pool.num_blocks)
-    if not 0 <= first < end:
-        return KVMapPart(first=first, kv_blocks=pool.num_blocks, states=b"", owners=b"", tenants=[])
-    tenants, owners = _Tenants(), bytearray([NO_OWNER]) * (end - first)
-    states = bytearray(
-        [_HELD_STATES[held if held < _MOST_HELD else _MOST_HELD] for held in pool.references_between(first, end)]
-    )
-    blocks, adapters = range(first, end), memory.adapters.blocks
-    for place, node in enumerate(map(memory.cache.nodes.get, blocks)):
-        if node is not None:
-            states[place] |= CACHED
-            owners[place] = tenants[node.scope.tenant]
-    for block in adapters.keys() & set(blocks) if adapters else ():
-        states[block - first] |= ADAPTER
-    for place, released_s in enumerate(map(pool.idle.get, blocks)):
-        if released_s is not None:
-            states[place] |= _IDLE | bisect_right(AGES_S, now - released_s) << 4
+def block_map(memory: KVCacheManager, running: Iterable[Sequence], now: float) -> KVMap:
+    """States and tenants of all blocks: whole arrays at once, since no step runs meanwhile."""
+    pool, tenants = memory.pool, _Tenants()
+    held = np.frombuffer(pool.all_references(), np.uint32)
+    numbers = np.frombuffer(memory.cache.scope_numbers, np.uint32)
+    states = _STATES[np.minimum(held, HOLDERS[-1])]
+    states[numbers > 0] |= CACHED
+    states[list(memory.adapters.blocks)] |= ADAPTER
+    idle = np.flatnonzero((held == 0) & (states > 0))
+    ages = np.searchsorted(AGES_S, now - np.frombuffer(pool.released_s)[idle], side="right").astype(np.uint8)
+    states[idle] |= _IDLE | ages << 4
+    owners = _tenants_of_scopes(memory.cache.scopes, tenants)[numbers]
+    own: list[int] = []
+    their_tenants: list[int] = []
     for sequence in running:  # blocks that the cache does not name: those behind its path
-        for block in sequence.blocks[len(sequence.nodes) :]:
-            if first <= block < end and owners[block - first] == NO_OWNER:
-                owners[block - first] = tenants[sequence.request.scope.tenant]
-    return KVMapPart(
-        first=first, kv_blocks=pool.num_blocks, states=bytes(states), owners=bytes(owners), tenants=list(tenants)
-    )
+        behind = sequence.blocks[len(sequence.nodes) :]
+        own += behind
+        their_tenants += [tenants[sequence.request.scope.tenant]] * len(behind)
+    owners[own] = np.where(owners[own] == NO_OWNER, their_tenants, owners[own])
+    return KVMap(states=states.tobytes(), owners=owners.tobytes(), tenants=list(tenants), tiers=_tiers(memory.tiers))
+
+
+def _tenants_of_scopes(scopes: Mapping[int, PrefixScope], tenants: _Tenants) -> npt.NDArray[np.uint8]:
+    """The place of a scope's tenant, by the scope's number."""
+    places = np.full(max(scopes, default=0) + 1, NO_OWNER, np.uint8)
+    for number, scope in scopes.items():
+        places[number] = tenants[scope.tenant]
+    return places
+
+
+def _tiers(tiers: KVTiers | None) -> list[KVTierBlocks]:
+    return [
+        KVTierBlocks(name=name, blocks=tier.blocks, used_bytes=tier.used_bytes, capacity_bytes=tier.capacity_bytes)
+        for name, tier in ({} if tiers is None else tiers.connector.stats()).items()
+    ]
 
 
 def block_path(memory: KVCacheManager, running: Iterable[Sequence], block: int) -> KVPath | None:

@@ -1,0 +1,1 @@
+"""Evaluation sets: answers of models to known questions, graded and compared."""

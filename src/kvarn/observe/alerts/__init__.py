@@ -1,0 +1,1 @@
+"""Alert rules, as Prometheus reads them and as this process evaluates them."""

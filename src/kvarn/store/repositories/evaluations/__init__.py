@@ -1,0 +1,1 @@
+"""Evaluation sets, and the runs of models over them."""

@@ -1,0 +1,159 @@
+"""Feedback on answers, tied to the usage events of their requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import case, func, select
+
+from kvarn.store.engine import Store
+from kvarn.store.ids import new_id
+from kvarn.store.models import Feedback, UsageEvent
+from kvarn.store.models.usage import NAMED
+from kvarn.store.owner import Owner
+from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.queries import insert
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes, storing
+
+MAX_GROUPS = 1000
+_TURNS = 4
+"""Turns of one request that are looked for: it has several where a model could not begin."""
+_ANSWER_ID = re.compile(r"(?:req-|chatcmpl-|cmpl-|msg_|resp_)([0-9a-f]{32})")
+_DAY_S = 24 * 3600
+
+
+async def find_answered(store: Store, owner: Owner, request: str) -> UsageEvent | None:
+    """The usage event of a project's request: of the latest turn, and of requests with one id the latest. `request` is
+    the id of an answer, or what the header `x-request-id` says."""
+    if (own := _ANSWER_ID.fullmatch(request)) is not None:
+        stem = f"use_{own[1]}"
+        found = UsageEvent.id.in_([stem, *(f"{stem}.{turn}" for turn in range(1, _TURNS))])
+        if (event := await _latest(store, owner, found)) is not None:
+            return event
+    return await _latest(store, owner, NAMED & (UsageEvent.request_id == request))
+
+
+async def _latest(store: Store, owner: Owner, found: Any) -> UsageEvent | None:
+    of_project = UsageEvent.organization_id == owner.organization_id, UsageEvent.project_id == owner.project_id
+    query = select(UsageEvent).where(found, *of_project)
+    async with store.reading() as session:
+        event: UsageEvent | None = await session.scalar(
+            query.order_by(UsageEvent.finished_at.desc(), UsageEvent.id.desc()).limit(1)
+        )
+        return event
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    rating: str | None = None
+    score: float | None = None
+    comment: str | None = None
+    labels: Sequence[str] = ()
+    extra: Mapping[str, str] | None = None
+
+
+async def keep_feedback(store: Store, owner: Owner, event: UsageEvent, author: str, opinion: Opinion) -> Feedback:
+    """Keep what an author thinks of an answer; what they thought before is replaced. Raises as `storing` does."""
+    now = int(store.now())
+    model, version = model_and_version(event.model, event.model_version)
+    labels, extra = list(opinion.labels), dict(opinion.extra or {})
+    counted = ROW_BYTES + len((opinion.comment or "").encode()) + json_bytes(labels, extra)
+    changes = {
+        "changed_at": now,
+        "rating": opinion.rating,
+        "score": opinion.score,
+        "comment": opinion.comment,
+        "labels": labels,
+        "extra": extra,
+        "counted_bytes": counted,
+    }
+    first = {
+        "id": new_id("feedback_"),
+        "organization_id": owner.organization_id,
+        "project_id": owner.project_id,
+        "created_at": now,
+        "event_id": event.id,
+        "request_id": event.request_id,
+        "author": author,
+        "model": model,
+        "version": version,
+    }
+    async with storing(store, owner.organization_id, counted) as session:
+        statement = insert(session, Feedback).values(first | changes)
+        same = ["project_id", "event_id", "author"]
+        written = statement.on_conflict_do_update(index_elements=same, set_=changes).returning(Feedback)
+        kept: Feedback = (await session.execute(written, execution_options={"populate_existing": True})).scalar_one()
+    return kept
+
+
+def model_and_version(model: str, fingerprint: str) -> tuple[str, str]:
+    """Name and version of what answered: a deployment's number where it is one, else the beginning of the checkpoint's
+    fingerprint."""
+    name, _, number = model.partition("@")
+    return name, number or fingerprint[:12]
+
+
+async def list_feedback(
+    store: Store,
+    organization_id: str,
+    cursor: Cursor,
+    *,
+    project_ids: Collection[str] = (),
+    model: str | None = None,
+    rating: str | None = None,
+) -> Page[Feedback]:
+    query = select(Feedback).where(Feedback.organization_id == organization_id)
+    if project_ids:
+        query = query.where(Feedback.project_id.in_(project_ids))
+    if model is not None:
+        query = query.where(Feedback.model == model)
+    if rating is not None:
+        query = query.where(Feedback.rating == rating)
+    async with store.reading() as session:
+        return await read_page(session, query, cursor, (Feedback.created_at, Feedback.id))
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackSum:
+    """Feedback of a day (UTC) on one version of a model."""
+
+    day_at: int
+    model: str
+    version: str
+    up: int
+    down: int
+    count: int
+    mean_score: float | None
+
+
+async def sum_feedback(
+    store: Store, organization_id: str | None, project_id: str | None, since: int
+) -> list[FeedbackSum]:
+    """Feedback by day and version, newest day first: of a project, of an organisation, or (both None) of all."""
+    day = (Feedback.created_at - Feedback.created_at % _DAY_S).label("day")
+    keys = (day, Feedback.model, Feedback.version)
+    query = (
+        select(
+            *keys,
+            func.sum(case((Feedback.rating == "up", 1), else_=0)),
+            func.sum(case((Feedback.rating == "down", 1), else_=0)),
+            func.count(),
+            func.avg(Feedback.score),
+        )
+        .where(Feedback.created_at >= since)
+        .group_by(*keys)
+        .order_by(day.desc(), Feedback.model, Feedback.version)
+        .limit(MAX_GROUPS)
+    )
+    if organization_id is not None:
+        query = query.where(Feedback.organization_id == organization_id)
+    if project_id is not None:
+        query = query.where(Feedback.project_id == project_id)
+    async with store.reporting() as session:
+        return [
+            FeedbackSum(int(at), model, version, int(up), int(down), int(count), None if mean is None else float(mean))
+            for at, model, version, up, down, count, mean in await session.execute(query)
+        ]
