@@ -17,4 +17,6 @@ export interface Page {
 
 export const PAGES: Page[] = [
   { name: "overview", title: "Overview", key: "o", rail: 1, role: "member", load: () => import("./overview") },
+  { name: "requests", title: "Requests", key: "r", rail: 3, role: "member", load: () => import("./requests") },
+  { name: "sessions", title: "Session", role: "member", load: () => import("./sessions") },
 ];

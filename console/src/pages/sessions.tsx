@@ -1,0 +1,68 @@
+// A session: its requests on one time axis.
+import { Empty, Loaded } from "../components/basics";
+import { TimeAxis, barPlace } from "../components/waterfall";
+import { PageHead, type SentenceData } from "../frame/head";
+import { address, href } from "../lib/address";
+import { clock, count, duration, percent } from "../lib/format";
+import { useResource } from "../lib/resource";
+import type { RequestRow } from "./requests/types";
+import { statusText } from "./requests/words";
+import "./requests.css";
+
+export default function SessionPage() {
+  const name = address.value.rest.join("/");
+  const session = useResource<{ data: RequestRow[] }>(name ? `console/api/sessions/${encodeURIComponent(name)}` : null);
+  const rows = session.data.value?.data;
+  return (
+    <>
+      <PageHead title={name ? `Session ${name}` : "Session"} sentence={rows ? sentenceOf(rows) : name ? undefined : { text: "No session is named." }}>
+        <a href={href("requests", name ? { session: name, range: "30d" } : {})}>As a list</a>
+      </PageHead>
+      {name ? <Loaded of={session} what="The session">{({ data }) => <Lanes rows={data} />}</Loaded>
+        : <Empty what="A session is opened from one of its requests. Clients name it by prompt_cache_key, a conversation, or the session header." />}
+    </>
+  );
+}
+
+/** The session in a sentence: its requests, how much of its time the server worked, and the slowest. */
+export function sentenceOf(rows: RequestRow[]): SentenceData {
+  const [first, last] = [rows[0], rows.at(-1)];
+  if (!first || !last) return { text: "No request of this session is kept." };
+  const slowest = rows.reduce((one, other) => (other.total_s > one.total_s ? other : one));
+  const prompt = rows.reduce((sum, row) => sum + row.input_tokens, 0);
+  const cached = rows.reduce((sum, row) => sum + row.cached_tokens, 0);
+  const failed = rows.filter((row) => row.outcome !== "finished").length;
+  const reused = prompt ? ` ${percent(cached / prompt)} of the prompts' tokens were cached.` : "";
+  return {
+    text: `${count(rows.length, "request")} from ${clock(first.started_at)} to ${clock(last.started_at + last.total_s)}; the slowest took ${duration(slowest.total_s)}${failed ? `, ${failed} did not finish` : ""}.${reused}`,
+    level: failed ? "warn" : "good",
+    to: `requests/${slowest.id}`,
+  };
+}
+
+function Lanes({ rows }: { rows: RequestRow[] }) {
+  const first = rows[0];
+  if (!first) return <Empty what="None of its requests is kept, or none is yours to see. Of ordinary requests a sample is kept (traces.kept in the configuration)." />;
+  const begin = first.started_at;
+  const total = Math.max(...rows.map((row) => row.started_at + row.total_s)) - begin;
+  return (
+    <div class="session-lanes">
+      <TimeAxis total={total} />
+      {rows.map((row) => {
+        const [at, end] = [row.started_at - begin, row.started_at - begin + row.total_s];
+        const first_token = row.ttft_s === null ? end : Math.min(end, at + row.ttft_s);
+        return (
+          <a key={row.id} class="lane-row" href={href(`requests/${row.id}`)}>
+            <span class="name">{clock(row.started_at)} {row.output_tokens ? count(row.output_tokens, "token") : statusText(row)}</span>
+            <span class="lane" aria-hidden="true">
+              <span class="stage stage-queue" style={barPlace(at, first_token, total)} />
+              {end > first_token && <span class="stage stage-decode" style={barPlace(first_token, end, total)} />}
+            </span>
+            <span class="took">{duration(row.total_s)}</span>
+          </a>
+        );
+      })}
+      <p class="request-note">Amber: until its first token. Teal: its answer.</p>
+    </div>
+  );
+}
