@@ -1,10 +1,11 @@
 // A session: its requests on one time axis.
 import { Empty, Loaded } from "../components/basics";
-import { TimeAxis, barPlace } from "../components/waterfall";
+import { barPlace } from "../components/waterfall";
 import { PageHead, type SentenceData } from "../frame/head";
 import { address, href } from "../lib/address";
 import { clock, count, duration, percent } from "../lib/format";
 import { useResource } from "../lib/resource";
+import { lanesOf } from "./requests/lanes";
 import type { RequestRow } from "./requests/types";
 import { statusText } from "./requests/words";
 import "./requests.css";
@@ -41,28 +42,31 @@ export function sentenceOf(rows: RequestRow[]): SentenceData {
 }
 
 function Lanes({ rows }: { rows: RequestRow[] }) {
-  const first = rows[0];
-  if (!first) return <Empty what="None of its requests is kept, or none is yours to see. Of ordinary requests a sample is kept (traces.kept in the configuration)." />;
-  const begin = first.started_at;
-  const total = Math.max(...rows.map((row) => row.started_at + row.total_s)) - begin;
+  if (!rows.length) return <Empty what="None of its requests is kept, or none is yours to see. Of ordinary requests a sample is kept (traces.kept in the configuration)." />;
+  const { lanes, cuts, shown } = lanesOf(rows);
   return (
-    <div class="session-lanes">
-      <TimeAxis total={total} />
-      {rows.map((row) => {
-        const [at, end] = [row.started_at - begin, row.started_at - begin + row.total_s];
-        const first_token = row.ttft_s === null ? end : Math.min(end, at + row.ttft_s);
-        return (
+    <>
+      <div class="session-lanes">
+        <div class="axis">
+          {cuts.map(({ at, seconds }) => <span key={at} style={{ left: `${100 * at}%` }} title={`${duration(seconds)} without a request`}>⋯ {duration(seconds)}</span>)}
+        </div>
+        {lanes.map(({ row, begin, first, end }) => (
           <a key={row.id} class="lane-row" href={href(`requests/${row.id}`)}>
             <span class="name">{clock(row.started_at)} {row.output_tokens ? count(row.output_tokens, "token") : statusText(row)}</span>
             <span class="lane" aria-hidden="true">
-              <span class="stage stage-queue" style={barPlace(at, first_token, total)} />
-              {end > first_token && <span class="stage stage-decode" style={barPlace(first_token, end, total)} />}
+              {cuts.map(({ at }) => <span key={at} class="cut" style={{ left: `${100 * at}%` }} />)}
+              <span class="stage stage-queue" style={barPlace(begin, first, 1)} />
+              {end > first && <span class="stage stage-decode" style={barPlace(first, end, 1)} />}
             </span>
             <span class="took">{duration(row.total_s)}</span>
           </a>
-        );
-      })}
-      <p class="request-note">Amber: until its first token. Teal: its answer.</p>
-    </div>
+        ))}
+      </div>
+      <ul class="stage-key session-key">
+        <li><span class="swatch stage stage-queue" aria-hidden="true" />until its first token</li>
+        <li><span class="swatch stage stage-decode" aria-hidden="true" />its answer</li>
+        <li>The axis shows {duration(shown)}{cuts.length > 0 && `; ${count(cuts.length, "idle time")} cut (⋯)`}.</li>
+      </ul>
+    </>
   );
 }

@@ -9,6 +9,12 @@ export interface Other {
   prompt: number;
 }
 
+/** Whether a row computed a part of a prompt: several tokens, of which no more than one was drawn. Rejected proposals
+ * look alike but for the step's prompts, which are fewer. */
+export function isChunk(computed: number, output: number, prefill: number): boolean {
+  return computed > 1 && output <= 1 && prefill >= computed;
+}
+
 /** Id of the kept request of an engine's turn: several prompts and failovers add to it. */
 export function requestOf(turnId: string): string {
   return turnId.replace(/[~-]\d+$/, "");
@@ -25,7 +31,7 @@ export function others(detail: Pick<RequestDetail, "events">, turns: Record<stri
   Object.values(turns).forEach((told, place) => {
     const accepted = acceptedAt(detail, place);
     if (accepted === null) return;
-    for (const [, at, us, , , , , , , , rows] of told.steps) {
+    for (const [, at, us, , prefill, , , , , , rows] of told.steps) {
       const [from, until] = [accepted + at / 1e6, accepted + (at + us) / 1e6];
       const seconds = Math.min(until, end) - Math.max(from, begin);
       if (seconds <= 0) continue;
@@ -37,7 +43,7 @@ export function others(detail: Pick<RequestDetail, "events">, turns: Record<stri
         const other = found.get(key) ?? { turn, seconds: 0, prompt: 0 };
         if (!seen.has(index)) other.seconds += seconds;
         seen.add(index);
-        if (computed > 1 && output <= 1) other.prompt += computed;
+        if (isChunk(computed, output, prefill)) other.prompt = Math.min(turn.prompt_tokens, other.prompt + computed);
         found.set(key, other);
       }
     }

@@ -24,7 +24,7 @@ function columnsOf(currency: string): Column<RequestRow>[] {
     { key: "who", title: "Session or user", cell: (row) => row.session ?? row.user ?? "", line: 0 },
     { key: "status", title: "Status", cell: (row) => <Badge level={statusLevel(row)}>{statusText(row)}</Badge> },
     { key: "total", title: "Total", number: true, cell: (row) => duration(row.total_s) },
-    { key: "ttft", title: "TTFT", number: true, cell: (row) => (row.ttft_s === null ? <Unknown why="no token was given" /> : duration(row.ttft_s)), line: 2 },
+    { key: "ttft", title: "TTFT", number: true, cell: (row) => (row.ttft_s === null ? <Unknown why="no token was given" /> : <><span class="phone">TTFT </span>{duration(row.ttft_s)}</>), line: 2 },
     { key: "in", title: "In", number: true, cell: (row) => number(row.input_tokens), line: 0 },
     { key: "cached", title: "Cached", number: true, cell: (row) => number(row.cached_tokens), line: 0 },
     { key: "out", title: "Out", number: true, cell: (row) => number(row.output_tokens), line: 0 },

@@ -4,7 +4,7 @@ import { Table, type Column } from "../../components/table";
 import { href } from "../../lib/address";
 import { duration, number } from "../../lib/format";
 import { useResource } from "../../lib/resource";
-import { requestOf } from "./agents";
+import { isChunk, requestOf } from "./agents";
 import { StepChart } from "./step-chart";
 import { shared, type Shared } from "./shared";
 import type { RequestDetail, TurnSteps } from "./types";
@@ -51,15 +51,15 @@ const COLUMNS: Column<Shared>[] = [
   { key: "prefill", title: "Prompt tokens", number: true, cell: ({ prefill }) => number(prefill), value: ({ prefill }) => prefill, line: 0 },
   { key: "rows", title: "Decoding", number: true, cell: ({ decodeRows }) => number(decodeRows), value: ({ decodeRows }) => decodeRows, line: 0 },
   { key: "free", title: "Free blocks", number: true, cell: ({ free }) => number(free), value: ({ free }) => free, line: 0 },
-  { key: "with", title: "What else was in it", grow: true, line: 2, cell: ({ others }) => <With others={others} /> },
+  { key: "with", title: "What else was in it", grow: true, line: 2, cell: (step) => <With step={step} /> },
 ];
 
-function With({ others }: { others: Shared["others"] }) {
+function With({ step: { others, prefill } }: { step: Shared }) {
   if (!others.length) return <span class="quiet">nothing</span>;
   return (
     <>
       {others.slice(0, 3).map(({ turn, computed, output }, index) => {
-        const words = computed > 1 && output <= 1 ? `${number(computed)} prompt tokens of ${turn.tenant}` : `an answer of ${turn.tenant}`;
+        const words = isChunk(computed, output, prefill) ? `${number(computed)} prompt tokens of ${turn.tenant}` : `an answer of ${turn.tenant}`;
         return (
           <span key={index}>
             {index > 0 && ", "}

@@ -1,20 +1,21 @@
 // The waterfall of a request: its parts to scale, and who stood behind the chosen one.
-import { StageKey, Waterfall, flatten, type FlatPart } from "../../components/waterfall";
+import { StageKey, TimeAxis, Waterfall, flatten, type FlatPart } from "../../components/waterfall";
 import { Ribbon } from "../../components/ribbon";
-import { param } from "../../lib/address";
+import { href, param } from "../../lib/address";
 import { duration, percent } from "../../lib/format";
 import { useResource } from "../../lib/resource";
 import { others, requestOf, type Other } from "./agents";
-import { href } from "../../lib/address";
+import { folded } from "./fold";
 import type { RequestDetail, TurnSteps } from "./types";
 
 /** Causes that others' turns make. */
-const BY_OTHERS = /^(queue|shared|preempted|slow)/;
+const BY_OTHERS = /^(queue: (slot|token budget|latency|KV blocks|priority)|shared|preempted)/;
 
 export function Timeline({ detail }: { detail: RequestDetail }) {
   const { explanation } = detail;
   const chosen = param("part");
-  const paths = flatten(explanation.parts, new Set(explanation.parts.map((part, index) => `/${index}:${part.name}`)));
+  const parts = folded(explanation.parts, explanation.total_s);
+  const paths = flatten(parts, new Set(parts.map((part, index) => `/${index}:${part.name}`)));
   const part = paths.find(({ path }) => path === chosen.value);
   const stages = [...new Set(explanation.parts.map(({ stage }) => stage))];
   const choose = ({ path }: FlatPart): void => {
@@ -23,7 +24,7 @@ export function Timeline({ detail }: { detail: RequestDetail }) {
   return (
     <div class="stack">
       <div>
-        <Waterfall parts={explanation.parts} total={explanation.total_s} selected={chosen.value} onSelect={choose} />
+        <Waterfall parts={parts} total={explanation.total_s} selected={chosen.value} onSelect={choose} />
         <p class="request-note">
           The parts follow one another and sum to {duration(explanation.total_s)}; {explanation.unexplained_s > 0
             ? `${duration(explanation.unexplained_s)} of them (${percent(explanation.unexplained_s / explanation.total_s)}) cannot be explained.`
@@ -35,6 +36,7 @@ export function Timeline({ detail }: { detail: RequestDetail }) {
       {explanation.tokens.length > 0 && (
         <section class="section">
           <h2>Tokens</h2>
+          <div class="own-axis"><TimeAxis total={explanation.total_s} /></div>
           <Ribbon cells={explanation.tokens} begin={0} end={explanation.total_s} />
           <p class="request-note">A cell a token, on the time axis of the whole request; its colour and height are its cause. Arrow keys read one.</p>
         </section>
@@ -51,7 +53,7 @@ function Behind({ detail, part }: { detail: RequestDetail; part: FlatPart | unde
   const title = part ? `${part.part.name}: ${duration(part.part.end_s - part.part.begin_s)}, ${percent((part.part.end_s - part.part.begin_s) / (total_s || 1))} of the total` : `Behind the cause: ${cause.code}`;
   if (!part && !wanted) return null;
   const told = steps.data.value;
-  const [begin, end] = part ? [part.part.begin_s, part.part.end_s] : [0, total_s];
+  const [begin, end] = part ? [part.part.begin_s, part.part.end_s] : spanOf(detail);
   const found = told ? others(detail, told.turns, begin, end) : [];
   return (
     <div class="part-panel" role="status">
@@ -62,6 +64,13 @@ function Behind({ detail, part }: { detail: RequestDetail; part: FlatPart | unde
       {told && wanted && (found.length ? <Others found={found} /> : <span>No other request was in the engine's steps in that time.</span>)}
     </div>
   );
+}
+
+/** When the cause of the whole had its effect: in the queue, else after it. */
+function spanOf({ explanation: { cause, parts, total_s } }: RequestDetail): [number, number] {
+  const queued = parts.filter(({ stage }) => stage === "queue");
+  const [first, last] = [queued[0], queued.at(-1)];
+  return cause.code.startsWith("queue") && first && last ? [first.begin_s, last.end_s] : [0, total_s];
 }
 
 function Others({ found }: { found: Other[] }) {
