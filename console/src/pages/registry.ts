@@ -18,4 +18,5 @@ export interface Page {
 export const PAGES: Page[] = [
   { name: "overview", title: "Overview", key: "o", rail: 1, role: "member", load: () => import("./overview") },
   { name: "usage", title: "Usage", key: "u", rail: 6, role: "member", load: () => import("./usage") },
+  { name: "access", title: "Access", key: "a", rail: 7, role: "member", load: () => import("./access") },
 ];

@@ -6,6 +6,7 @@ import { percent } from "../../lib/format";
 import { useRows } from "../../lib/resource";
 import { session } from "../../lib/session";
 import { budgetText } from "./text";
+import "../usage.css";
 
 /** A row of `GET /v1/organization/budgets`. */
 export interface Budget {
