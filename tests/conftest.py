@@ -50,6 +50,7 @@ ON_BOTH_DATABASES = ("store",)
 """Folders whose tests run on each database also in the short profile."""
 FIRST = (
     "cli",
+    "console",
     "fleet",
     "e2e",
     "replica",
