@@ -13,6 +13,7 @@ from kvarn.gateway.console.api import (
     review,
     series,
     session,
+    usage,
 )
 
 CONSOLE_ROUTERS = [
@@ -25,5 +26,6 @@ CONSOLE_ROUTERS = [
     review.router,
     series.router,
     session.router,
+    usage.router,
     assets.router,
 ]
