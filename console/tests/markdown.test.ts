@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
-import { blocksOf, inlineOf, safeAddress, type Block } from "../src/pages/playground/markdown";
+import { blocksOf, inlineOf, safeAddress, type Block, type Inline } from "../src/pages/playground/markdown";
 
-const words = (text: string) => [{ kind: "text", text }];
+const words = (text: string): Inline[] => [{ kind: "text", text }];
 
 describe("markdown", () => {
   it("has paragraphs, headings, lists, quotes, rules and code", () => {
