@@ -44,7 +44,8 @@ export function RequestListPage() {
   const rows = useRows<RequestRow>(withQuery("console/api/requests", asked));
   const data = rows.data.value as RequestList | undefined;
   const when = since ? `${dateTime(Number(since))} to ${until ? clock(Number(until)) : "now"}` : RANGE_WORDS[range.value];
-  const sentence = data && (data.enabled ? listSentence(data.data, Boolean(data.next), order, when)
+  const slower = filters.length === 1 && filters[0]?.[0] === "min_total" ? Number(filters[0][1]) : null;
+  const sentence = data && (data.enabled ? listSentence({ rows: data.data, matching: data.matching, kept: data.kept, order, slower, when })
     : { text: "Requests are not kept: traces.kept.enabled is off in the configuration.", level: "warn" as const });
   return (
     <>
