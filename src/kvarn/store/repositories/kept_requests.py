@@ -112,7 +112,7 @@ async def list_kept(
     return KeptPage(items, None if last is None else KeptPlace(value, last.number))
 
 
-def unfiltered(where: KeptFilter) -> KeptFilter:
+def owner_and_time(where: KeptFilter) -> KeptFilter:
     """The same owner and time, and no other restriction."""
     return KeptFilter(
         organization_id=where.organization_id,

@@ -21,7 +21,7 @@ from kvarn.gateway.console.router import console_router
 from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.query import CHECKED
-from kvarn.store.repositories.kept_requests import KeptFilter, KeptOrder, count_kept, list_kept, session_of, unfiltered
+from kvarn.store.repositories.kept_requests import KeptFilter, KeptOrder, count_kept, list_kept, session_of, owner_and_time
 from kvarn.wire.step_records import StepTurn, TurnSteps
 
 router = console_router()
@@ -74,7 +74,7 @@ async def list_requests(gateway: GatewayDep, viewer: ConsoleViewer, query: Reque
         matching = kept = None
         if query.after is None:
             matching = await count_kept(session, where)
-            kept = await count_kept(session, unfiltered(where))
+            kept = await count_kept(session, owner_and_time(where))
     after = None if page.next is None else f"{page.next.value}.{page.next.number}"
     rows = await describe_rows(viewer, page.items)
     config = gateway.config
