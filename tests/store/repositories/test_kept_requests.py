@@ -25,8 +25,8 @@ from kvarn.store.repositories.kept_requests import (
     details_of_shape,
     find_kept,
     list_kept,
-    session_of,
     owner_and_time,
+    session_of,
 )
 from kvarn.store.repositories.organization_deletion import delete_organization_data
 from kvarn.store.repositories.retention import delete_expired

@@ -21,7 +21,14 @@ from kvarn.gateway.console.router import console_router
 from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.query import CHECKED
-from kvarn.store.repositories.kept_requests import KeptFilter, KeptOrder, count_kept, list_kept, session_of, owner_and_time
+from kvarn.store.repositories.kept_requests import (
+    KeptFilter,
+    KeptOrder,
+    count_kept,
+    list_kept,
+    owner_and_time,
+    session_of,
+)
 from kvarn.wire.step_records import StepTurn, TurnSteps
 
 router = console_router()
