@@ -28,7 +28,7 @@ $(error DEVICE is '$(DEVICE)': it must be cpu or cuda; leave it out, and nvidia-
 endif
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: install serve services schema-suite test test-long kernels chaos conformance clients lint smoke bench docs native console console-check clean
+.PHONY: install serve services schema-suite test test-long kernels chaos conformance clients lint smoke bench docs native console console-check console-modules clean
 
 install: $(VENV)/.serve
 
@@ -112,12 +112,12 @@ schema-suite: $(VENV)/.test
 	  && tar -xzf $(SUITE)/source/*.tar.gz -C $(SUITE)/source && mv $(SUITE)/source/*/json/tests/draft2020-12 $(SUITE)/ && rm -rf $(SUITE)/source; \
 	} || echo "note: JSON Schema's test suite cannot be fetched: its tests will be skipped"
 
-test: $(VENV)/.test services schema-suite
+test: $(VENV)/.test services schema-suite console-modules
 	$(PYTEST) -m "not smoke" $(ARGS) || { status=$$?; [ $$status != 1 ] || { echo "the tests above that failed run once more, alone"; \
 	  ! $(AGAIN) -v || echo "UNSTABLE: they pass alone, which is a failure too"; }; exit $$status; }
 
 test-long: export KVARN_TEST_PROFILE := thorough
-test-long: $(VENV)/.test services schema-suite
+test-long: $(VENV)/.test services schema-suite console-modules
 	$(PYTEST) $(ARGS)
 
 # All tests of Triton's kernels; then they are recorded as tested, and the short profile runs a sample until they change.
@@ -168,9 +168,14 @@ console: $(NODE_MODULES)
 	cd console && npm run --silent build
 
 # Types, tests, sizes, and whether the committed files are those that the source makes.
+HAS_NODE := command -v npm >/dev/null && node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)'
 console-check:
-	@if command -v npm >/dev/null && node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)'; then $(MAKE) --no-print-directory $(NODE_MODULES) && cd console && npm run --silent check; \
+	@if $(HAS_NODE); then $(MAKE) --no-print-directory $(NODE_MODULES) && cd console && npm run --silent check; \
 	else echo "note: npm of Node 20 or newer is missing: the console's source was not checked against its built files"; fi
+
+# What the tests in a browser need.
+console-modules:
+	@if $(HAS_NODE); then $(MAKE) --no-print-directory $(NODE_MODULES); else echo "note: npm of Node 20 or newer is missing: the console's pages will not be tested"; fi
 
 # The benchmarks and the examples, briefly. The benchmark against peers runs Kvarn alone, with its default settings, a
 # tiny model and short answers: it fails if a request is refused or an answer is not whole.

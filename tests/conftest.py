@@ -50,6 +50,7 @@ ON_BOTH_DATABASES = ("store",)
 """Folders whose tests run on each database also in the short profile."""
 FIRST = (
     "cli",
+    "console",
     "fleet",
     "e2e",
     "replica",
@@ -89,8 +90,7 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files of the folders that start servers come first, so that none of these is left for the end; see `Makefile`.
     In the short profile tests marked `thorough` are left out, so are most of Triton's kernels while these are those
-    recorded (`kernel_digest`), and one outside `ON_BOTH_DATABASES` runs on one database:
-    half of these tests on each."""
+    recorded (`kernel_digest`), and one outside `ON_BOTH_DATABASES` runs on one database: half on each."""
     items.sort(key=lambda item: _folder(item) not in FIRST)
     if THOROUGH:
         return

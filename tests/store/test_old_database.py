@@ -31,7 +31,6 @@ NOW = 1_790_000_000
 LATER = {"deployments", "deployment_versions", "rollouts", "rollout_samples", "uploads", "changes", "version_numbers"}
 LATER |= {"console_sessions", "kept_requests", "kept_details", "feedback"}
 LATER |= {"evaluation_sets", "evaluation_set_versions", "evaluation_runs", "evaluation_results"}
-LATER |= {"console_sessions", "kept_requests", "kept_details"}
 """Tables that the earlier version did not have."""
 
 

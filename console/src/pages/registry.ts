@@ -17,6 +17,9 @@ export interface Page {
 
 export const PAGES: Page[] = [
   { name: "overview", title: "Overview", key: "o", rail: 1, role: "member", load: () => import("./overview") },
+  { name: "requests", title: "Requests", key: "r", rail: 3, role: "member", load: () => import("./requests") },
+  { name: "sessions", title: "Session", role: "member", load: () => import("./sessions") },
+  { name: "playground", title: "Playground", key: "p", rail: 2, role: "member", load: () => import("./playground") },
   { name: "usage", title: "Usage", key: "u", rail: 6, role: "member", load: () => import("./usage") },
   { name: "access", title: "Access", key: "a", rail: 7, role: "member", load: () => import("./access") },
 ];

@@ -66,12 +66,10 @@ def prometheus(
 
 @pytest.fixture(scope="module")
 def score(world: AlertWorld) -> Gauge:
-    registry, labels = world.server.gateway.metrics.registry, ("model", "version", "set")
-    baseline = Gauge("kvarn_quality_baseline_score", "Of the version before.", labels, registry=registry)
-    baseline.labels("tiny", "1", "smoke").set(0.8)
-    score = Gauge("kvarn_quality_score", "Of the latest evaluation.", labels, registry=registry)
-    score.labels("tiny", "1", "smoke").set(0.8)
-    return score
+    metrics, labels = world.server.gateway.metrics, ("tiny", "1", "smoke")
+    metrics.quality_baseline_score.labels(*labels).set(0.8)
+    metrics.quality_score.labels(*labels).set(0.8)
+    return metrics.quality_score
 
 
 def test_each_alert_fires_at_a_webhook_from_its_cause_and_is_resolved(

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from kvarn.observe.traces.traced import CLIENT_LEFT
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
-from kvarn.store.models import KeptDetail, KeptRequest
+from kvarn.store.models import ApiKey, KeptDetail, KeptRequest
 from kvarn.store.repositories.queries import insert, is_postgresql
 
 Row = Mapping[str, Any]
@@ -44,6 +44,8 @@ class KeptFilter:
     project_id: str | None = None
     id: str | None = None
     """Beginning of the record's id or of the request id."""
+    text: str | None = None
+    """A session, user, model, version, adapter, error code, or the id or the name of a key."""
     session: str | None = None
     key_id: str | None = None
     end_user: str | None = None
@@ -197,7 +199,17 @@ def _conditions(where: KeptFilter, *, hinted: bool = False) -> list[ColumnElemen
         found.append(KeptRequest.status.between(*where.statuses))
     if where.id is not None:
         found.append(or_(_begins(KeptRequest.id, where.id), _begins(KeptRequest.request_id, where.id)))
+    if where.text is not None:
+        found.append(_is_of(where.text))
     return found
+
+
+def _is_of(text: str) -> ColumnElement[bool]:
+    """Whether a request is of a text. A key that is the reader's to see is one of a request that is theirs to see."""
+    row = KeptRequest
+    columns = (row.session, row.end_user, row.model, row.model_version, row.adapter, row.error_code, row.key_id)
+    keys = select(ApiKey.id).where(ApiKey.name == text)
+    return or_(*(column == text for column in columns), row.key_id.in_(keys))
 
 
 def _reason(where: KeptFilter) -> str | None:
