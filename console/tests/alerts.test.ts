@@ -23,7 +23,7 @@ it("tells pending from firing, and both from nothing", () => {
 
 it("writes values in their units", () => {
   expect([valueText(300, "seconds"), valueText(0.3, "ratio"), valueText(0, "count"), valueText(null, "ratio")]).toEqual(["5 min", "30 %", "0", "-"]);
-  expect(boundText(rule("ok"))).toBe("> 95 %");
+  expect(boundText(rule("ok"))).toBe("> 95 % for 5 min");
   expect(labelText({ model: "chat", replica_id: "1" })).toBe("model chat, replica id 1");
 });
 

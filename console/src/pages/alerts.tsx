@@ -5,7 +5,7 @@ import { Table, type Column } from "../components/table";
 import { PageHead } from "../frame/head";
 import { address, href, live } from "../lib/address";
 import { useStream } from "../lib/events";
-import { duration, number } from "../lib/format";
+import { number } from "../lib/format";
 import { useResource } from "../lib/resource";
 import { LEVELS, alertSentence, boundText, codeParts, labelText, valueText, type Alerts, type Rule, type Transition } from "./alerts/text";
 import "./alerts.css";
@@ -36,7 +36,7 @@ const RULES: Column<Rule>[] = [
     key: "value", title: "Value now", number: true, line: 2,
     cell: (row) => (row.value === null ? <Unknown why="nothing of it was measured lately" /> : valueText(row.value, row.unit)),
   },
-  { key: "bound", title: "Fires at", number: true, line: 2, cell: (row) => `${boundText(row)} for ${duration(row.for_s)}` },
+  { key: "bound", title: "Fires at", number: true, line: 2, cell: (row) => boundText(row) },
   { key: "of", title: "Of", cell: (row) => labelText(row.labels), line: 0 },
   { key: "since", title: "Since", cell: (row) => (row.since === null ? <span class="quiet">-</span> : <Time at={row.since} />), value: (row) => row.since, line: 2 },
 ];
@@ -96,7 +96,7 @@ function OneRule({ rule, told }: { rule: Rule; told: Alerts }) {
         <Facts facts={[
           ["State", <Badge level={LEVELS[rule.state] ?? "quiet"}>{rule.state}</Badge>],
           ["Value now", rule.value === null ? <Unknown why="nothing of it was measured lately" /> : `${valueText(rule.value, rule.unit)} ${labelText(rule.labels) && `(${labelText(rule.labels)})`}`],
-          ["Fires at", `${boundText(rule)} for ${duration(rule.for_s)}`],
+          ["Fires at", boundText(rule)],
           ["Since", rule.since === null ? "-" : <Time at={rule.since} />],
           ["Severity", rule.severity],
         ]} />

@@ -1,6 +1,6 @@
 // Alerts: what the server tells, and what is said of it.
 import type { Level } from "../../components/basics";
-import { clock, count, withUnit } from "../../lib/format";
+import { clock, count, duration, withUnit } from "../../lib/format";
 
 export type State = "ok" | "pending" | "firing";
 
@@ -61,8 +61,8 @@ export function valueText(value: number | null, unit: string): string {
 }
 
 /** What a rule waits for: `> 95 % for 5 min`. */
-export function boundText({ comparison, threshold, unit }: Rule): string {
-  return `${comparison} ${valueText(threshold, unit)}`;
+export function boundText({ comparison, threshold, unit, for_s }: Rule): string {
+  return `${comparison} ${valueText(threshold, unit)}${for_s ? ` for ${duration(for_s)}` : ", at once"}`;
 }
 
 /** `model chat-8b, replica 1`. */
