@@ -1,4 +1,5 @@
 // Quality: evaluations by version, feedback, samples to review, and two runs beside one another.
+import type { ComponentChildren } from "preact";
 import { Badge, Empty, Loaded, Time } from "../components/basics";
 import { Chart } from "../components/chart";
 import { Table, type Column } from "../components/table";
@@ -21,7 +22,7 @@ export default function QualityPage() {
   const days = range.value === "7d" ? 7 : range.value === "24h" ? 1 : 30;
   const quality = useResource<Quality>(withQuery("console/api/quality", { days }));
   const told = quality.data.value;
-  const shown = (content: (data: Quality) => preact.ComponentChild) => () => <Loaded of={quality} what="The quality">{content}</Loaded>;
+  const shown = (content: (data: Quality) => ComponentChildren) => () => <Loaded of={quality} what="The quality">{content}</Loaded>;
   return (
     <>
       <PageHead title="Quality" ranges={["24h", "7d", "30d"]} sentence={told && qualitySentence(told)} />

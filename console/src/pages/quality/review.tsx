@@ -40,7 +40,7 @@ export function ReviewTab({ done }: { done: () => void }) {
       <Filters><SelectFilter name="state" label="State" all="to review" choices={[{ value: "good", label: "judged good" }, { value: "bad", label: "judged bad" }]} /></Filters>
       <Loaded of={samples} what="The samples">
         {(list) => (list.data.length === 0
-          ? <Empty what="No sample here. Sampled prompts wait here where a project keeps them (Access, Projects, keeps prompts) and safety.prompts is set." />
+          ? <Empty what="No sample here. Prompts are sampled, sealed, in projects that keep them."><a class="button small" href={href("access", { tab: "projects" })}>Choose projects</a></Empty>
           : <Queue samples={list.data} reload={() => { samples.reload(); done(); }} />)}
       </Loaded>
     </>
