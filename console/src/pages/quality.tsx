@@ -5,7 +5,7 @@ import { Chart } from "../components/chart";
 import { Table, type Column } from "../components/table";
 import { Tabs } from "../components/tabs";
 import { PageHead } from "../frame/head";
-import { href, model, range } from "../lib/address";
+import { href, model, shownRange, type Range } from "../lib/address";
 import { root, withQuery } from "../lib/api";
 import { number, percent } from "../lib/format";
 import { useResource, useRows } from "../lib/resource";
@@ -18,17 +18,19 @@ import {
 } from "./quality/text";
 import "./quality.css";
 
+const SHOWN: Range[] = ["7d", "30d"];
+
 export default function QualityPage() {
-  const days = range.value === "7d" ? 7 : range.value === "24h" ? 1 : 30;
+  const days = shownRange(SHOWN) === "7d" ? 7 : 30;
   const quality = useResource<Quality>(withQuery("console/api/quality", { days }));
   const told = quality.data.value;
   const shown = (content: (data: Quality) => ComponentChildren) => () => <Loaded of={quality} what="The quality">{content}</Loaded>;
   return (
     <>
-      <PageHead title="Quality" ranges={["24h", "7d", "30d"]} sentence={told && qualitySentence(told)} />
+      <PageHead title="Quality" ranges={SHOWN} sentence={told && qualitySentence(told)} />
       <Tabs label="Quality" tabs={[
         { id: "scores", title: "Evaluations", content: shown((data) => <Scores told={data} />) },
-        { id: "feedback", title: "Feedback", content: shown((data) => <Feedback told={data} days={days} />) },
+        { id: "feedback", title: "Feedback", content: shown((data) => <Feedback told={data} />) },
         ...(hasRole("admin") ? [{ id: "review", title: told?.unreviewed ? `Review (${told.unreviewed})` : "Review", content: () => <ReviewTab done={quality.reload} /> }] : []),
         { id: "compare", title: "Compare", content: () => <CompareTab /> },
       ]} />
@@ -62,8 +64,8 @@ function Scores({ told }: { told: Quality }) {
 
 const VERSIONS: Column<VersionFeedback>[] = [
   { key: "version", title: "Version", cell: (row) => versionOf(row), value: (row) => versionOf(row), grow: true },
-  { key: "up", title: "Good", number: true, cell: (row) => number(row.up), value: (row) => row.up, line: 2 },
-  { key: "down", title: "Bad", number: true, cell: (row) => number(row.down), value: (row) => row.down, line: 2 },
+  { key: "up", title: "Good", number: true, cell: (row) => <>{number(row.up)}<span class="on-phone"> good</span></>, value: (row) => row.up, line: 2 },
+  { key: "down", title: "Bad", number: true, cell: (row) => <>{number(row.down)}<span class="on-phone"> bad</span></>, value: (row) => row.down, line: 2 },
   { key: "share", title: "Share good", number: true, cell: (row) => percent(row.share_up), value: (row) => row.share_up },
   { key: "interval", title: "95 % interval", number: true, cell: (row) => intervalText(row.interval), line: 0 },
   {
@@ -97,12 +99,12 @@ const OPINIONS: Column<Opinion>[] = [
   { key: "user", title: "By", cell: (row) => row.user || <span class="quiet">-</span>, line: 0 },
 ];
 
-function Feedback({ told, days }: { told: Quality; days: number }) {
+function Feedback({ told }: { told: Quality }) {
   const { times, up, down } = byDay(told.feedback, model.value);
   const versions = told.versions.filter((row) => !model.value || row.model === model.value);
   return (
     <div class="stack">
-      {days > 1 && times.length > 1 && (
+      {times.length > 1 && (
         <section class="charts" aria-label="Charts">
           <Chart title="Ratings a day" times={times} series={[{ name: "good", values: up }, { name: "bad", values: down }]} />
         </section>

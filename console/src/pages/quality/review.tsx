@@ -60,14 +60,14 @@ function Queue({ samples, reload }: { samples: Sample[]; reload: () => void }) {
   ], [samples, at]);
   if (!sample) return null;
   return (
-    <>
+    <div class="stack">
       <p class="row">
         <button type="button" class="button small" disabled={at === 0} onClick={() => move(-1)}>Before (k)</button>
         <button type="button" class="button small" disabled={at === samples.length - 1} onClick={() => move(1)}>Next (j)</button>
         <span class="quiet">{at + 1} of {samples.length}</span>
       </p>
       <OneSample key={sample.id} id={sample.id} judged={() => { chosen.value = String(samples[at + 1]?.id ?? ""); reload(); }} />
-    </>
+    </div>
   );
 }
 
@@ -100,7 +100,7 @@ function OneSample({ id, judged }: { id: number; judged: () => void }) {
           </p>
           <div>
             {turnsOf(input).map((turn, index) => <div class="turn" key={index}><span class="quiet">{turn.role}</span><div>{turn.text}</div></div>)}
-            <div class="turn answer"><span class="quiet">answer</span><div>{answer ?? <span class="quiet">It was not kept.</span>}</div></div>
+            <div class="turn answer"><span class="quiet">answer</span><div>{answer?.trim() ?? <span class="quiet">It was not kept.</span>}</div></div>
           </div>
           <TextField label="Note" value={note.value} onChange={(value) => (note.value = value)} rows={2} placeholder="What is wrong, or what was good" />
           <p class="row">
