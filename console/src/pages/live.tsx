@@ -9,7 +9,7 @@ import { useStream } from "../lib/events";
 import { duration } from "../lib/format";
 import { KvMap } from "./live/kv-map";
 import { AsTables, Queue, Replicas } from "./live/lists";
-import { LiveState, type Frame } from "./live/state";
+import { LiveState, NOT_YET, type Frame } from "./live/state";
 import { Steps } from "./live/steps";
 import { liveSentence } from "./live/words";
 import "./live.css";
@@ -39,35 +39,37 @@ export default function LivePage() {
   const age = movedAt.value ? time.value - movedAt.value : 0;
   const error = stream.error.value;
   const refused = error !== null && stream.state.value === "off" && live.value;
-  const late = age > LATE_S;
+  const late = state.at > 0 && age > LATE_S;
+  const asking = state.problem === NOT_YET;
   const why = !live.value ? "The stream is paused." : error ? error.message : "The engine is late.";
   const curl = `curl ${root}v1/chat/completions -H 'content-type: application/json' -d '{"model": "${state.model || model.value || "MODEL"}", "messages": [{"role": "user", "content": "Hello"}]}'`;
   return (
     <>
-      <PageHead title="Live" streams sentence={refused ? { text: "This replica cannot be watched.", level: "warn" } : liveSentence(state, time.value - age)} />
+      <PageHead title="Live" streams sentence={refused ? { text: "This replica cannot be watched.", level: "warn" } : asking ? undefined : liveSentence(state, time.value - age)} />
       {refused && <ErrorBox error={error} what="The stream ended." />}
       {!refused && late && <p class="late" role="status">{why} Shown: the replica of {duration(Math.round(age))} ago.</p>}
       {!state.replica && !refused && (error ? <ErrorBox error={error} what="The stream could not be opened; it is tried again." /> : <p class="quiet" aria-busy={live.value}>{live.value ? "Connecting …" : "Paused."}</p>)}
+      {state.replica && asking && !refused && <p class="quiet" aria-busy={live.value}>Asking the engine …</p>}
       {state.replica && (
-        <div class={`stack ${late || refused ? "stale" : ""}`}>
-          <div class="live-columns">
+        <div class={`stack ${late || refused || state.problem ? "stale" : ""}`}>
+          {state.at > 0 && <div class="live-columns">
             <section class="section">
               <h2>Steps of {state.replica}</h2>
               <Steps state={state} changed={changed} curl={curl} />
-              <AsTables state={state} />
+              <AsTables state={state} changed={changed} />
             </section>
             <section class="section">
               <h2>Queue</h2>
               <Queue queue={state.queue} />
             </section>
-          </div>
-          <section class="section">
+          </div>}
+          {state.at > 0 && <section class="section">
             <h2>KV blocks</h2>
             <KvMap state={state} changed={changed} />
-          </section>
+          </section>}
           <section class="section">
             <h2>Replicas of {state.model}</h2>
-            <Replicas state={state} />
+            <Replicas state={state} changed={changed} />
           </section>
         </div>
       )}

@@ -16,9 +16,9 @@ export function begin(canvas: HTMLCanvasElement): CanvasRenderingContext2D | nul
   return context;
 }
 
-/** How many of the steps fit: 200, or on a phone fewer, each at least 3 px wide. */
+/** How many of the steps fit: 200, or on a phone fewer, each at least 2 px wide. */
 export function columnsIn(width: number): number {
-  return Math.max(1, Math.min(200, Math.floor(width / 3)));
+  return Math.max(1, Math.min(200, Math.floor(width / 2)));
 }
 
 /** Height and place of a cell: a chunk is full, a token low, kept proposals rise with their number. */
@@ -54,8 +54,8 @@ export function paintGrid(
       if (y === undefined) continue;
       const high = extent(cell);
       context.fillStyle = colours[cell.kind];
-      context.fillRect(x, y + ROW - 2 - high, Math.max(wide - 0.7, 1), high);
-      if (cell.kind === "accepted" && high < ROW - 4) context.fillRect(x, y + 1, Math.max(wide - 0.7, 1), 2); // a mark above it
+      context.fillRect(x, y + ROW - 2 - high, Math.max(wide - 0.5, 1), high);
+      if (cell.kind === "accepted" && high < ROW - 4) context.fillRect(x, y + 1, Math.max(wide - 0.5, 1), 2); // a mark above it
     }
   }
   if (!cursor) return;
@@ -75,7 +75,7 @@ export function paintTimes(canvas: HTMLCanvasElement, steps: Step[], shades: Sha
     const x = (columns - shown.length + index) * wide;
     const bar = Math.max(1, (Math.min(step.us, most) / most) * height);
     context.fillStyle = columns - shown.length + index === columns - 1 - (column ?? -1) ? shades.text : step.prefill_tokens ? shades.prefill : shades.decode;
-    context.fillRect(x, height - bar, Math.max(wide - 0.7, 1), bar);
+    context.fillRect(x, height - bar, Math.max(wide - 0.5, 1), bar);
     if (step.us > most) context.clearRect(x, 3, wide, 2); // it is cut off
     if (!step.floor_us) continue;
     context.fillStyle = shades.text;
@@ -104,7 +104,8 @@ export function pixel(colour: string, alpha = 1): number {
 
 const small = typeof document === "undefined" ? null : document.createElement("canvas");
 
-/** The map: a pixel a block, enlarged; `marked` blocks are outlined. `pixels`: colour of each class. */
+/** The map: a pixel a block, enlarged; `marked` blocks are outlined. `pixels`: colour of each class, then of each
+ * class where only the prefix cache keeps the block. */
 export function paintMap(
   canvas: HTMLCanvasElement, { states, owners, tenants }: LiveState, colouring: Colouring, pixels: Uint32Array, marked: number[], cursor: number | null, text: string,
 ): void {
@@ -116,7 +117,8 @@ export function paintMap(
   const image = new ImageData(columns, lines);
   const data = new Uint32Array(image.data.buffer);
   for (let block = 0; block < states.length; block += 1) {
-    data[block] = pixels[classOf(states[block] ?? 0, owners[block] ?? NOBODY, colouring, tenants.length)] ?? 0;
+    const of = states[block] ?? 0;
+    data[block] = pixels[classOf(of, owners[block] ?? NOBODY, colouring, tenants.length) + ((of & 7) === 1 ? pixels.length / 2 : 0)] ?? 0;
   }
   small.getContext("2d")?.putImageData(image, 0, 0);
   context.imageSmoothingEnabled = false;

@@ -77,7 +77,8 @@ export function KvMap({ state, changed }: { state: LiveState; changed: ReadonlyS
   const marked = told.block ? told.block.path.map(([block]) => block) : [];
   useEffect(() => {
     const frame = requestAnimationFrame(() => {
-      const pixels = Uint32Array.from(shades, ([name, alpha]) => pixel(colour(name), alpha));
+      const idle = colouring === "tenant" ? 0.5 : 1;
+      const pixels = Uint32Array.from([...shades.map(([name, alpha]) => pixel(colour(name), alpha)), ...shades.map(([name, alpha]) => pixel(colour(name), alpha * idle))]);
       if (canvas.current) paintMap(canvas.current, state, colouring, pixels, marked, asked, colour("--text"));
     });
     return () => cancelAnimationFrame(frame);
@@ -133,6 +134,7 @@ export function KvMap({ state, changed }: { state: LiveState; changed: ReadonlyS
               {name}: {number(counts[index])} ({percent((counts[index] ?? 0) / blocks)})
             </li>
           ))}
+          {colouring === "tenant" && <li>paler: only the prefix cache keeps it</li>}
         </ul>
         <p class="readout">{said || "Point at a block, or move with the arrow keys, to see whose it is and its path to the root; Enter keeps it."}</p>
         {asked !== null && <BlockPath told={told.block} error={told.error} choose={choose} />}

@@ -1,4 +1,5 @@
 // The queue, the replicas, and the grid's numbers as tables.
+import type { ReadonlySignal } from "@preact/signals";
 import { Badge, Empty } from "../../components/basics";
 import { Table, type Column } from "../../components/table";
 import { setQuery, withChanges, address, formatAddress } from "../../lib/address";
@@ -6,6 +7,12 @@ import { clock, count, duration, number, percent } from "../../lib/format";
 import type { LiveState, Queued, Replica, Running, Step } from "./state";
 import { Who } from "./steps";
 import { pace, progressText, reasonText } from "./words";
+
+interface Seen {
+  state: LiveState;
+  /** Rises with each message. */
+  changed: ReadonlySignal<number>;
+}
 
 const QUEUE: Column<Queued>[] = [
   { key: "tenant", title: "Tenant", cell: (row) => row.tenant, value: (row) => row.tenant, grow: true },
@@ -24,7 +31,8 @@ export function Queue({ queue }: { queue: Queued[] }) {
 }
 
 /** Replicas of the model; a row opens it here. */
-export function Replicas({ state }: { state: LiveState }) {
+export function Replicas({ state, changed }: Seen) {
+  void changed.value; // `state` stays the same object
   const columns: Column<Replica>[] = [
     { key: "name", title: "Replica", cell: (row) => (row.name === state.replica ? <strong>{row.name}</strong> : row.name), value: (row) => row.name, grow: true },
     { key: "state", title: "State", cell: (row) => <Badge level={row.state === "ready" ? "good" : row.state === "down" || row.state === "failed" ? "bad" : "warn"}>
@@ -32,7 +40,7 @@ export function Replicas({ state }: { state: LiveState }) {
     { key: "version", title: "Version", number: true, cell: (row) => row.version || "-", value: (row) => row.version, line: 0 },
     { key: "running", title: "Running", number: true, cell: (row) => <>{number(row.running)}<span class="live-phone"> running</span></>, value: (row) => row.running, line: 2 },
     { key: "waiting", title: "Waiting", number: true, cell: (row) => <>{number(row.waiting)}<span class="live-phone"> waiting</span></>, value: (row) => row.waiting, line: 2 },
-    { key: "kv", title: "KV held", number: true, cell: (row) => percent(row.kv_blocks ? 1 - row.free_blocks / row.kv_blocks : null), value: (row) => row.kv_blocks && 1 - row.free_blocks / row.kv_blocks, line: 2 },
+    { key: "kv", title: "KV held", number: true, cell: (row) => percent(row.kv_blocks ? 1 - row.free_blocks / row.kv_blocks : null), value: (row) => (row.kv_blocks ? 1 - row.free_blocks / row.kv_blocks : null), line: 2 },
     { key: "step", title: "Step time", number: true, cell: (row) => (row.name === state.replica ? duration(pace(state.steps).seconds) : <span title="Open it to see its steps">-</span>), line: 0 },
   ];
   const { page, rest, query } = address.value;
@@ -44,17 +52,19 @@ export function Replicas({ state }: { state: LiveState }) {
 }
 
 /** The same numbers in words, for who does not see the grid, or wants to copy them. */
-export function AsTables({ state }: { state: LiveState }) {
+export function AsTables({ state, changed }: Seen) {
+  void changed.value;
   const open = address.value.query.get("tables") === "1";
   return (
     <details open={open} onToggle={(event) => { if (event.currentTarget.open !== open) setQuery({ tables: event.currentTarget.open }); }}>
       <summary>The grid as tables</summary>
-      {open && <div class="stack"><RunningTable state={state} /><StepTable steps={state.steps} /></div>}
+      {open && <div class="stack"><RunningTable state={state} changed={changed} /><StepTable steps={state.steps} /></div>}
     </details>
   );
 }
 
-function RunningTable({ state }: { state: LiveState }) {
+function RunningTable({ state, changed }: Seen) {
+  void changed.value;
   const recent = new Map<number, number>();
   for (const step of state.steps) for (const [turn, cell] of step.cells) recent.set(turn, (recent.get(turn) ?? 0) + cell.output);
   const columns: Column<Running>[] = [

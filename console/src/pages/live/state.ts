@@ -102,6 +102,8 @@ export interface Frame {
   blocks?: { blocks: number; tenants: string[]; tiers: Tier[]; runs: { first: number; states: string; owners: string }[] };
 }
 
+/** The problem that a stream begins with, until the engine has answered for the first time. */
+export const NOT_YET = "the engine has not answered yet";
 export const MAX_STEPS = 200;
 
 function bytesOf(base64: string): Uint8Array {
@@ -211,11 +213,11 @@ export function kindOf({ computed, output, rows }: Omit<Cell, "kind">, drew: boo
   return output > rows ? "accepted" : "rejected";
 }
 
-/** Rows of the grid: what runs, oldest first, then what ended within the steps shown, latest first. At most `most`. */
-export function rowsOf(state: LiveState, most: number): { turn: number; running: Running | null }[] {
+/** Rows of the grid: what runs, oldest first, then what ended within the latest `steps`, latest first. At most `most`. */
+export function rowsOf(state: LiveState, most: number, steps = MAX_STEPS): { turn: number; running: Running | null }[] {
   const running = new Map(state.running.map((each) => [each.turn, each]));
   const ended = new Set<number>();
-  for (const step of state.steps) for (const turn of step.cells.keys()) if (!running.has(turn)) ended.add(turn);
+  for (const step of state.steps.slice(-steps)) for (const turn of step.cells.keys()) if (!running.has(turn)) ended.add(turn);
   const live = [...running.values()].sort((one, other) => one.turn - other.turn).map((each) => ({ turn: each.turn, running: each }));
   const over = [...ended].sort((one, other) => other - one).map((turn) => ({ turn, running: null }));
   return [...live, ...over].slice(0, most);

@@ -29,9 +29,10 @@ function shadesNow(): Shades {
 export function Steps({ state, changed, curl }: { state: LiveState; changed: ReadonlySignal<number>; curl: string }) {
   const [box, grid, times] = [useRef<HTMLDivElement>(null), useRef<HTMLCanvasElement>(null), useRef<HTMLCanvasElement>(null)];
   const cursor = useSignal<{ row: number; column: number } | null>(null);
+  const columns = useSignal(200);
   const theme = colours.value;
   const version = changed.value;
-  const rows = rowsOf(state, MOST_ROWS);
+  const rows = rowsOf(state, MOST_ROWS, columns.value);
   const draw = useRef(() => undefined as void);
   draw.current = () => {
     if (!box.current || !grid.current || !times.current) return;
@@ -46,7 +47,10 @@ export function Steps({ state, changed, curl }: { state: LiveState; changed: Rea
   }, [version, theme, cursor.value]);
   useEffect(() => {
     if (!box.current) return;
-    const watch = new ResizeObserver(() => draw.current());
+    const watch = new ResizeObserver(() => {
+      columns.value = columnsIn(grid.current?.clientWidth ?? 400);
+      draw.current();
+    });
     watch.observe(box.current);
     return () => watch.disconnect();
   }, [rows.length === 0]);
@@ -56,8 +60,8 @@ export function Steps({ state, changed, curl }: { state: LiveState; changed: Rea
   const at = (event: MouseEvent): void => {
     const element = event.currentTarget as HTMLElement;
     const area = element.getBoundingClientRect();
-    const columns = columnsIn(area.width);
-    const column = columns - 1 - Math.min(columns - 1, Math.max(0, Math.floor(((event.clientX - area.left) / area.width) * columns)));
+    const most = columnsIn(area.width);
+    const column = most - 1 - Math.min(most - 1, Math.max(0, Math.floor(((event.clientX - area.left) / area.width) * most)));
     const row = element === grid.current ? Math.min(rows.length - 1, Math.max(0, Math.floor((event.clientY - area.top) / ROW))) : (cursor.value?.row ?? 0);
     cursor.value = { row, column };
   };
@@ -67,8 +71,8 @@ export function Steps({ state, changed, curl }: { state: LiveState; changed: Rea
     if (!move) return;
     event.preventDefault();
     const { row, column } = cursor.value ?? { row: 0, column: -1 };
-    const columns = Math.min(state.steps.length, columnsIn(grid.current?.clientWidth ?? 600));
-    cursor.value = { row: Math.min(rows.length - 1, Math.max(0, row + (move[0] ?? 0))), column: Math.min(columns - 1, Math.max(0, column + (move[1] ?? 0))) };
+    const most = Math.min(state.steps.length, columns.value);
+    cursor.value = { row: Math.min(rows.length - 1, Math.max(0, row + (move[0] ?? 0))), column: Math.min(most - 1, Math.max(0, column + (move[1] ?? 0))) };
     box.current?.scrollTo({ top: Math.max(0, cursor.value.row * ROW - 120) });
   };
   const place = cursor.value;
