@@ -20,6 +20,7 @@ export const PAGES: Page[] = [
   { name: "requests", title: "Requests", key: "r", rail: 3, role: "member", load: () => import("./requests") },
   { name: "sessions", title: "Session", role: "member", load: () => import("./sessions") },
   { name: "playground", title: "Playground", key: "p", rail: 2, role: "member", load: () => import("./playground") },
+  { name: "models", title: "Models", key: "m", rail: 5, role: "member", load: () => import("./models") },
   { name: "usage", title: "Usage", key: "u", rail: 6, role: "member", load: () => import("./usage") },
   { name: "access", title: "Access", key: "a", rail: 7, role: "member", load: () => import("./access") },
 ];
