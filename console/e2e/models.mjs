@@ -1,19 +1,22 @@
-// A model is found in the list, its replica is told, and putting it to sleep asks first.
+// A model is found in the list, its replicas are told, and putting it to sleep asks first.
 import assert from "node:assert/strict";
 
 export async function run(visit) {
   const { page } = visit;
   await visit.open("models");
-  await page.locator("a.row-link").first().click();
+  await page.getByRole("table", { name: "Models" }).locator("a.row-link").first().click();
   await page.getByRole("table", { name: "Replicas" }).waitFor();
-  assert.match(visit.here, /^models\/[^?]+/);
+  const name = decodeURIComponent(visit.here.split("?")[0].replace("models/", ""));
+  await visit.title(name);
   await page.getByRole("button", { name: "Sleep" }).click();
-  await page.getByRole("dialog").getByText("Put kvarn-demo to sleep?").or(page.getByRole("dialog", { name: /^Put .+ to sleep\?$/ })).first().waitFor();
+  const question = page.getByRole("dialog", { name: `Put ${name} to sleep?` });
+  await question.waitFor();
   await visit.inspect();
-  await page.getByRole("button", { name: "Cancel" }).click();
-  await page.getByRole("textbox", { name: "Replicas" }).or(page.getByRole("spinbutton", { name: "Replicas" })).fill("257");
+  await question.getByRole("button", { name: "Cancel" }).click();
+  const replicas = page.getByRole("spinbutton", { name: "Replicas" });
+  await replicas.fill("257");
   await page.getByText("0 to 256").waitFor();
+  assert.ok(await page.getByRole("button", { name: "Scale" }).isDisabled(), "a number that cannot be asked for");
   await page.getByRole("link", { name: "All models" }).click();
-  await page.getByRole("table", { name: "Models" }).waitFor();
-  await visit.inspect();
+  await visit.title("Models");
 }

@@ -14,7 +14,7 @@ const model = (more: Partial<ModelDetail> = {}): ModelDetail => ({
 
 describe("the sentence of a model", () => {
   it("says that it answers", () => {
-    expect(modelSentence(model()).text).toBe("chat, version 2 takes requests with 1 replica; it is idle.");
+    expect(modelSentence(model()).text).toBe("chat@2 takes requests with 1 replica; it is idle.");
   });
   it("puts a wrong answer before a rollout", () => {
     const wrong = replica({ golden: { ...golden, problem: "token 3 differs", action: "restart" } });

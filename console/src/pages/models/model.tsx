@@ -9,7 +9,7 @@ import { hasRole } from "../../lib/session";
 import { Adapters } from "./adapters";
 import { Control } from "./control";
 import { RolloutSection } from "./rollout";
-import { goldenText, kvUse, versionName } from "./text";
+import { goldenText, isUnderWay, kvUse, versionName } from "./text";
 import type { Deployment, ModelDetail, Replica } from "./types";
 import { Versions } from "./versions";
 
@@ -35,7 +35,7 @@ export function ModelView({ model, changed }: { model: ModelDetail; changed: () 
         ["Requests", <a href={href("requests", { model: model.name })}>requests to {model.name}</a>],
         ...(model.aliases.length ? [["Also called", model.aliases.join(", ")] as [string, string]] : []),
       ]} />
-      {platform && model.rollout && <RolloutSection model={model} reload={reload} />}
+      {isUnderWay(model.rollout) && platform && <RolloutSection model={model} reload={reload} />}
       <section class="section">
         <h2>Replicas</h2>
         <Table label="Replicas" columns={REPLICAS} rows={model.replicas} rowKey={(row) => row.name} sortName="replicas"
@@ -44,6 +44,7 @@ export function ModelView({ model, changed }: { model: ModelDetail; changed: () 
       </section>
       <Adapters model={model} platform={platform} reload={changed} />
       {platform && <Versions model={model} deployment={deployment} reload={reload} />}
+      {platform && model.rollout && !isUnderWay(model.rollout) && <RolloutSection model={model} reload={reload} />}
     </div>
   );
 }

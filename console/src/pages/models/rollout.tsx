@@ -70,7 +70,7 @@ export function RolloutSection({ model, reload }: { model: ModelDetail; reload: 
 function gateColumns(of: Rollout): Column<[string, string]>[] {
   return [
     { key: "gate", title: "Gate", cell: ([gate]) => gate },
-    { key: "state", title: "State", cell: ([gate]) => (of.failure.startsWith(`${gate}:`) ? <Badge level="bad">failed</Badge> : <Badge>holds</Badge>) },
+    { key: "state", title: "State", cell: ([gate]) => (of.failure.startsWith(`${gate}:`) ? <Badge level="bad">failed</Badge> : <Badge>{isUnderWay(of) ? "holds" : "held"}</Badge>) },
     { key: "seen", title: `What it has seen of ${of.candidate}`, cell: ([, seen]) => gateText(seen), line: 2 },
   ];
 }

@@ -53,9 +53,9 @@ export function modelSentence(model: ModelDetail): Said {
   if (!model.ready) return { level: "warn", text: `${model.name} takes no requests: ${model.state}.` };
   if (isUnderWay(model.rollout)) return { level: model.rollout.paused ? "warn" : "good", text: `${model.name} is being rolled out: ${rolloutText(model.rollout)}.` };
   if (ready < model.replicas.length) return { level: "warn", text: `${ready} of ${model.replicas.length} replicas of ${model.name} take requests.` };
-  const version = model.version ? `, version ${model.version}` : "";
+  const name = model.version ? versionName(model.name, model.version) : model.name;
   const running = model.replicas.reduce((sum, each) => sum + each.running, 0);
-  return { level: "good", text: `${model.name}${version} takes requests with ${count(ready, "replica")}; ${running ? `${count(running, "sequence")} run` : "it is idle"}.` };
+  return { level: "good", text: `${name} takes requests with ${count(ready, "replica")}; ${running ? `${count(running, "sequence")} run` : "it is idle"}.` };
 }
 
 const URGENCY: Level[] = ["bad", "warn"];

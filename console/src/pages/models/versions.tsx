@@ -31,7 +31,7 @@ export function Versions({ model, deployment, reload }: { model: ModelDetail; de
     { key: "version", title: "Version", cell: (row) => versionName(model.name, row.version), value: (row) => row.version },
     { key: "state", title: "State", cell: (row) => (row.version === serving ? <Badge level="good">serves</Badge> : held && model.rollout?.candidate === versionName(model.name, row.version) ? <Badge level="warn">rolled out</Badge> : null) },
     { key: "changes", title: "Changed from the one before", grow: true, line: 2, cell: (row) => <Changes of={row} rows={rows} /> },
-    { key: "created", title: "Made", cell: (row) => <><Time at={row.created_at} /> <span class="quiet">by {row.created_by}</span></>, value: (row) => row.created_at, line: 2 },
+    { key: "created", title: "Made", cell: (row) => <><Time at={row.created_at} /> <span class="quiet">by {row.created_by}</span></>, value: (row) => row.created_at, line: 0 },
     ...(held ? [] : [{
       key: "serve", title: "Action",
       cell: (row: Version) => row.version !== serving && <button type="button" class="button small" aria-label={`Serve ${versionName(model.name, row.version)}`} onClick={() => void serve(row.version)}>Serve</button>,
