@@ -11,7 +11,7 @@ import { clock, dateTime, duration, money, number } from "../../lib/format";
 import { useRows } from "../../lib/resource";
 import { FILTERS, parseSearch, type Filter } from "./search";
 import type { RequestList, RequestRow } from "./types";
-import { listSentence, statusLevel, statusText } from "./words";
+import { listSentence, modelOf, statusLevel, statusText } from "./words";
 
 const RANGE_WORDS = { "15m": "the last 15 minutes", "1h": "the last hour", "6h": "the last 6 hours", "24h": "the last 24 hours", "7d": "the last 7 days", "30d": "the last 30 days" };
 
@@ -19,7 +19,7 @@ function columnsOf(currency: string): Column<RequestRow>[] {
   return [
     { key: "time", title: "Began", cell: (row) => <Time at={row.started_at} /> },
     { key: "endpoint", title: "Endpoint", cell: (row) => row.endpoint || "batch line", line: 2, grow: true },
-    { key: "model", title: "Model", cell: (row) => row.model || <Unknown why="no model was reached" />, grow: true },
+    { key: "model", title: "Model", cell: (row) => modelOf(row) ?? <Unknown why="no model was reached" />, grow: true },
     { key: "project", title: "Project", cell: (row) => row.project.name, line: 2 },
     { key: "who", title: "Session or user", cell: (row) => row.session ?? row.user ?? "", line: 0 },
     { key: "status", title: "Status", cell: (row) => <Badge level={statusLevel(row)}>{statusText(row)}</Badge> },

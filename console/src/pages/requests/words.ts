@@ -1,7 +1,7 @@
 // Words about requests, from their numbers.
 import type { Level } from "../../components/basics";
 import type { SentenceData } from "../../frame/head";
-import { count, duration, number } from "../../lib/format";
+import { duration, number } from "../../lib/format";
 import type { RequestRow } from "./types";
 
 const REASONS: Record<string, string> = {
@@ -36,9 +36,23 @@ export function listSentence(rows: RequestRow[], more: boolean, order: string, w
   const slowest = rows.reduce((one, other) => (other.total_s > one.total_s ? other : one));
   const [failed, refused] = ["failed", "refused"].map((outcome) => rows.filter((row) => row.outcome === outcome).length);
   const which = order === "slowest" ? "slowest" : "newest";
-  const shown = more ? `The ${rows.length} ${which} requests` : `All ${count(rows.length, "request")} that match`;
+  const only = rows.length === 1 && !more;
+  const shown = more ? `The ${rows.length} ${which} requests of ${when}` : only ? `One request of ${when} matches` : `All ${rows.length} requests of ${when} that match`;
   const bad = [failed && `${failed} failed`, refused && `${refused} refused`].filter(Boolean).join(", ");
-  const text = `${rows.length === 1 && !more ? "The one request that matches" : shown} of ${when}: ${
-    rows.length === 1 ? "it" : "the slowest"} took ${duration(slowest.total_s)}${bad ? `; ${bad}` : ", none failed"}.`;
+  const text = `${shown}: ${only ? "it" : "the slowest"} took ${duration(slowest.total_s)}; ${bad || "none failed"}.`;
   return { text, level: failed ? "bad" : refused ? "warn" : "good", to: `requests/${slowest.id}` };
+}
+
+/** The sentence of a request: what became of it where it did not end well, then why it took so long. */
+export function requestSentence(request: Pick<RequestRow, "outcome" | "status" | "error_code">, explained: { sentence: string; cause: { code: string } }): SentenceData {
+  const { outcome, status, error_code } = request;
+  const ended: Record<string, string> = { failed: "Failed", refused: "Refused", aborted: "The client left before the end" };
+  if (outcome === "finished") return { text: explained.sentence, level: explained.cause.code === "own work" ? "good" : "warn" };
+  const why = [outcome === "aborted" ? 0 : status, error_code].filter(Boolean).join(" ");
+  return { text: `${ended[outcome] ?? outcome}${why ? ` (${why})` : ""}. ${explained.sentence}`, level: outcome === "failed" ? "bad" : "warn" };
+}
+
+/** Name of the model that a request reached; null where it reached none. */
+export function modelOf({ model }: Pick<RequestRow, "model">): string | null {
+  return model && model !== "unknown" ? model : null;
 }
