@@ -59,8 +59,10 @@ export function useResource<T>(path: string | null): Resource<T> {
 /** A page of rows, as the gateway lists things. */
 export interface Listed<Row> {
   data: Row[];
-  has_more: boolean;
+  has_more?: boolean;
   last_id?: string | null;
+  /** Lists whose order is not that of ids name the place of the next page; null: there is none. */
+  next?: string | null;
 }
 
 export interface Rows<Row> extends Resource<Listed<Row>> {
@@ -75,11 +77,15 @@ export function useRows<Row>(path: string | null, limit = ROWS_A_VIEW): Rows<Row
   const resource = useResource<Listed<Row>>(path === null ? null : withQuery(path, { limit }));
   const more = (): void => {
     const have = resource.data.value;
-    if (path === null || !have?.has_more || !have.last_id || resource.loading.value) return;
+    const after = have?.next ?? (have?.has_more ? have.last_id : null);
+    if (path === null || !have || !after || resource.loading.value) return;
     resource.loading.value = true;
-    call<Listed<Row>>(withQuery(path, { limit, after: have.last_id }))
+    call<Listed<Row>>(withQuery(path, { limit, after }))
       .then((next) => {
-        if (resource.data.value === have) resource.data.value = { ...next, data: [...have.data, ...next.data] };
+        if (resource.data.value === have) {
+          const { has_more, last_id, next: place } = next;
+          resource.data.value = { ...have, has_more, last_id, next: place, data: [...have.data, ...next.data] };
+        }
       })
       .catch((failure: unknown) => {
         resource.error.value = asApiError(failure);

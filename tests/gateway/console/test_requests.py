@@ -80,6 +80,8 @@ def test_a_chat_is_found_by_all_that_is_known_of_it(kept: Kept, client: httpx.Cl
         {"id": answer.headers["x-request-id"][:24], "user": "ada"},
         {"session": "s-1"},
         {"user": "ada"},
+        {"q": "ada"},
+        {"q": "s-1", "user": "ada"},
         {"endpoint": "/v1/chat/completions"},
         {"endpoint": "/v1/chat/completions", "status": "2xx", "model": "tiny", "order": "slowest"},
     ):

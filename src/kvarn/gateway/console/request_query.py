@@ -25,6 +25,7 @@ class RequestFilterQuery(QueryModel):
     """Restrictions of a list of requests."""
 
     id: Text | None = Field(None, description="Id of the request or of its answer, or the beginning of one.")
+    q: Text | None = Field(None, description="A session, user, model, version, adapter, error code or key.")
     session: Text | None = Field(None, description="The client's session.")
     key: Text | None = Field(None, description="Id of an API key.")
     user: Text | None = Field(None, description="The client's own user, as requests name them.")
@@ -52,6 +53,7 @@ class RequestFilterQuery(QueryModel):
             organization_id=self.organization or viewer.organization_id,
             project_id=self.project or viewer.project_id,
             id=None if self.id is None else _ANSWER_PREFIX.sub("", self.id),
+            text=_column(self.q),
             session=_column(self.session),
             key_id=self.key,
             end_user=_column(self.user),

@@ -6,6 +6,7 @@ from kvarn.gateway.console import assets
 from kvarn.gateway.console.api import (
     alerts,
     live,
+    models,
     oidc,
     overview,
     quality,
@@ -13,11 +14,13 @@ from kvarn.gateway.console.api import (
     review,
     series,
     session,
+    usage,
 )
 
 CONSOLE_ROUTERS = [
     alerts.router,
     live.router,
+    models.router,
     oidc.router,
     overview.router,
     quality.router,
@@ -25,5 +28,6 @@ CONSOLE_ROUTERS = [
     review.router,
     series.router,
     session.router,
+    usage.router,
     assets.router,
 ]

@@ -14,11 +14,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from kvarn.observe.traces.traced import CLIENT_LEFT
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
-from kvarn.store.models import KeptDetail, KeptRequest
+from kvarn.store.models import ApiKey, KeptDetail, KeptRequest
 from kvarn.store.repositories.queries import insert, is_postgresql
 
 Row = Mapping[str, Any]
 """Columns of a kept request, but for its number."""
+MAX_COUNTED = 10_000
+"""Requests that are counted at most."""
 _FEW = 3000
 """Rows that are sorted rather than found by walking through an index in the order that is asked for."""
 _NEIGHBOURS = 200
@@ -44,6 +46,8 @@ class KeptFilter:
     project_id: str | None = None
     id: str | None = None
     """Beginning of the record's id or of the request id."""
+    text: str | None = None
+    """A session, user, model, version, adapter, error code, or the id or the name of a key."""
     session: str | None = None
     key_id: str | None = None
     end_user: str | None = None
@@ -106,6 +110,23 @@ async def list_kept(
     last = items[-1] if more else None
     value = 0 if last is None else last.started_us if order is KeptOrder.NEWEST else last.total_us
     return KeptPage(items, None if last is None else KeptPlace(value, last.number))
+
+
+def owner_and_time(where: KeptFilter) -> KeptFilter:
+    """The same owner and time, and no other restriction."""
+    return KeptFilter(
+        organization_id=where.organization_id,
+        project_id=where.project_id,
+        since_us=where.since_us,
+        until_us=where.until_us,
+    )
+
+
+async def count_kept(session: AsyncSession, where: KeptFilter) -> int:
+    """Requests that a filter selects; `MAX_COUNTED` stands for so many or more."""
+    hinted = not is_postgresql(session)
+    some = select(KeptRequest.number).where(*_conditions(where, hinted=hinted)).limit(MAX_COUNTED).subquery()
+    return await session.scalar(select(func.count()).select_from(some)) or 0
 
 
 async def find_kept(session: AsyncSession, record_id: str, where: KeptFilter) -> tuple[KeptRequest, bytes]:
@@ -197,7 +218,17 @@ def _conditions(where: KeptFilter, *, hinted: bool = False) -> list[ColumnElemen
         found.append(KeptRequest.status.between(*where.statuses))
     if where.id is not None:
         found.append(or_(_begins(KeptRequest.id, where.id), _begins(KeptRequest.request_id, where.id)))
+    if where.text is not None:
+        found.append(_is_of(where.text))
     return found
+
+
+def _is_of(text: str) -> ColumnElement[bool]:
+    """Whether a request is of a text. A key that is the reader's to see is one of a request that is theirs to see."""
+    row = KeptRequest
+    columns = (row.session, row.end_user, row.model, row.model_version, row.adapter, row.error_code, row.key_id)
+    keys = select(ApiKey.id).where(ApiKey.name == text)
+    return or_(*(column == text for column in columns), row.key_id.in_(keys))
 
 
 def _reason(where: KeptFilter) -> str | None:

@@ -21,7 +21,14 @@ from kvarn.gateway.console.router import console_router
 from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.query import CHECKED
-from kvarn.store.repositories.kept_requests import KeptFilter, KeptOrder, list_kept, session_of
+from kvarn.store.repositories.kept_requests import (
+    KeptFilter,
+    KeptOrder,
+    count_kept,
+    list_kept,
+    owner_and_time,
+    session_of,
+)
 from kvarn.wire.step_records import StepTurn, TurnSteps
 
 router = console_router()
@@ -47,6 +54,10 @@ class RequestList(Struct):
     enabled: bool
     """Whether requests are kept (`traces.kept.enabled`)."""
     currency: str
+    matching: int | None
+    """Requests that the filters select; `MAX_COUNTED` stands for so many or more. Null on later pages."""
+    kept: int | None
+    """Requests of the same time and tenant, whatever the other filters."""
 
 
 class SessionRequests(Struct):
@@ -65,10 +76,16 @@ class RequestSteps(Struct):
 @router.get("/requests", dependencies=CHECKED)
 async def list_requests(gateway: GatewayDep, viewer: ConsoleViewer, query: RequestQuery) -> RequestList:
     async with viewer.store.reading() as session:
-        page = await list_kept(session, query.filter_for(viewer), query.order, query.limit, query.place)
+        where = query.filter_for(viewer)
+        page = await list_kept(session, where, query.order, query.limit, query.place)
+        matching = kept = None
+        if query.after is None:
+            matching = await count_kept(session, where)
+            kept = await count_kept(session, owner_and_time(where))
     after = None if page.next is None else f"{page.next.value}.{page.next.number}"
     rows = await describe_rows(viewer, page.items)
-    return RequestList(rows, after, gateway.config.traces.kept.enabled, gateway.config.metering.currency)
+    config = gateway.config
+    return RequestList(rows, after, config.traces.kept.enabled, config.metering.currency, matching, kept)
 
 
 @router.get("/requests.csv", dependencies=CHECKED)

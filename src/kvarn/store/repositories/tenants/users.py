@@ -40,6 +40,12 @@ async def get_user(session: AsyncSession, organization_id: str, user_id: str) ->
     return await find_one(session, _people(organization_id).where(User.id == user_id), f"No such user: {user_id!r}.")
 
 
+async def names_of_users(session: AsyncSession, user_ids: Collection[str]) -> dict[str, str]:
+    """Names by id, of those that exist: people and service accounts."""
+    query = select(User.id, User.name).where(User.id.in_(user_ids))
+    return {row.id: row.name for row in await session.execute(query)}
+
+
 async def find_user(session: AsyncSession, organization_id: str, email: str) -> User:
     query = _people(organization_id).where(User.email == email.lower())
     return await find_one(session, query, f"No such user: {email!r}.")

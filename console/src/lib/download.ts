@@ -1,0 +1,10 @@
+// Files that the console makes itself.
+
+/** Has the browser save a text as a file. */
+export function download(name: string, text: string, type = "text/csv"): void {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type: `${type};charset=utf-8` }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}

@@ -1,0 +1,70 @@
+"""Usage of what the viewer may see: by time and by whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from asking import CHAT, chat
+from gateway_fixtures import wait_for
+from kvarn.store.owner import Role
+
+USAGE = "/console/api/usage"
+
+
+def test_usage_is_told_to_those_whose_it_is(server, client) -> None:
+    acme = server.add_tenant("acme-usage")
+    member = server.add_tenant("globex-usage", role=Role.MEMBER)
+    for each in (acme, acme, member):
+        assert each.post(CHAT, json=chat()).status_code == 200
+
+    def details(viewer, **query) -> dict[str, int]:
+        told = viewer.get(USAGE, params={"group": "project"} | query).json()
+        return {row["detail"]: row["requests"] for row in told["rows"]}
+
+    wait_for(
+        lambda: details(client).get("acme-usage") == 2 and "globex-usage" in details(client), "usage in the ledger"
+    )
+    assert details(acme) == {"acme-usage": 2}
+    assert details(member) == {"globex-usage": 1}
+    theirs = acme.get(USAGE).json()["rows"][0]["id"]
+    assert details(client, project=theirs) == {"acme-usage": 2}, "a platform administrator sees one project"
+    assert client.get(USAGE, params={"project": theirs}).json()["names"][theirs]
+    assert details(member, project=theirs) == {}, "another tenant's project is not there"
+    organizations = client.get(USAGE, params={"group": "organization"}).json()["rows"]
+    of_acme = next(row["id"] for row in organizations if row["name"] == "acme-usage")
+    assert details(client, organization=of_acme) == {"acme-usage": 2}
+    assert details(member, organization=of_acme) == {}
+
+
+@pytest.mark.parametrize("group", ["organization", "project", "model", "key", "user"])
+def test_rows_buckets_and_lines_are_of_the_same_requests(server, client, group) -> None:
+    assert client.post(CHAT, json=chat()).status_code == 200
+    wait_for(lambda: client.get(USAGE).json()["rows"], "usage in the ledger")
+    told = client.get(USAGE, params={"group": group, "range": "1h"}).json()
+    tokens = sum(row["input_tokens"] + row["output_tokens"] for row in told["rows"])
+    assert tokens == sum(each["input_tokens"] + each["output_tokens"] for each in told["buckets"]) > 0
+    assert tokens == sum(sum(line["tokens"]) for line in told["lines"])
+    assert {len(line["tokens"]) for line in told["lines"]} == {len(told["buckets"])}
+    assert told["width_s"] == 300 and told["buckets"][-1]["at"] < told["end"]
+
+
+def test_a_key_is_named_by_its_label(server) -> None:
+    acme = server.add_tenant("acme-usage-keys", role=Role.ADMIN)
+    (project,) = acme.get("/v1/organization/projects").json()["data"]
+    path = f"/v1/organization/projects/{project['id']}/api_keys"
+    key = acme.post(path, json={"name": "ci-deploy"}).json()
+    principals = server.authenticator.principals
+    principals["acme-usage-keys"] = replace(principals["acme-usage-keys"], key_id=key["id"])
+    assert acme.post(CHAT, json=chat()).status_code == 200
+    wait_for(lambda: acme.get(USAGE).json()["rows"], "usage in the ledger")
+    told = acme.get(USAGE, params={"group": "key", "key": key["id"]}).json()
+    (row,) = told["rows"]
+    assert (row["id"], row["name"], row["detail"]) == (key["id"], "ci-deploy", key["redacted_value"])
+    assert told["names"] == {key["id"]: "ci-deploy"}
+
+
+@pytest.mark.parametrize("query", [{"range": "1y"}, {"group": "colour"}])
+def test_a_wrong_question_is_refused(client, query) -> None:
+    assert client.get(USAGE, params=query).status_code == 400
