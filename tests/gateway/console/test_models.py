@@ -1,0 +1,25 @@
+"""Data of the models' page: replicas, adapters and golden prompts, as far as the viewer may see them."""
+
+from __future__ import annotations
+
+from asking import CHAT, chat
+
+MODELS = "/console/api/models"
+
+
+def test_models_with_their_replicas(client) -> None:
+    assert client.post(CHAT, json=chat()).status_code == 200
+    models = {each["name"]: each for each in client.get(MODELS).json()["models"]}
+    tiny = models["tiny"]
+    assert tiny["ready"] and tiny["state"] == "ready" and tiny["kind"] == "generate"
+    (replica,) = tiny["replicas"]
+    assert replica["state"] == "ready" and replica["stage"] is None and replica["starts"] == 1
+    assert 0 < replica["kv_blocks_free"] <= replica["kv_blocks"] and replica["version"] == tiny["version"] == 0
+    assert tiny["rollout"] is None
+
+
+def test_a_stream_begins_with_all(client) -> None:
+    with client.stream("GET", f"{MODELS}/stream") as response:
+        lines = response.iter_lines()
+        assert next(lines) == "event: models"
+        assert '"name":"tiny"' in next(lines)
