@@ -1,8 +1,8 @@
 """Pictures of the console, with a plausible organisation under load. Usage: python docs/console_shots.py [--seconds 40]
 
-Starts a server with the packaged model, makes tenants, keys, limits, budgets, an evaluation, a batch and a rollout, asks
-for some time, and takes pictures of every page in both themes and widths while the load goes on. All are in
-build/console-shots; those that docs/console.md shows are copied into docs/console.
+Starts a server with the packaged model, makes tenants, keys, limits, budgets, an evaluation and a batch, asks for some
+time, and takes pictures of every page in both themes and widths while the load goes on. All are in build/console-shots;
+those that docs/console.md shows are copied into docs/console.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ SECTIONS = {
 }
 SETTINGS = {"dtype": "float32", "kv_cache_gib": 0.01, "engine": {"max_num_seqs": 8}}
 STATES = {
-    "playground": "playground",
+    "overview": "overview?range=15m",
     "requests": "requests?order=slowest",
     "live": "live",
     "usage": "usage?range=24h",
 }
 """Addresses of pages that show more than their plain one does."""
 REGISTRY = ROOT / "console/src/pages/registry.ts"
-SHOWN_PAGES = ("overview", "playground", "requests", "request", "live", "usage")
+SHOWN_PICTURES = (
+    *("overview-light", "playground-light", "requests-light", "request-light", "live-light", "usage-light"),
+    *("request-dark", "live-dark"),
+)
 
 
 def pages(client: httpx.Client) -> list[str]:
@@ -60,14 +63,13 @@ def pages(client: httpx.Client) -> list[str]:
 def keep_shown() -> None:
     """Copy what docs show."""
     SHOWN.mkdir(exist_ok=True)
-    for name in SHOWN_PAGES:
-        for theme in ("light", "dark"):
-            source, target = ALL / f"{name}-1280-{theme}.png", SHOWN / f"{name}-{theme}.png"
-            if not source.exists():
-                continue
-            if source.stat().st_size > MAX_SHOWN_BYTES:
-                raise SystemExit(f"{source} has {source.stat().st_size} bytes; {MAX_SHOWN_BYTES} are allowed")
-            shutil.copyfile(source, target)
+    for picture in SHOWN_PICTURES:
+        source = ALL / f"{picture}.png"
+        if not source.exists():
+            continue
+        if source.stat().st_size > MAX_SHOWN_BYTES:
+            raise SystemExit(f"{source} has {source.stat().st_size} bytes; {MAX_SHOWN_BYTES} are allowed")
+        shutil.copy(source, SHOWN)
 
 
 def is_ready(url: str, _: str) -> None:
@@ -76,6 +78,18 @@ def is_ready(url: str, _: str) -> None:
         httpx.get(f"{url}/ready").raise_for_status()
     except httpx.HTTPError as error:
         raise OSError(str(error)) from error
+
+
+def shoot(url: str, key: str, seconds: float, only: list[str] | None) -> int:
+    """Furnish the server, ask for some seconds, and take the pictures; exit status of who takes them."""
+    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=120) as client:
+        callers = furnish(client)
+        with Load(url, callers):
+            time.sleep(seconds)
+            command = ["npm", "run", "--silent", "shots", "--", url, str(ALL), *(only or pages(client))]
+            return subprocess.run(
+                command, cwd=ROOT / "console", env=os.environ | {"KVARN_KEY": key}, check=False
+            ).returncode
 
 
 def main() -> None:
@@ -90,15 +104,11 @@ def main() -> None:
         command = kvarn_serve(home / "kvarn.yaml", port, MODEL, "kvarn-demo", SETTINGS, sections)
         environment = {"KVARN_DATA_DIR": str(home / "data")}
         with running(command, port, home / "log", probe=is_ready, environment=environment) as server:
-            key = (home / "data/bootstrap-admin-key").read_text().strip()
-            headers = {"authorization": f"Bearer {key}"}
-            with httpx.Client(base_url=server.url, headers=headers, timeout=120) as client:
-                with Load(server.url, furnish(client)):
-                    time.sleep(asked.seconds)
-                    shots = ["npm", "run", "--silent", "shots", "--", server.url, str(ALL), *(asked.pages or pages(client))]
-                    done = subprocess.run(shots, cwd=ROOT / "console", env=os.environ | {"KVARN_KEY": key}, check=False)
+            code = shoot(
+                server.url, (home / "data/bootstrap-admin-key").read_text().strip(), asked.seconds, asked.pages
+            )
     keep_shown()
-    sys.exit(done.returncode)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 import httpx
 
 MODEL = "chat-8b"
-WORDS = "invoice delivery contract clause refund warranty battery shipping account password order meeting".split()
+_WORDS = (
+    *("invoice", "delivery", "contract", "clause", "refund", "warranty"),
+    *("battery", "shipping", "account", "password", "order", "meeting"),
+)
 QUESTIONS = (
     "Where is my order {n}?",
     "Summarise the meeting about {a} and {b}.",
@@ -61,7 +64,9 @@ def furnish(platform: httpx.Client) -> list[Caller]:
     return callers
 
 
-def _project(admin: httpx.Client, tenant: str, project: str, keys: list[tuple[str, str, int, float, int]]) -> list[Caller]:
+def _project(
+    admin: httpx.Client, tenant: str, project: str, keys: list[tuple[str, str, int, float, int]]
+) -> list[Caller]:
     identity = _post(admin, "/v1/organization/projects", name=project)["id"]
     limits = f"/v1/organization/projects/{identity}/rate_limits/rl-*"
     _post(admin, limits, max_requests_per_1_minute=150, max_tokens_per_1_minute=200_000)
@@ -75,7 +80,11 @@ def _project(admin: httpx.Client, tenant: str, project: str, keys: list[tuple[st
 
 def _evaluate(member: httpx.Client) -> None:
     items = [
-        {"id": f"fact-{n}", "messages": [{"role": "user", "content": question}], "checks": [{"type": "contains", "text": text}]}
+        {
+            "id": f"fact-{n}",
+            "messages": [{"role": "user", "content": question}],
+            "checks": [{"type": "contains", "text": text}],
+        }
         for n, (question, text) in enumerate(
             [("What is Kvarn?", "Kvarn"), ("What is TTFT?", "token"), ("What is a KV cache?", "cache"), ("2 + 2?", "4")]
         )
@@ -132,11 +141,14 @@ class Load:
 
 
 def _request(client: httpx.Client, caller: Caller, draw: random.Random) -> None:
-    question = draw.choice(QUESTIONS).format(n=draw.randrange(10_000), a=draw.choice(WORDS), b=draw.choice(WORDS))
-    about = " ".join(draw.choice(WORDS) for _ in range(draw.randrange(caller.words)))
+    question = draw.choice(QUESTIONS).format(n=draw.randrange(10_000), a=draw.choice(_WORDS), b=draw.choice(_WORDS))
+    about = " ".join(draw.choice(_WORDS) for _ in range(draw.randrange(caller.words)))
     body = {
         "model": "chat-9b" if draw.random() < 0.02 else MODEL,  # somebody mistypes it
-        "messages": [{"role": "system", "content": "You help customers."}, {"role": "user", "content": f"{about} {question}"}],
+        "messages": [
+            {"role": "system", "content": "You help customers."},
+            {"role": "user", "content": f"{about} {question}"},
+        ],
         "max_tokens": draw.choice((16, 48, 96, 160)),
         "user": caller.user,
         "prompt_cache_key": f"{caller.user}-{draw.randrange(12)}",

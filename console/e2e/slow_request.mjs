@@ -30,7 +30,7 @@ export async function run(visit) {
   const { id } = await kept(visit);
 
   await visit.open(`requests?q=${encodeURIComponent(`session:"${SESSION}"`)}`);
-  await page.getByText("One request of the last hour matches").waitFor();
+  await page.getByText(/^1 (of .+ )?kept requests? of the last hour/).waitFor();
   await page.keyboard.press("j");
   await page.keyboard.press("Enter");
   await visit.title("POST /v1/chat/completions");
@@ -55,7 +55,7 @@ export async function run(visit) {
     await visit.inspect();
   }
   await page.goBack();
-  await page.getByText("One request of the last hour matches").waitFor();
+  await page.getByText(/^1 (of .+ )?kept requests? of the last hour/).waitFor();
   await page.getByRole("link", { name: "The session on one time axis" }).click();
   await visit.title(`Session ${SESSION}`);
   await page.getByText(/^1 request from/).waitFor();

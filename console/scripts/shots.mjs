@@ -18,7 +18,7 @@ const FIRST = {
     const asked = page.getByLabel("What to ask");
     await asked.fill("What is continuous batching?");
     await asked.press("Enter");
-    await page.getByRole("link", { name: "Why did it take so long?" }).waitFor();
+    await page.getByText(/\. Why did it take so long\?$/).waitFor(); // the sentence comes when the request is kept
   },
 };
 
@@ -41,6 +41,7 @@ try {
         if (FIRST[path]) await FIRST[path](visit);
         await visit.settled();
         await visit.page.screenshot({ path: join(folder, `${name}-${size.width}-${colorScheme}.png`), fullPage: size === WIDE });
+        if (size === WIDE) await visit.page.screenshot({ path: join(folder, `${name}-${colorScheme}.png`) }); // for docs
         await visit.inspect();
       }
     }

@@ -32,10 +32,14 @@ describe("the search", () => {
 
 describe("sentences", () => {
   it("say what a list shows", () => {
-    expect(listSentence([row(), row({ total_s: 3, outcome: "failed" })], true, "slowest", "the last hour")).toMatchObject({
-      text: "The 2 slowest requests of the last hour: the slowest took 3 s; 1 failed.", level: "bad" });
-    expect(listSentence([row()], false, "newest", "the last hour").text).toBe("One request of the last hour matches: it took 2 s; none failed.");
-    expect(listSentence([], false, "newest", "the last hour").text).toBe("No kept request of the last hour matches.");
+    const list = { rows: [row(), row({ total_s: 3, outcome: "failed" })], matching: 23, kept: 1204, order: "slowest", slower: 2, when: "the last hour" };
+    expect(listSentence(list)).toMatchObject({ level: "bad",
+      text: "23 of 1,204 kept requests of the last hour took 2 s or more; the slowest took 3 s; of the 2 shown, 1 failed." });
+    expect(listSentence({ ...list, rows: [row()], matching: 1, slower: null }).text).toBe("1 of 1,204 kept requests of the last hour matches; the slowest took 2 s; none failed.");
+    expect(listSentence({ ...list, rows: [row()], matching: 10000, kept: 10000, order: "newest", slower: null }).text).toBe(
+      "10,000 or more kept requests of the last hour; of the 1 shown, none failed.");
+    expect(listSentence({ ...list, rows: [], matching: 0 }).text).toBe("None of 1,204 kept requests of the last hour matches.");
+    expect(listSentence({ ...list, rows: [], matching: 0, kept: 0 }).text).toBe("No request of the last hour is kept.");
   });
   it("say first what became of a request that did not end well", () => {
     const explained = { sentence: "2.1 s of 2.9 s went to waiting.", cause: { code: "queue: slot" } };

@@ -21,9 +21,11 @@ from kvarn.store.repositories.kept_requests import (
     KeptOrder,
     KeptPlace,
     add_kept,
+    count_kept,
     details_of_shape,
     find_kept,
     list_kept,
+    owner_and_time,
     session_of,
 )
 from kvarn.store.repositories.organization_deletion import delete_organization_data
@@ -71,6 +73,17 @@ async def test_pages_are_whole_in_both_orders(store: Store, red: Owner) -> None:
     assert await listed(store) == list(range(9, -1, -1))
     slowest = sorted(range(10), key=lambda n: (n * 7 % 5, n), reverse=True)
     assert await listed(store, order=KeptOrder.SLOWEST) == slowest
+
+
+async def test_requests_are_counted_up_to_a_bound(
+    store: Store, red: Owner, blue: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await keep(store, [kept_row(n, red, total_us=n) for n in range(6)] + [kept_row(n, blue) for n in range(6, 8)])
+    where = KeptFilter(organization_id=red.organization_id, min_total_us=4)
+    async with store.reading() as session:
+        assert (await count_kept(session, where), await count_kept(session, owner_and_time(where))) == (2, 6)
+        monkeypatch.setattr("kvarn.store.repositories.kept_requests.MAX_COUNTED", 5)
+        assert await count_kept(session, ANY) == 5
 
 
 async def test_a_page_goes_on_behind_a_row_that_has_been_deleted(store: Store, red: Owner) -> None:

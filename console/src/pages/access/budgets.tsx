@@ -31,7 +31,7 @@ export function BudgetsTab() {
             columns={[
               ...BUDGET_COLUMNS,
               {
-                key: "act", title: "", line: 2, cell: (row) => (
+                key: "act", title: "Actions", line: 2, cell: (row) => (
                   <span class="row">
                     <button type="button" class="button small" aria-label={`Change the budget of ${budgetOwner(row)}`} onClick={() => (edited.value = row)}>Change</button>
                     <button type="button" class="button small" aria-label={`Delete the budget of ${budgetOwner(row)}`} onClick={() => void remove(row)}>Delete</button>

@@ -66,7 +66,7 @@ function columns(tenants: Rows<Tenant>, edit: (tenant: Tenant) => void): Column<
     { key: "retention", title: "Keeps", cell: (row) => (row.retention_days === null ? "as the server" : count(row.retention_days, "day")), line: 2 },
     { key: "stored", title: "Stored", number: true, cell: (row) => bytes(row.stored_bytes), value: (row) => row.stored_bytes, line: 2 },
     {
-      key: "act", title: "", line: 2, cell: (row) => (
+      key: "act", title: "Actions", line: 2, cell: (row) => (
         <span class="above row">
           <a class="button small" href={href("access", { tab: "limits", tenant: row.id })}>Limits</a>
           <button type="button" class="button small" aria-label={`Change ${row.name}`} onClick={() => edit(row)}>Change</button>

@@ -30,17 +30,34 @@ export function tokensText({ input_tokens, cached_tokens, output_tokens }: Pick<
   return `${number(input_tokens)} in (${number(cached_tokens)} cached) + ${number(output_tokens)} out`;
 }
 
-/** The state of a list, from the rows that are shown. */
-export function listSentence(rows: RequestRow[], more: boolean, order: string, when: string): SentenceData {
-  if (!rows.length) return { text: `No kept request of ${when} matches.` };
-  const slowest = rows.reduce((one, other) => (other.total_s > one.total_s ? other : one));
+const MOST = 10_000; // the server counts no further
+const many = (value: number): string => (value >= MOST ? `${number(MOST)} or more` : number(value));
+
+export interface ListedState {
+  rows: RequestRow[];
+  matching: number | null;
+  kept: number | null;
+  order: string;
+  /** Seconds of the filter `slower than`, where it is the only one. */
+  slower: number | null;
+  /** `the last hour`. */
+  when: string;
+}
+
+/** The state of a list: how many of how many, the slowest where it is here, and what failed of those shown. */
+export function listSentence({ rows, matching, kept, order, slower, when }: ListedState): SentenceData {
+  const of = kept === null ? "" : ` of ${many(kept)}`;
+  const slowest = rows.reduce<RequestRow | null>((one, other) => (one && one.total_s >= other.total_s ? one : other), null);
+  if (!slowest) return { text: kept ? `None of ${many(kept)} kept requests of ${when} matches.` : `No request of ${when} is kept.` };
+  const all = matching === null || matching <= rows.length;
+  const what = slower === null ? (matching === 1 ? "matches" : "match") : `took ${duration(slower)} or more`;
+  const counted = matching === kept && slower === null ? `${many(matching ?? rows.length)} kept ${matching === 1 ? "request" : "requests"} of ${when}`
+    : `${many(matching ?? rows.length)}${of} kept requests of ${when} ${what}`;
+  const known = all || order === "slowest" ? `; the slowest took ${duration(slowest.total_s)}` : "";
   const [failed, refused] = ["failed", "refused"].map((outcome) => rows.filter((row) => row.outcome === outcome).length);
-  const which = order === "slowest" ? "slowest" : "newest";
-  const only = rows.length === 1 && !more;
-  const shown = more ? `The ${rows.length} ${which} requests of ${when}` : only ? `One request of ${when} matches` : `All ${rows.length} requests of ${when} that match`;
-  const bad = [failed && `${failed} failed`, refused && `${refused} refused`].filter(Boolean).join(", ");
-  const text = `${shown}: ${only ? "it" : "the slowest"} took ${duration(slowest.total_s)}; ${bad || "none failed"}.`;
-  return { text, level: failed ? "bad" : refused ? "warn" : "good", to: `requests/${slowest.id}` };
+  const bad = [failed && `${failed} failed`, refused && `${refused} refused`].filter(Boolean).join(", ") || "none failed";
+  const text = `${counted}${known}; ${all ? "" : `of the ${rows.length} shown, `}${bad}.`;
+  return { text, level: failed ? "bad" : refused ? "warn" : "good", ...(known ? { to: `requests/${slowest.id}` } : {}) };
 }
 
 /** The sentence of a request: what became of it where it did not end well, then why it took so long. */
