@@ -56,6 +56,10 @@ def furnish(platform: httpx.Client) -> list[Caller]:
             for project, keys in projects.items():
                 callers += _project(admin, tenant, project, keys)
             _post(admin, "/v1/organization/budgets", unit="cost", period="month", soft_limit=0.01, hard_limit=5)
+    first = platform.get("/v1/organization/projects").raise_for_status().json()["data"][0]["id"]
+    for name in ("grafana", "notebook-ada"):
+        _post(platform, f"/v1/organization/projects/{first}/api_keys", name=name)
+    _post(platform, "/v1/organization/budgets", unit="tokens", period="day", soft_limit=2000, hard_limit=1_000_000)
     own = _post(platform, "/v1/organization/projects", name="platform")["id"]
     key = _post(platform, f"/v1/organization/projects/{own}/api_keys", name="evaluations", role="member")["value"]
     with httpx.Client(base_url=platform.base_url, headers={"authorization": f"Bearer {key}"}, timeout=60) as member:
