@@ -28,7 +28,7 @@ $(error DEVICE is '$(DEVICE)': it must be cpu or cuda; leave it out, and nvidia-
 endif
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: install serve services schema-suite test test-long kernels chaos conformance clients lint smoke bench docs native console console-check console-modules clean
+.PHONY: install serve services schema-suite test test-long kernels chaos conformance clients lint smoke bench docs native console console-check console-modules console-shots clean
 
 install: $(VENV)/.serve
 
@@ -172,6 +172,10 @@ HAS_NODE := command -v npm >/dev/null && node -e 'process.exit(parseInt(process.
 console-check:
 	@if $(HAS_NODE); then $(MAKE) --no-print-directory $(NODE_MODULES) && cd console && npm run --silent check; \
 	else echo "note: npm of Node 20 or newer is missing: the console's source was not checked against its built files"; fi
+
+# Pictures of every page with a plausible organisation under load (build/console-shots), and those of docs/console.md.
+console-shots: $(VENV)/.test $(NODE_MODULES)
+	$(BIN)/python docs/console_shots.py $(ARGS)
 
 # What the tests in a browser need.
 console-modules:

@@ -1,67 +1,54 @@
 // Screenshots of pages in both themes and widths, and what axe and the browser's console find in them.
-// Usage: npm run shots -- http://127.0.0.1:8000 FOLDER overview 'requests?status=error' ...
-import { mkdirSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
-import { createRequire } from "node:module";
-import { tmpdir } from "node:os";
+// Usage: npm run shots -- http://127.0.0.1:8000 FOLDER overview 'requests?status=error' slow=requests/req-1 ...
+// The part before `=` names the pictures of a page. KVARN_KEY signs in, CHROMIUM names the browser.
+import { mkdirSync } from "node:fs";
 import { join } from "node:path";
-import { chromium } from "playwright-core";
+import { launch, PHONE, Visit, WIDE } from "../e2e/lib/browser.mjs";
 
 const [server, folder, ...pages] = process.argv.slice(2);
 if (!server || !folder || !pages.length) {
   console.error("usage: npm run shots -- SERVER FOLDER PAGE ...   (KVARN_KEY signs in, CHROMIUM names the browser)");
   process.exit(2);
 }
-const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
-const profile = mkdtempSync(join(tmpdir(), "kvarn-shots-"));
-const context = await chromium.launchPersistentContext(profile, {
-  executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
-  args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
-});
-let findings = 0;
-const found = (text) => {
-  findings += 1;
-  console.log(text);
+mkdirSync(folder, { recursive: true });
+
+/** What is done on a page before its picture is taken. */
+const FIRST = {
+  playground: async ({ page }) => {
+    const asked = page.getByLabel("What to ask");
+    await asked.fill("What is continuous batching?");
+    await asked.press("Enter");
+    await page.getByText(/\. Why did it take so long\?$/).waitFor(); // the sentence comes when the request is kept
+  },
 };
 
-mkdirSync(folder, { recursive: true });
+const browser = await launch();
+const visit = await Visit.begin(browser, server);
 try {
-  const tab = await context.newPage();
-  const session = await context.newCDPSession(tab); // it may add axe, which the page's security policy forbids a script to do
-  let now = "";
-  tab.on("console", (message) => ["error", "warning"].includes(message.type()) && found(`${now}: console: ${message.text()}`));
-  tab.on("pageerror", (error) => found(`${now}: ${error.message}`));
   if (process.env.KVARN_KEY) {
-    await tab.goto(new URL("console/", `${server.replace(/\/$/, "")}/`).href);
-    await tab.getByLabel("API key").fill(process.env.KVARN_KEY);
-    await tab.keyboard.press("Enter");
-    await tab.waitForSelector(".rail");
+    await visit.open("");
+    await visit.signIn(process.env.KVARN_KEY);
   }
-  for (const page of pages) {
-    for (const [width, height] of [[1280, 900], [390, 844]]) {
+  for (const each of pages) {
+    const [, given, path] = each.match(/^(?:([\w-]+)=)?(.*)$/);
+    const name = given ?? path.replace(/[^\w-]+/g, "-");
+    for (const size of [WIDE, PHONE]) {
       for (const colorScheme of ["light", "dark"]) {
-        now = `${page} ${width} ${colorScheme}`;
-        await tab.setViewportSize({ width, height });
-        await tab.emulateMedia({ colorScheme });
-        await tab.goto(new URL(`console/${page}`, `${server.replace(/\/$/, "")}/`).href);
-        await tab.waitForSelector("h1");
-        await tab.waitForFunction(() => !document.querySelector("[aria-busy=true]"));
-        await tab.evaluate(() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn))));
-        const name = `${page.replace(/[^\w-]+/g, "-")}-${width}-${colorScheme}.png`;
-        await tab.screenshot({ path: join(folder, name), fullPage: width > 400 });
-        const wider = await tab.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-        if (wider > 0) found(`${now}: the page is ${wider} pixels wider than the window`);
-        await session.send("Runtime.evaluate", { expression: axe });
-        const { result } = await session.send("Runtime.evaluate", {
-          expression: "axe.run(document, { resultTypes: ['violations'] }).then((all) => JSON.stringify(all.violations.map((one) => `${one.id}: ${one.help}: ${one.nodes.slice(0, 3).map((node) => node.html.slice(0, 160)).join(' | ')}`)))",
-          awaitPromise: true,
-        });
-        for (const violation of JSON.parse(result.value)) found(`${now}: axe: ${violation}`);
+        await visit.page.setViewportSize(size);
+        await visit.page.emulateMedia({ colorScheme });
+        await visit.open(path);
+        visit.now = `${name} ${size.width} ${colorScheme}`;
+        if (FIRST[path]) await FIRST[path](visit);
+        await visit.settled();
+        await visit.page.screenshot({ path: join(folder, `${name}-${size.width}-${colorScheme}.png`), fullPage: size === WIDE });
+        if (size === WIDE) await visit.page.screenshot({ path: join(folder, `${name}-${colorScheme}.png`) }); // for docs
+        await visit.inspect();
       }
     }
   }
 } finally {
-  await context.close();
-  rmSync(profile, { recursive: true, force: true });
+  await browser.close();
 }
-console.log(`${pages.length * 4} screenshots in ${folder}, ${findings} findings`);
-process.exit(findings ? 1 : 0);
+for (const finding of visit.findings) console.log(finding);
+console.log(`${pages.length * 4} screenshots in ${folder}, ${visit.findings.length} findings`);
+process.exit(visit.findings.length ? 1 : 0);

@@ -7,7 +7,7 @@ import { messagesOf } from "../src/pages/requests/messages";
 import { parseSearch, secondsOf } from "../src/pages/requests/search";
 import { shared } from "../src/pages/requests/shared";
 import type { RequestRow, StepTurn, TurnSteps } from "../src/pages/requests/types";
-import { listSentence, tokensText } from "../src/pages/requests/words";
+import { listSentence, modelOf, requestSentence, tokensText } from "../src/pages/requests/words";
 
 const row = (changes: Partial<RequestRow> = {}): RequestRow => ({
   id: "0123456789abcdef", request_id: "req-0123456789abcdef", started_at: 100, total_s: 2, ttft_s: 0.5, status: 200, outcome: "finished",
@@ -32,10 +32,21 @@ describe("the search", () => {
 
 describe("sentences", () => {
   it("say what a list shows", () => {
-    expect(listSentence([row(), row({ total_s: 3, outcome: "failed" })], true, "slowest", "the last hour")).toMatchObject({
-      text: "The 2 slowest requests of the last hour: the slowest took 3 s; 1 failed.", level: "bad" });
-    expect(listSentence([row()], false, "newest", "the last hour").text).toBe("The one request that matches of the last hour: it took 2 s, none failed.");
-    expect(listSentence([], false, "newest", "the last hour").text).toBe("No kept request of the last hour matches.");
+    const list = { rows: [row(), row({ total_s: 3, outcome: "failed" })], matching: 23, kept: 1204, order: "slowest", slower: 2, when: "the last hour" };
+    expect(listSentence(list)).toMatchObject({ level: "bad",
+      text: "23 of 1,204 kept requests of the last hour took 2 s or more; the slowest took 3 s; of the 2 shown, 1 failed." });
+    expect(listSentence({ ...list, rows: [row()], matching: 1, slower: null }).text).toBe("1 of 1,204 kept requests of the last hour matches; the slowest took 2 s; none failed.");
+    expect(listSentence({ ...list, rows: [row()], matching: 10000, kept: 10000, order: "newest", slower: null }).text).toBe(
+      "10,000 or more kept requests of the last hour; of the 1 shown, none failed.");
+    expect(listSentence({ ...list, rows: [], matching: 0 }).text).toBe("None of 1,204 kept requests of the last hour matches.");
+    expect(listSentence({ ...list, rows: [], matching: 0, kept: 0 }).text).toBe("No request of the last hour is kept.");
+  });
+  it("say first what became of a request that did not end well", () => {
+    const explained = { sentence: "2.1 s of 2.9 s went to waiting.", cause: { code: "queue: slot" } };
+    expect(requestSentence(row(), explained)).toEqual({ text: explained.sentence, level: "warn" });
+    expect(requestSentence(row({ outcome: "refused", status: 429, error_code: "rate_limit" }), explained).text).toBe("Refused (429 rate_limit). 2.1 s of 2.9 s went to waiting.");
+    expect(requestSentence(row({ outcome: "aborted", status: 499 }), explained)).toMatchObject({ level: "warn", text: "The client left before the end. 2.1 s of 2.9 s went to waiting." });
+    expect([modelOf(row()), modelOf(row({ model: "unknown" }))]).toEqual(["chat-8b", null]);
   });
   it("name tokens", () => {
     expect(tokensText(row())).toBe("1,204 in (0 cached) + 312 out");

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +13,20 @@ import pytest
 import kvarn
 
 ROOT = Path(__file__).parents[2]
+CONSOLE_TOOLS = ROOT / "console/node_modules/playwright-core"
 DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
 SMOKE = {
+    "console_paint": ("--rows 2000 --rounds 1", "first paint"),
     "decode_step": (f"--model {DEMO} --steps 2 --single-calls", "single calls: median"),
+    "explanations": ("--shape tiny --requests 4 --concurrency 2 --alone 2", "unexplained"),
     "failover": ("--events 1 --replicas 2 --every-s 0.5 --streams 3", "0 lost or other"),
     "gateway_overhead": ("--streams 1 --rounds 1", "µs a token"),
     "kernels.attention": ("--kv bfloat16 --only decode --seconds 0.01 --threads 1", "GB/s"),
     "kernels.linear": ("--form bfloat16 int4 --rows 1 --threads 1 --layers 1 --rounds 1", "int4"),
     "kernels.tiles": ("--kernels bfloat16 attention --rows 8 --prompts 64", "peak  binds"),
     "limits": ("--clients 1 --requests 20 --rounds 1 --redis none --budget", "with settling"),
+    "live_view": ("", "log us/step"),
+    "observability_overhead": ("--smoke", "on / off"),
     "proxies": (
         "--only direct,kvarn --rounds 1 --seconds 2 --streams 2 --many 4",
         "kvarn: TTFT",
@@ -46,6 +52,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", SMOKE)
 def test_a_benchmark_runs(name: str, home: Path) -> None:
+    if name == "console_paint" and not (CONSOLE_TOOLS.is_dir() and shutil.which("node") and shutil.which("chromium")):
+        pytest.skip("needs make console-check, node and chromium")
     arguments, printed = SMOKE[name]
     program = [sys.executable, "-m", f"benchmarks.{name}", *arguments.split()]
     environment = os.environ | {"HOME": str(home)}

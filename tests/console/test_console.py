@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from kept_rows import fill
 from kvarn.config.platform import AuthConfig
 from kvarn.identity.bootstrap import FILE
+from kvarn.store.owner import ANYBODY
+from new_tenants import create_organization
 
 E2E = Path(__file__).parents[2] / "console/e2e"
 REGISTRY = E2E.parent / "src/pages/registry.ts"
@@ -22,8 +26,8 @@ PREFIX = "/llm"
 
 
 @pytest.fixture(scope="module")
-def keyed(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Any]]:
-    """A gateway below a path that asks for keys: its URL, an administrator's key, and the gateway."""
+def keyed(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A gateway below a path that asks for keys and keeps 100,000 requests: its URL, and an administrator's key."""
     data = tmp_path_factory.mktemp("keyed")
 
     def prepare(server: Any) -> None:
@@ -32,7 +36,14 @@ def keyed(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
 
     serving: AbstractContextManager[Any] = serve(prepare, root_path=PREFIX)
     with serving as server:
-        yield server.url + PREFIX, (data / FILE).read_text().strip(), server
+
+        async def keep_many() -> None:
+            store = server.gateway.store
+            blue = await create_organization(store, "globex")
+            await fill(store, ANYBODY.owner, blue.owner, start_us=int(time.time() - 1800) * 1_000_000)
+
+        server.do(keep_many())
+        yield server.url + PREFIX, (data / FILE).read_text().strip()
 
 
 @pytest.mark.parametrize("scenario", ALONE)
@@ -44,6 +55,7 @@ def test_every_page_opens_in_both_themes_and_widths(browser: Any, demo: str) -> 
     browser.run("pages", demo, pages=PAGES)
 
 
-def test_a_key_signs_in_and_out_below_a_path(browser: Any, keyed: Any) -> None:
-    url, key, _ = keyed
-    browser.run("keys/sign_in", url, key=key)
+@pytest.mark.parametrize("scenario", ["sign_in", "keyboard", "many_requests"])
+def test_a_scenario_with_keys_below_a_path(scenario: str, browser: Any, keyed: tuple[str, str]) -> None:
+    url, key = keyed
+    browser.run(f"keys/{scenario}", url, key=key)

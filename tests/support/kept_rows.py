@@ -1,12 +1,15 @@
-"""Requests to be kept, and their rows, without a gateway."""
+"""Requests to be kept, their rows, and many of these, without a gateway."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy import text
+
 from kvarn.observe.timeline import Event
 from kvarn.observe.traces.context import begin
 from kvarn.observe.traces.traced import TracedRequest, TracedTurn
+from kvarn.store.engine import Store
 from kvarn.store.owner import Owner
 from kvarn.wire.step_records import StepRecord, StepRow, StepTurn, TurnSteps
 
@@ -67,3 +70,35 @@ def steps_of(count: int, *tenants: str) -> TurnSteps:
     rows = [StepRow(number % len(turns), number % 251, number % 7) for number in range(8)]
     steps = [StepRecord(n * 7919 % 99991, n * n, n * 31 % 977, 0, 0, 0, 1, n, 0, n, rows) for n in range(count)]
     return TurnSteps(turns=turns, steps=steps, complete=True, times=None, kv_blocks=64)
+
+
+ROWS = 100_000
+
+
+async def fill(store: Store, red: Owner, blue: Owner, start_us: int = START_US) -> None:
+    """Write a hundred thousand rows, one a millisecond: a tenant of a thousand, failed ones, rare versions, keys and
+    sessions."""
+    columns = kept_row(0, red)
+    made = {
+        "id": "'r' || n",
+        "request_id": "'req-r' || n",
+        "organization_id": f"CASE WHEN n % 100 = 0 THEN '{blue.organization_id}' ELSE '{red.organization_id}' END",
+        "project_id": f"CASE WHEN n % 100 = 0 THEN '{blue.project_id}' ELSE '{red.project_id}' END",
+        "key_id": "'key_' || (n % 50)",
+        "session": "'s-' || (n / 10)",
+        "end_user": "'user-' || (n % 1000)",
+        "model": "'model-' || (n % 3)",
+        "model_version": "CASE WHEN n % 9000 = 1 THEN 'rare' ELSE 'v1' END",
+        "endpoint": "CASE WHEN n % 9000 = 2 THEN '/v1/rerank' ELSE '/v1/chat/completions' END",
+        "status": "CASE WHEN n % 500 = 3 THEN 500 ELSE 200 END",
+        "outcome": "CASE WHEN n % 500 = 3 THEN 'failed' ELSE 'finished' END",
+        "reason": "CASE WHEN n % 500 = 3 THEN 'error' ELSE 'ordinary' END",
+        "started_us": f"{start_us} + n * 1000",
+        "total_us": "n * 7919 % 5000000",
+        "input_tokens": "n % 4000",
+    }
+    values = [made.get(name, "NULL" if value is None else repr(value)) for name, value in columns.items()]
+    numbers = f"WITH RECURSIVE numbers(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n < {ROWS - 1})"
+    names, rows = ", ".join(columns), ", ".join(values)
+    async with store.migrating() as connection:  # without a limit of time
+        await connection.execute(text(f"INSERT INTO kept_requests ({names}) {numbers} SELECT {rows} FROM numbers"))

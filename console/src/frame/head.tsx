@@ -1,7 +1,7 @@
 // Head of a page: title, range of time, live switch, and one sentence that says how things are.
 import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
-import { href, live, range, RANGES, type Range } from "../lib/address";
+import { href, live, range, RANGES, shownRange, type Range } from "../lib/address";
 import type { Level } from "../components/basics";
 import { Menu } from "../components/menu";
 
@@ -50,10 +50,10 @@ export function PageHead({ title, sentence, ranges, streams = false, children }:
           {children}
           {ranges && (
             <Menu
-              label={RANGE_NAMES[range.value]}
+              label={RANGE_NAMES[shownRange(ranges)]}
               title="Range"
               side="right"
-              items={ranges.map((one) => ({ label: RANGE_NAMES[one], checked: one === range.value, run: () => (range.value = one) }))}
+              items={ranges.map((one) => ({ label: RANGE_NAMES[one], checked: one === shownRange(ranges), run: () => (range.value = one) }))}
             />
           )}
           {streams && (

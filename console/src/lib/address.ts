@@ -130,6 +130,11 @@ export const range = {
     rangeParam.value = value;
   },
 };
+/** The range that a page shows, of those it can: the address's, else the next longer one, else its longest. `ranges` rise. */
+export function shownRange(ranges: Range[]): Range {
+  const wanted = RANGES[range.value];
+  return ranges.find((each) => RANGES[each] >= wanted) ?? ranges.at(-1) ?? "1h";
+}
 const liveParam = param("live", "1");
 /** Whether the page follows its stream. */
 export const live = {

@@ -82,7 +82,10 @@ export function useRows<Row>(path: string | null, limit = ROWS_A_VIEW): Rows<Row
     resource.loading.value = true;
     call<Listed<Row>>(withQuery(path, { limit, after }))
       .then((next) => {
-        if (resource.data.value === have) resource.data.value = { ...next, data: [...have.data, ...next.data] };
+        if (resource.data.value === have) {
+          const { has_more, last_id, next: place } = next;
+          resource.data.value = { ...have, has_more, last_id, next: place, data: [...have.data, ...next.data] };
+        }
       })
       .catch((failure: unknown) => {
         resource.error.value = asApiError(failure);

@@ -21,6 +21,9 @@ export const PAGES: Page[] = [
   { name: "sessions", title: "Session", role: "member", load: () => import("./sessions") },
   { name: "playground", title: "Playground", key: "p", rail: 2, role: "member", load: () => import("./playground") },
   { name: "live", title: "Live", key: "l", rail: 4, role: "member", load: () => import("./live") },
+  { name: "models", title: "Models", key: "m", rail: 5, role: "member", load: () => import("./models") },
   { name: "usage", title: "Usage", key: "u", rail: 6, role: "member", load: () => import("./usage") },
   { name: "access", title: "Access", key: "a", rail: 7, role: "member", load: () => import("./access") },
+  { name: "alerts", title: "Alerts", key: "w", rail: 8, role: "platform", load: () => import("./alerts") },
+  { name: "quality", title: "Quality", key: "q", rail: 9, role: "member", load: () => import("./quality") },
 ];

@@ -4,7 +4,7 @@ import { Chart } from "../components/chart";
 import { Filters } from "../components/form";
 import { Table, type Column } from "../components/table";
 import { PageHead } from "../frame/head";
-import { address, href, model, param, range, type Range } from "../lib/address";
+import { address, href, model, param, shownRange, type Range } from "../lib/address";
 import { root, withQuery } from "../lib/api";
 import { download } from "../lib/download";
 import { csv, dateTime, money, number } from "../lib/format";
@@ -23,7 +23,7 @@ const DURING: Record<string, string> = { "1h": "last hour", "6h": "last 6 hours"
 const FILTERS = ["organization", "project", "key", "user"] as const;
 
 export default function UsagePage() {
-  const shown = SHOWN.includes(range.value) ? range.value : "24h";
+  const shown = shownRange(SHOWN);
   const asked = param("group", "project").value;
   const byTime = asked === "time";
   const group: Group = GROUPS.find((each) => each === asked) ?? "project";

@@ -37,6 +37,8 @@ def sentence_of(cause: Cause, total_s: float, own_s: float) -> str:
         if own_s <= 0:
             return f"No model worked for it: it took {seconds(total_s)}."
         share = round(100 * own_s / total_s) if total_s > 0 else 0
+        if share < 50:
+            return f"No cause stands out: {seconds(own_s)} of {seconds(total_s)} was the model's own work."
         return f"This machine can do it no faster: {share} % of the time was the model's own work."
     agent = cause.agent
     words = _WENT_TO[cause.code].format(

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 
-from kept_rows import START_US, kept_row
+from kept_rows import ROWS, START_US, fill, kept_row
 from kvarn.config.platform import RetentionConfig
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
@@ -21,9 +21,11 @@ from kvarn.store.repositories.kept_requests import (
     KeptOrder,
     KeptPlace,
     add_kept,
+    count_kept,
     details_of_shape,
     find_kept,
     list_kept,
+    owner_and_time,
     session_of,
 )
 from kvarn.store.repositories.organization_deletion import delete_organization_data
@@ -71,6 +73,17 @@ async def test_pages_are_whole_in_both_orders(store: Store, red: Owner) -> None:
     assert await listed(store) == list(range(9, -1, -1))
     slowest = sorted(range(10), key=lambda n: (n * 7 % 5, n), reverse=True)
     assert await listed(store, order=KeptOrder.SLOWEST) == slowest
+
+
+async def test_requests_are_counted_up_to_a_bound(
+    store: Store, red: Owner, blue: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await keep(store, [kept_row(n, red, total_us=n) for n in range(6)] + [kept_row(n, blue) for n in range(6, 8)])
+    where = KeptFilter(organization_id=red.organization_id, min_total_us=4)
+    async with store.reading() as session:
+        assert (await count_kept(session, where), await count_kept(session, owner_and_time(where))) == (2, 6)
+        monkeypatch.setattr("kvarn.store.repositories.kept_requests.MAX_COUNTED", 5)
+        assert await count_kept(session, ANY) == 5
 
 
 async def test_a_page_goes_on_behind_a_row_that_has_been_deleted(store: Store, red: Owner) -> None:
@@ -215,37 +228,6 @@ async def test_the_oldest_ordinary_ones_of_those_who_keep_most_go_first(store: S
     assert sorted(await listed(store)) == [0, 2, 4, 5, 10]
     assert await bound_kept(store, 100, 1500 * 3) == 2, "by bytes: ordinary ones are left in none but blue's"
     assert sorted(await listed(store)) == [0, 4, 10]
-
-
-ROWS = 100_000
-
-
-async def fill(store: Store, red: Owner, blue: Owner) -> None:
-    """A hundred thousand rows: a tenant of a thousand, failed ones, rare versions, keys and sessions."""
-    columns = kept_row(0, red)
-    made = {
-        "id": "'r' || n",
-        "request_id": "'req-r' || n",
-        "organization_id": f"CASE WHEN n % 100 = 0 THEN '{blue.organization_id}' ELSE '{red.organization_id}' END",
-        "project_id": f"CASE WHEN n % 100 = 0 THEN '{blue.project_id}' ELSE '{red.project_id}' END",
-        "key_id": "'key_' || (n % 50)",
-        "session": "'s-' || (n / 10)",
-        "end_user": "'user-' || (n % 1000)",
-        "model": "'model-' || (n % 3)",
-        "model_version": "CASE WHEN n % 9000 = 1 THEN 'rare' ELSE 'v1' END",
-        "endpoint": "CASE WHEN n % 9000 = 2 THEN '/v1/rerank' ELSE '/v1/chat/completions' END",
-        "status": "CASE WHEN n % 500 = 3 THEN 500 ELSE 200 END",
-        "outcome": "CASE WHEN n % 500 = 3 THEN 'failed' ELSE 'finished' END",
-        "reason": "CASE WHEN n % 500 = 3 THEN 'error' ELSE 'ordinary' END",
-        "started_us": f"{START_US} + n * 1000",
-        "total_us": "n * 7919 % 5000000",
-        "input_tokens": "n % 4000",
-    }
-    values = [made.get(name, "NULL" if value is None else repr(value)) for name, value in columns.items()]
-    numbers = f"WITH RECURSIVE numbers(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n < {ROWS - 1})"
-    names, rows = ", ".join(columns), ", ".join(values)
-    async with store.migrating() as connection:  # without a limit of time
-        await connection.execute(text(f"INSERT INTO kept_requests ({names}) {numbers} SELECT {rows} FROM numbers"))
 
 
 async def test_every_list_of_many_is_read_by_an_index_in_its_order(store: Store, red: Owner, blue: Owner) -> None:

@@ -53,7 +53,7 @@ function columns(path: string, keys: Rows<Key>, admin: boolean): Column<Key>[] {
     { key: "used", title: "Last used", cell: (row) => (row.last_used_at ? <Time at={row.last_used_at} /> : <span class="quiet">never</span>), value: (row) => row.last_used_at, line: 2 },
     { key: "expires", title: "Expires", cell: (row) => (row.expires_at ? <Time at={row.expires_at} /> : <span class="quiet">never</span>), value: (row) => row.expires_at, line: 0 },
     {
-      key: "revoke", title: "", cell: (row) => (
+      key: "revoke", title: "Actions", cell: (row) => (
         <span class="above row">
           {!admin && <a class="button small" href={href("access", { tab: "limits", project: projectId(), key: row.id })}>Limits</a>}
           <button type="button" class="button small" aria-label={`Revoke ${row.name}`} onClick={() => void revoke(path, row, keys)}>Revoke</button>

@@ -65,7 +65,7 @@ function columns(projects: Rows<Project>, changed: () => void): Column<Project>[
     },
     { key: "created", title: "Made", cell: (row) => <Time at={row.created_at} />, value: (row) => row.created_at, line: 0 },
     {
-      key: "act", title: "", line: 2, cell: (row) => (
+      key: "act", title: "Actions", line: 2, cell: (row) => (
         <span class="above row">
           <a class="button small" href={href("usage", { project: row.id })}>Usage</a>
           <a class="button small" href={href("access", { tab: "limits", project: row.id })}>Limits</a>

@@ -75,7 +75,7 @@ function batchColumns(cancel: (batch: Batch) => Promise<void>): Column<Batch>[] 
     },
     { key: "created", title: "Made", cell: (row) => <Time at={row.created_at} />, value: (row) => row.created_at, line: 2 },
     {
-      key: "act", title: "", line: 2, cell: (row) => (
+      key: "act", title: "Actions", line: 2, cell: (row) => (
         <span class="above row">
           {row.output_file_id && <a class="button small" href={content(row.output_file_id)} download>Answers</a>}
           {row.error_file_id && <a class="button small" href={content(row.error_file_id)} download>Errors</a>}
@@ -114,7 +114,7 @@ function fileColumns(files: Rows<File>): Column<File>[] {
     { key: "created", title: "Made", cell: (row) => <Time at={row.created_at} />, value: (row) => row.created_at, line: 2 },
     { key: "expires", title: "Goes", cell: (row) => (row.expires_at ? <Time at={row.expires_at} /> : <span class="quiet">when it is deleted</span>), line: 0 },
     {
-      key: "act", title: "", line: 2, cell: (row) => (
+      key: "act", title: "Actions", line: 2, cell: (row) => (
         <span class="row">
           <a class="button small" href={content(row.id)} download={row.filename}>Download</a>
           <button type="button" class="button small" aria-label={`Delete ${row.filename}`} onClick={() => void remove(row)}>Delete</button>

@@ -66,7 +66,7 @@ function columns(tenants: Rows<Tenant>, edit: (tenant: Tenant) => void): Column<
     { key: "retention", title: "Keeps", cell: (row) => (row.retention_days === null ? "as the server" : count(row.retention_days, "day")), line: 2 },
     { key: "stored", title: "Stored", number: true, cell: (row) => bytes(row.stored_bytes), value: (row) => row.stored_bytes, line: 2 },
     {
-      key: "act", title: "", line: 2, cell: (row) => (
+      key: "act", title: "Actions", line: 2, cell: (row) => (
         <span class="above row">
           <a class="button small" href={href("access", { tab: "limits", tenant: row.id })}>Limits</a>
           <button type="button" class="button small" aria-label={`Change ${row.name}`} onClick={() => edit(row)}>Change</button>
@@ -100,7 +100,7 @@ function EditTenant({ tenant, close, done }: { tenant: Tenant; close: () => void
   };
   return (
     <Dialog open title={`Tenant ${tenant.name}`} onClose={close}>
-      <form class="stack" onSubmit={(event) => void save(event)}>
+      <form class="stack" noValidate onSubmit={(event) => void save(event)}>
         <TextField label="Name" value={name.value} onChange={(value) => (name.value = value)} required autoFocus />
         <TextField label="Share of a full engine" type="number" value={weight.value} onChange={(value) => (weight.value = value)} hint="Against those of the others; 1 is usual." required />
         <TextField label="Best priority" type="number" value={priority.value} onChange={(value) => (priority.value = value)} hint="0 is interactive, 10 is batch; lower runs first." required />

@@ -63,7 +63,7 @@ function columns(users: Rows<User>): Column<User>[] {
     },
     { key: "added", title: "Added", cell: (row) => <Time at={row.added_at} />, value: (row) => row.added_at, line: 0 },
     {
-      key: "act", title: "", line: 2, cell: (row) => (
+      key: "act", title: "Actions", line: 2, cell: (row) => (
         <span class="row">
           <a class="button small" href={href("usage", { user: row.id, group: "key" })}>Usage</a>
           <button type="button" class="button small" aria-label={`Remove ${row.name}`} onClick={() => void remove(row, users)}>Remove</button>

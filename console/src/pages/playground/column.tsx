@@ -1,9 +1,10 @@
 // A column: a model with its settings, its turns, and the answer that is being made.
 import { useEffect, useRef } from "preact/hooks";
 import { ErrorBox } from "../../components/basics";
+import { toast } from "../../components/toast";
 import { param } from "../../lib/address";
 import { duration } from "../../lib/format";
-import { withoutColumn, type Column } from "./conversation";
+import { withBack, withoutColumn, type Column } from "./conversation";
 import { labelOf, named, type Model } from "./models";
 import { SettingsPanel, changed } from "./settings";
 import { answer, change, changeColumn, conversation, failures, running, stop } from "./state";
@@ -22,7 +23,10 @@ export function ColumnView({ column, place, models, alone }: { column: Column; p
   const remove = (): void => {
     stop(column.id);
     openSettings.value = "";
-    if (conversation.value) change(withoutColumn(conversation.value, column.id));
+    const old = conversation.value;
+    if (!old) return;
+    change(withoutColumn(old, column.id));
+    toast(`Removed column ${place}.`, { undo: () => { if (conversation.value?.id === old.id) change({ ...conversation.value, columns: withBack(conversation.value.columns, old.columns, column.id) }); } });
   };
   return (
     <section class="pg-column" aria-label={`Column ${place}: ${settings.model}`}>

@@ -116,6 +116,13 @@ export function withoutColumn(conversation: Conversation, id: string): Conversat
   return { ...conversation, columns: conversation.columns.filter((column) => column.id !== id) };
 }
 
+/** Columns with one of `old` back in its place. */
+export function withBack(columns: Column[], old: Column[], id: string): Column[] {
+  const at = old.findIndex((column) => column.id === id);
+  const back = old[at];
+  return !back || columns.length >= MAX_COLUMNS || columns.some((column) => column.id === id) ? columns : columns.toSpliced(at, 0, back);
+}
+
 /** Turns before one of them. */
 export function before(turns: Turn[], id: string): Turn[] {
   const at = turns.findIndex((turn) => turn.id === id);

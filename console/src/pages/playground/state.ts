@@ -7,14 +7,15 @@ import { eventsOf } from "../../lib/events";
 import { asApiError } from "../../lib/resource";
 import { session } from "../../lib/session";
 import { emptyDraft, withChunk, type Chunk, type Draft, type Token } from "./answer";
-import { newId, withColumn, type AnswerTurn, type Column, type Conversation, type Turn } from "./conversation";
+import { before, newId, withColumn, type AnswerTurn, type Column, type Conversation, type Turn } from "./conversation";
 import { bodyOf, settingsProblem, type Json } from "./request";
 import * as storage from "./storage";
 
 /** An answer that is being made. */
 export interface Running {
   draft: Draft;
-  stop: AbortController;
+  /** Ends it; what has come stays. */
+  stop: () => void;
 }
 
 export const conversation = signal<Conversation | null>(null);
@@ -67,6 +68,19 @@ export function changeColumn(id: string, how: (column: Column) => Column): void 
 
 export const setTurns = (id: string, turns: Turn[]): void => changeColumn(id, (column) => ({ ...column, turns }));
 
+/** Puts other turns in the place of one and all after it, and asks for the answer. */
+export function replaceFrom(columnId: string, turnId: string, turns: Turn[], opening?: { text: string; tokens: Token[] }): void {
+  const old = columnOf(columnId)?.turns ?? [];
+  setTurns(columnId, [...before(old, turnId), ...turns]);
+  const undo = (): void => {
+    if (!columnOf(columnId)) return;
+    setTurns(columnId, old); // what is being made answers another turn now, and is dropped
+    stop(columnId);
+  };
+  toast("Turns from here on were replaced.", { undo });
+  void answer(columnId, opening);
+}
+
 /** Asks for the next answer of a column. `opening`: tokens that it begins with, with their text. */
 export async function answer(columnId: string, opening: { text: string; tokens: Token[] } = { text: "", tokens: [] }): Promise<void> {
   const column = columnOf(columnId);
@@ -75,31 +89,37 @@ export async function answer(columnId: string, opening: { text: string; tokens: 
   const problem = column.settings.model ? settingsProblem(column.settings) : "Choose a model.";
   if (problem) return fail(columnId, new ApiError(problem, 0, "settings", ""));
 
-  const stop = new AbortController();
-  const of: Asked = { columnId, begun: performance.now(), requestId: "", warning: "", draft: emptyDraft(opening.text, opening.tokens) };
-  running.value = with_(running.value, columnId, { draft: of.draft, stop });
-  const redraw = setInterval(() => {
-    const now = running.value.get(columnId);
-    if (now && now.draft !== of.draft) running.value = with_(running.value, columnId, { draft: of.draft, stop });
-  }, REDRAW_MS);
-  let finish = "";
-  try {
-    await receive(of, bodyOf(column.settings, column.turns, opening.text), stop.signal);
-  } catch (failure) {
-    if (stop.signal.aborted) finish = "stopped";
-    else {
-      finish = "failed";
-      fail(columnId, asApiError(failure));
-    }
-  } finally {
+  const control = new AbortController();
+  const after = column.turns.at(-1)?.id ?? "";
+  const of: Asked = { columnId, after, begun: performance.now(), requestId: "", warning: "", draft: emptyDraft(opening.text, opening.tokens) };
+  const end = (finish: string): void => {
+    if (control.signal.aborted) return;
+    control.abort();
     clearInterval(redraw);
     running.value = with_(running.value, columnId, null);
+    finished(of, column.settings.model, finish);
+  };
+  const show = (): void => {
+    running.value = with_(running.value, columnId, { draft: of.draft, stop: () => end("stopped") });
+  };
+  const redraw = setInterval(() => {
+    if (running.value.get(columnId)?.draft !== of.draft) show();
+  }, REDRAW_MS);
+  show();
+  try {
+    await receive(of, bodyOf(column.settings, column.turns, opening.text), control.signal);
+    end(of.draft.finish);
+  } catch (failure) {
+    if (control.signal.aborted) return;
+    fail(columnId, asApiError(failure));
+    end("failed");
   }
-  finished(of, column.settings.model, finish || of.draft.finish);
 }
 
 interface Asked {
   columnId: string;
+  /** The turn that it answers. */
+  after: string;
   begun: number;
   requestId: string;
   warning: string;
@@ -135,7 +155,7 @@ function fail(columnId: string, error: ApiError): void {
 function finished(of: Asked, model: string, finish: string): void {
   const { draft } = of;
   const empty = !draft.text && !draft.reasoning && !draft.calls.length;
-  if (!columnOf(of.columnId) || (empty && (finish === "stopped" || finish === "failed"))) return;
+  if (columnOf(of.columnId)?.turns.at(-1)?.id !== of.after || (empty && (finish === "stopped" || finish === "failed"))) return;
   const turn: AnswerTurn = {
     id: newId(), role: "assistant", text: draft.text, reasoning: draft.reasoning, calls: draft.calls,
     figures: {
@@ -148,11 +168,11 @@ function finished(of: Asked, model: string, finish: string): void {
 }
 
 export function stop(columnId: string): void {
-  running.value.get(columnId)?.stop.abort();
+  running.value.get(columnId)?.stop();
 }
 
 export function stopAll(): void {
-  for (const columnId of running.value.keys()) stop(columnId);
+  for (const columnId of [...running.value.keys()]) stop(columnId);
 }
 
 /** Asks `text` in columns, or in all. */

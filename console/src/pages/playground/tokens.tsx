@@ -2,8 +2,8 @@
 import { useSignal } from "@preact/signals";
 import { percent } from "../../lib/format";
 import { probability, surprise, textOf, type Alternative, type Draft, type Token } from "./answer";
-import { before, type AnswerTurn, type Column } from "./conversation";
-import { answer, running, setTurns } from "./state";
+import type { AnswerTurn, Column } from "./conversation";
+import { replaceFrom, running } from "./state";
 
 const MOST_SHOWN = 2000;
 const SHADES = ["90 % and more", "50 % and more", "10 % and more", "under 10 %"];
@@ -49,8 +49,7 @@ function Alternatives({ at, token, turn, draft, column }: { at: number; token: T
     const tokens: Token[] = [...draft.tokens.slice(0, at), { ...instead, top: token.top }];
     const text = textOf(tokens);
     if (text === null) return;
-    setTurns(column.id, before(column.turns, turn.id));
-    void answer(column.id, { text, tokens });
+    replaceFrom(column.id, turn.id, [], { text, tokens });
   };
   return (
     <div class="pg-alternatives">

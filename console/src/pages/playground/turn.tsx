@@ -1,12 +1,14 @@
 // Turns of a column: what was asked, results of tools, answers with their figures.
+import { useEffect } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import { Badge, CopyButton } from "../../components/basics";
+import { Ribbon } from "../../components/ribbon";
 import { param } from "../../lib/address";
 import { count, duration, number } from "../../lib/format";
 import { tokensPerSecond, type Draft } from "./answer";
-import { before, newId, openCalls, type AnswerTurn, type Column, type ToolCall, type ToolTurn, type Turn, type UserTurn } from "./conversation";
+import { newId, openCalls, type AnswerTurn, type Column, type ToolCall, type ToolTurn, type Turn, type UserTurn } from "./conversation";
 import { CopyRequest } from "./code";
-import { answer, columnOf, drafts, running, setTurns } from "./state";
+import { answer, columnOf, drafts, replaceFrom, running, setTurns } from "./state";
 import { Text } from "./text";
 import { Tokens } from "./tokens";
 import { Why } from "./why";
@@ -14,6 +16,7 @@ import { Why } from "./why";
 /** Whether texts are shown as they are. */
 export const plainText = param("text");
 
+const FOLLOWED_PX = 240;
 const WORDS: Record<string, string> = { length: "stopped at its greatest length", content_filter: "held back by moderation", stopped: "stopped by you", failed: "broke off" };
 
 export function TurnView({ turn, column }: { turn: Turn; column: Column }) {
@@ -29,8 +32,7 @@ function Asked({ turn, column }: { turn: UserTurn; column: Column }) {
     const text = editing.value;
     editing.value = null;
     if (text === null || busy) return;
-    setTurns(column.id, [...before(column.turns, turn.id), { id: newId(), role: "user", text }]);
-    void answer(column.id);
+    replaceFrom(column.id, turn.id, [{ id: newId(), role: "user", text }]);
   };
   return (
     <article class="pg-turn pg-user" aria-label="You">
@@ -67,10 +69,7 @@ function Answered({ turn, column }: { turn: AnswerTurn; column: Column }) {
   const draft = drafts.value.get(turn.id);
   const busy = running.value.has(column.id);
   const open = column.turns.at(-1)?.role === "user" ? [] : openCalls(column.turns);
-  const again = (): void => {
-    setTurns(column.id, before(column.turns, turn.id));
-    void answer(column.id);
-  };
+  const again = (): void => replaceFrom(column.id, turn.id, []);
   return (
     <article class="pg-turn pg-answer" aria-label="Answer">
       <header><strong>{turn.figures?.model ?? "Answer"}</strong>
@@ -90,6 +89,11 @@ function Answered({ turn, column }: { turn: AnswerTurn; column: Column }) {
 /** An answer that is being made. */
 export function Making({ draft, model, onStop }: { draft: Draft; model: string; onStop: () => void }) {
   const speed = tokensPerSecond(draft);
+  useEffect(() => {
+    // Who reads at the end of the page stays there; who has scrolled up is left alone.
+    const { scrollHeight } = document.documentElement;
+    if (scrollHeight - window.scrollY - window.innerHeight < FOLLOWED_PX) window.scrollTo(0, scrollHeight);
+  }, [draft]);
   return (
     <article class="pg-turn pg-answer" aria-label="Answer" aria-busy={draft.cells.length === 0}>
       <header><strong>{model}</strong>
@@ -100,6 +104,7 @@ export function Making({ draft, model, onStop }: { draft: Draft; model: string; 
         </span>
       </header>
       <Content text={draft.text} reasoning={draft.reasoning} calls={draft.calls} />
+      {draft.cells.length > 1 && <div class="pg-why"><Ribbon cells={draft.cells} /></div>}
     </article>
   );
 }

@@ -26,7 +26,7 @@ export function Compare({ detail }: { detail: RequestDetail }) {
     { key: "bars", title: "This one above, the typical below", line: 0, cell: ({ stage, seconds, other }) => (
       <span class="pair" aria-hidden="true"><span class={`bar ${stageClass(stage)}`} style={width(seconds)} /><span class="bar other" style={width(other)} /></span>) },
     { key: "this", title: "This one", number: true, cell: ({ seconds }) => duration(seconds), value: ({ seconds }) => seconds },
-    { key: "typical", title: "Typical", number: true, cell: ({ other }) => duration(other), value: ({ other }) => other },
+    { key: "typical", title: "Typical", number: true, cell: ({ other }) => <><span class="phone">typical </span>{duration(other)}</>, value: ({ other }) => other },
     { key: "more", title: "Difference", number: true, cell: (row) => difference(row), value: ({ seconds, other }) => seconds - other },
   ];
   const more = explanation.total_s - typical.total_s;

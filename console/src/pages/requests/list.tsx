@@ -11,7 +11,7 @@ import { clock, dateTime, duration, money, number } from "../../lib/format";
 import { useRows } from "../../lib/resource";
 import { FILTERS, parseSearch, type Filter } from "./search";
 import type { RequestList, RequestRow } from "./types";
-import { listSentence, statusLevel, statusText } from "./words";
+import { listSentence, modelOf, statusLevel, statusText } from "./words";
 
 const RANGE_WORDS = { "15m": "the last 15 minutes", "1h": "the last hour", "6h": "the last 6 hours", "24h": "the last 24 hours", "7d": "the last 7 days", "30d": "the last 30 days" };
 
@@ -19,7 +19,7 @@ function columnsOf(currency: string): Column<RequestRow>[] {
   return [
     { key: "time", title: "Began", cell: (row) => <Time at={row.started_at} /> },
     { key: "endpoint", title: "Endpoint", cell: (row) => row.endpoint || "batch line", line: 2, grow: true },
-    { key: "model", title: "Model", cell: (row) => row.model || <Unknown why="no model was reached" />, grow: true },
+    { key: "model", title: "Model", cell: (row) => modelOf(row) ?? <Unknown why="no model was reached" />, grow: true },
     { key: "project", title: "Project", cell: (row) => row.project.name, line: 2 },
     { key: "who", title: "Session or user", cell: (row) => row.session ?? row.user ?? "", line: 0 },
     { key: "status", title: "Status", cell: (row) => <Badge level={statusLevel(row)}>{statusText(row)}</Badge> },
@@ -44,7 +44,8 @@ export function RequestListPage() {
   const rows = useRows<RequestRow>(withQuery("console/api/requests", asked));
   const data = rows.data.value as RequestList | undefined;
   const when = since ? `${dateTime(Number(since))} to ${until ? clock(Number(until)) : "now"}` : RANGE_WORDS[range.value];
-  const sentence = data && (data.enabled ? listSentence(data.data, Boolean(data.next), order, when)
+  const slower = filters.length === 1 && filters[0]?.[0] === "min_total" ? Number(filters[0][1]) : null;
+  const sentence = data && (data.enabled ? listSentence({ rows: data.data, matching: data.matching, kept: data.kept, order, slower, when })
     : { text: "Requests are not kept: traces.kept.enabled is off in the configuration.", level: "warn" as const });
   return (
     <>
@@ -84,15 +85,21 @@ function SearchBox() {
         <button type="submit" class="button">Search</button>
       </form>
       <SelectFilter name="order" label="Order" all="newest first" choices={[{ value: "slowest", label: "slowest first" }]} />
-      <SelectFilter name="status" label="Status" choices={["2xx", "4xx", "429", "5xx"].map((value) => ({ value }))} />
+      <SelectFilter name="status" label="Status" choices={choices("status", ["2xx", "4xx", "429", "5xx"], (value) => value)} />
       <SelectFilter name="outcome" label="Outcome" choices={["finished", "aborted", "refused", "failed"].map((value) => ({ value }))} />
       <SelectFilter name="reason" label="Kept as" all="kept for any reason" choices={["slow", "error", "refused", "ordinary"].map((value) => ({ value, label: `kept: ${value}` }))} />
       <SelectFilter name="min_total" label="Slower than" all="any duration"
-        choices={["0.1", "0.5", "1", "2", "5", "10", "60"].map((value) => ({ value, label: `slower than ${duration(Number(value))}` }))} />
+        choices={choices("min_total", ["0.1", "0.5", "1", "2", "5", "10", "60"], (value) => `slower than ${duration(Number(value))}`)} />
       <SelectFilter name="min_ttft" label="TTFT above" all="any TTFT"
-        choices={["0.1", "0.5", "1", "2", "5", "10"].map((value) => ({ value, label: `TTFT above ${duration(Number(value))}` }))} />
+        choices={choices("min_ttft", ["0.1", "0.5", "1", "2", "5", "10"], (value) => `TTFT above ${duration(Number(value))}`)} />
     </Filters>
   );
+}
+
+/** Choices of a filter: the usual ones, and the one that was searched for. */
+function choices(name: Filter, usual: string[], label: (value: string) => string): { value: string; label: string }[] {
+  const chosen = address.value.query.get(name);
+  return [...new Set([...(chosen ? [chosen] : []), ...usual])].map((value) => ({ value, label: label(value) }));
 }
 
 function Chips({ filters, since, until }: { filters: (readonly [Filter, string])[]; since: string | null; until: string | null }) {

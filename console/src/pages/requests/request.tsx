@@ -1,4 +1,5 @@
 // One request: what it was, why it took as long as it did, what would have helped, and where its time went.
+import type { ComponentChildren } from "preact";
 import { Badge, Empty, ErrorBox, Loaded, Time, CopyButton } from "../../components/basics";
 import { Tabs } from "../../components/tabs";
 import { PageHead } from "../../frame/head";
@@ -11,8 +12,8 @@ import { Raw } from "./raw";
 import { StepsTab } from "./steps";
 import { Timeline } from "./timeline";
 import { Tokens } from "./tokens";
-import type { Counterfactual, RequestDetail, RequestRow } from "./types";
-import { keptBecause, statusLevel, statusText, tokensText } from "./words";
+import type { Counterfactual, RequestDetail } from "./types";
+import { keptBecause, modelOf, requestSentence, statusLevel, statusText, tokensText } from "./words";
 
 export function RequestPage({ id }: { id: string }) {
   const detail = useResource<RequestDetail>(`console/api/requests/${encodeURIComponent(id)}`);
@@ -27,10 +28,9 @@ export function RequestPage({ id }: { id: string }) {
       </>
     );
   }
-  const level = data && (data.request.outcome === "failed" ? "bad" : data.explanation.cause.code === "own work" ? "good" : "warn");
   return (
     <>
-      <PageHead title={data?.name ?? "Request"} sentence={data && level && { text: data.explanation.sentence, level }}>
+      <PageHead title={data?.name ?? "Request"} sentence={data && requestSentence(data.request, data.explanation)}>
         <a href={href("requests")}>All requests</a>
       </PageHead>
       <Loaded of={detail} what="The request">{(loaded) => <Content detail={loaded} />}</Loaded>
@@ -75,19 +75,20 @@ function Changes({ changes, total }: { changes: Counterfactual[]; total: number 
 }
 
 function HeadLine({ detail: { request, model_route, turns, metadata } }: { detail: RequestDetail }) {
-  const facts: [string, preact.ComponentChildren][] = [
+  const model = modelOf(request);
+  const facts: [string, ComponentChildren][] = [
     ["", <Badge level={statusLevel(request)}>{statusText(request)}</Badge>],
     ["total", <b>{duration(request.total_s)}</b>],
     ["TTFT", request.ttft_s === null ? null : <b>{duration(request.ttft_s)}</b>],
     ["", <b>{tokensText(request)}</b>],
     ["cost", request.cost ? <b>{money(request.cost)}</b> : null],
-    ["model", request.model ? <Filter request={request} name="model" value={request.model} text={`${request.model}@${request.model_version.slice(0, 8) || "?"}`} /> : null],
+    ["model", model && <Filter name="model" value={model} text={request.model_version ? `${model}@${request.model_version.slice(0, 8)}` : model} />],
     ["asked as", model_route || null],
     ["adapter", request.adapter || null],
     ["replica", request.replica || null],
-    ["", <Filter request={request} name="project" value={request.project.id} text={`${request.organization.name} / ${request.project.name}`} />],
-    ["key", request.key && <Filter request={request} name="key" value={request.key.id} text={`${request.key.name} ${request.key.redacted}`} />],
-    ["user", request.user && <Filter request={request} name="user" value={request.user} text={request.user} />],
+    ["", <Filter name="project" value={request.project.id} text={`${request.organization.name} / ${request.project.name}`} />],
+    ["key", request.key && <Filter name="key" value={request.key.id} text={`${request.key.name} ${request.key.redacted}`} />],
+    ["user", request.user && <Filter name="user" value={request.user} text={request.user} />],
     ["session", request.session && <a href={href(`sessions/${encodeURIComponent(request.session)}`)}>{request.session}</a>],
     ["batch", request.batch_id && <a href={href(`usage/batches/${encodeURIComponent(request.batch_id)}`)}>{request.batch_id}</a>],
     ["error", request.error_code || null],
@@ -105,7 +106,7 @@ function HeadLine({ detail: { request, model_route, turns, metadata } }: { detai
 }
 
 /** A link to the requests that share a value with this one. */
-function Filter({ name, value, text }: { request: RequestRow; name: string; value: string; text: string }) {
+function Filter({ name, value, text }: { name: string; value: string; text: string }) {
   return <a href={href("requests", { [name]: value })} title={`Requests with the same ${name}`}>{text}</a>;
 }
 

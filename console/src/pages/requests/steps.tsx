@@ -36,7 +36,7 @@ function OfTurn({ id, told, many }: { id: string; told: TurnSteps; many: boolean
         {!told.complete && " Not all steps are told: there were too many, or the first are forgotten."}
       </p>
       <StepChart steps={steps} />
-      <h3>The slowest {Math.min(SLOWEST, steps.length)}</h3>
+      <h2>The slowest {Math.min(SLOWEST, steps.length)}</h2>
       <Table label="Slowest steps" columns={COLUMNS} rows={slowest} rowKey={({ number: of }) => String(of)} main={false} sortName="steps" empty={<Empty what="No step is told." />} />
     </section>
   );

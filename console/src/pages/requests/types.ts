@@ -38,6 +38,9 @@ export interface RequestRow {
 export interface RequestList extends Listed<RequestRow> {
   enabled: boolean;
   currency: string;
+  /** Requests that match, and all of the same time; 10,000 stands for so many or more. */
+  matching: number | null;
+  kept: number | null;
 }
 
 export interface TimelineEvent {

@@ -1,7 +1,7 @@
 // Words about requests, from their numbers.
 import type { Level } from "../../components/basics";
 import type { SentenceData } from "../../frame/head";
-import { count, duration, number } from "../../lib/format";
+import { duration, number } from "../../lib/format";
 import type { RequestRow } from "./types";
 
 const REASONS: Record<string, string> = {
@@ -30,15 +30,46 @@ export function tokensText({ input_tokens, cached_tokens, output_tokens }: Pick<
   return `${number(input_tokens)} in (${number(cached_tokens)} cached) + ${number(output_tokens)} out`;
 }
 
-/** The state of a list, from the rows that are shown. */
-export function listSentence(rows: RequestRow[], more: boolean, order: string, when: string): SentenceData {
-  if (!rows.length) return { text: `No kept request of ${when} matches.` };
-  const slowest = rows.reduce((one, other) => (other.total_s > one.total_s ? other : one));
+const MOST = 10_000; // the server counts no further
+const many = (value: number): string => (value >= MOST ? `${number(MOST)} or more` : number(value));
+
+export interface ListedState {
+  rows: RequestRow[];
+  matching: number | null;
+  kept: number | null;
+  order: string;
+  /** Seconds of the filter `slower than`, where it is the only one. */
+  slower: number | null;
+  /** `the last hour`. */
+  when: string;
+}
+
+/** The state of a list: how many of how many, the slowest where it is here, and what failed of those shown. */
+export function listSentence({ rows, matching, kept, order, slower, when }: ListedState): SentenceData {
+  const of = kept === null ? "" : ` of ${many(kept)}`;
+  const slowest = rows.reduce<RequestRow | null>((one, other) => (one && one.total_s >= other.total_s ? one : other), null);
+  if (!slowest) return { text: kept ? `None of ${many(kept)} kept requests of ${when} matches.` : `No request of ${when} is kept.` };
+  const all = matching === null || matching <= rows.length;
+  const what = slower === null ? (matching === 1 ? "matches" : "match") : `took ${duration(slower)} or more`;
+  const counted = matching === kept && slower === null ? `${many(matching ?? rows.length)} kept ${matching === 1 ? "request" : "requests"} of ${when}`
+    : `${many(matching ?? rows.length)}${of} kept requests of ${when} ${what}`;
+  const known = all || order === "slowest" ? `; the slowest took ${duration(slowest.total_s)}` : "";
   const [failed, refused] = ["failed", "refused"].map((outcome) => rows.filter((row) => row.outcome === outcome).length);
-  const which = order === "slowest" ? "slowest" : "newest";
-  const shown = more ? `The ${rows.length} ${which} requests` : `All ${count(rows.length, "request")} that match`;
-  const bad = [failed && `${failed} failed`, refused && `${refused} refused`].filter(Boolean).join(", ");
-  const text = `${rows.length === 1 && !more ? "The one request that matches" : shown} of ${when}: ${
-    rows.length === 1 ? "it" : "the slowest"} took ${duration(slowest.total_s)}${bad ? `; ${bad}` : ", none failed"}.`;
-  return { text, level: failed ? "bad" : refused ? "warn" : "good", to: `requests/${slowest.id}` };
+  const bad = [failed && `${failed} failed`, refused && `${refused} refused`].filter(Boolean).join(", ") || "none failed";
+  const text = `${counted}${known}; ${all ? "" : `of the ${rows.length} shown, `}${bad}.`;
+  return { text, level: failed ? "bad" : refused ? "warn" : "good", ...(known ? { to: `requests/${slowest.id}` } : {}) };
+}
+
+/** The sentence of a request: what became of it where it did not end well, then why it took so long. */
+export function requestSentence(request: Pick<RequestRow, "outcome" | "status" | "error_code">, explained: { sentence: string; cause: { code: string } }): SentenceData {
+  const { outcome, status, error_code } = request;
+  const ended: Record<string, string> = { failed: "Failed", refused: "Refused", aborted: "The client left before the end" };
+  if (outcome === "finished") return { text: explained.sentence, level: explained.cause.code === "own work" ? "good" : "warn" };
+  const why = [outcome === "aborted" ? 0 : status, error_code].filter(Boolean).join(" ");
+  return { text: `${ended[outcome] ?? outcome}${why ? ` (${why})` : ""}. ${explained.sentence}`, level: outcome === "failed" ? "bad" : "warn" };
+}
+
+/** Name of the model that a request reached; null where it reached none. */
+export function modelOf({ model }: Pick<RequestRow, "model">): string | null {
+  return model && model !== "unknown" ? model : null;
 }

@@ -6,6 +6,7 @@ from kvarn.gateway.console import assets
 from kvarn.gateway.console.api import (
     alerts,
     live,
+    models,
     oidc,
     overview,
     quality,
@@ -19,6 +20,7 @@ from kvarn.gateway.console.api import (
 CONSOLE_ROUTERS = [
     alerts.router,
     live.router,
+    models.router,
     oidc.router,
     overview.router,
     quality.router,

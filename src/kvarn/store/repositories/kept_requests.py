@@ -19,6 +19,8 @@ from kvarn.store.repositories.queries import insert, is_postgresql
 
 Row = Mapping[str, Any]
 """Columns of a kept request, but for its number."""
+MAX_COUNTED = 10_000
+"""Requests that are counted at most."""
 _FEW = 3000
 """Rows that are sorted rather than found by walking through an index in the order that is asked for."""
 _NEIGHBOURS = 200
@@ -108,6 +110,23 @@ async def list_kept(
     last = items[-1] if more else None
     value = 0 if last is None else last.started_us if order is KeptOrder.NEWEST else last.total_us
     return KeptPage(items, None if last is None else KeptPlace(value, last.number))
+
+
+def owner_and_time(where: KeptFilter) -> KeptFilter:
+    """The same owner and time, and no other restriction."""
+    return KeptFilter(
+        organization_id=where.organization_id,
+        project_id=where.project_id,
+        since_us=where.since_us,
+        until_us=where.until_us,
+    )
+
+
+async def count_kept(session: AsyncSession, where: KeptFilter) -> int:
+    """Requests that a filter selects; `MAX_COUNTED` stands for so many or more."""
+    hinted = not is_postgresql(session)
+    some = select(KeptRequest.number).where(*_conditions(where, hinted=hinted)).limit(MAX_COUNTED).subquery()
+    return await session.scalar(select(func.count()).select_from(some)) or 0
 
 
 async def find_kept(session: AsyncSession, record_id: str, where: KeptFilter) -> tuple[KeptRequest, bytes]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
 from msgspec import Struct
 from msgspec.structs import replace
+from pydantic import AfterValidator
 from starlette.responses import Response
 
 from kvarn.gateway.answer import ContentStream
@@ -21,7 +23,14 @@ from kvarn.gateway.console.router import console_router
 from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.query import CHECKED
-from kvarn.store.repositories.kept_requests import KeptFilter, KeptOrder, list_kept, session_of
+from kvarn.store.repositories.kept_requests import (
+    KeptFilter,
+    KeptOrder,
+    count_kept,
+    list_kept,
+    owner_and_time,
+    session_of,
+)
 from kvarn.wire.step_records import StepTurn, TurnSteps
 
 router = console_router()
@@ -47,6 +56,10 @@ class RequestList(Struct):
     enabled: bool
     """Whether requests are kept (`traces.kept.enabled`)."""
     currency: str
+    matching: int | None
+    """Requests that the filters select; `MAX_COUNTED` stands for so many or more. Null on later pages."""
+    kept: int | None
+    """Requests of the same time and tenant, whatever the other filters."""
 
 
 class SessionRequests(Struct):
@@ -65,10 +78,16 @@ class RequestSteps(Struct):
 @router.get("/requests", dependencies=CHECKED)
 async def list_requests(gateway: GatewayDep, viewer: ConsoleViewer, query: RequestQuery) -> RequestList:
     async with viewer.store.reading() as session:
-        page = await list_kept(session, query.filter_for(viewer), query.order, query.limit, query.place)
+        where = query.filter_for(viewer)
+        page = await list_kept(session, where, query.order, query.limit, query.place)
+        matching = kept = None
+        if query.after is None:
+            matching = await count_kept(session, where)
+            kept = await count_kept(session, owner_and_time(where))
     after = None if page.next is None else f"{page.next.value}.{page.next.number}"
     rows = await describe_rows(viewer, page.items)
-    return RequestList(rows, after, gateway.config.traces.kept.enabled, gateway.config.metering.currency)
+    config = gateway.config
+    return RequestList(rows, after, config.traces.kept.enabled, config.metering.currency, matching, kept)
 
 
 @router.get("/requests.csv", dependencies=CHECKED)
@@ -79,13 +98,17 @@ async def export_requests(viewer: ConsoleViewer, query: RequestFilterQuery) -> A
     return ContentStream(_csv(viewer, query.filter_for(viewer), query.order), headers=headers)
 
 
+RecordId = Annotated[str, AfterValidator(lambda given: re.split(r"[-_]", given)[-1])]
+"""A request's own id, also within the id of its answer (`chatcmpl-…`) or in the header (`req-…`)."""
+
+
 @router.get("/requests/{record_id}")
-async def get_request(gateway: GatewayDep, viewer: ConsoleViewer, record_id: str) -> RequestDetail:
+async def get_request(gateway: GatewayDep, viewer: ConsoleViewer, record_id: RecordId) -> RequestDetail:
     return await describe(gateway, viewer, record_id)
 
 
 @router.get("/requests/{record_id}/steps")
-async def get_steps(gateway: GatewayDep, viewer: ConsoleViewer, record_id: str) -> RequestSteps:
+async def get_steps(gateway: GatewayDep, viewer: ConsoleViewer, record_id: RecordId) -> RequestSteps:
     """The engine's steps that the request was in, with who else was."""
     _, kept = await find(viewer, record_id)
     steps = await steps_of_request(gateway, kept)
@@ -93,7 +116,7 @@ async def get_steps(gateway: GatewayDep, viewer: ConsoleViewer, record_id: str) 
 
 
 @router.get("/requests/{record_id}/contents")
-async def get_contents(gateway: GatewayDep, viewer: ConsoleViewer, record_id: str) -> RequestContents:
+async def get_contents(gateway: GatewayDep, viewer: ConsoleViewer, record_id: RecordId) -> RequestContents:
     """Prompt and answer, where the project or the client had them kept. The audit log names who reads a prompt."""
     row, _ = await find(viewer, record_id)
     return await read_contents(gateway, viewer, row)

@@ -41,14 +41,14 @@ _COLUMNS: dict[Group, str] = {
 class UsageQuery(QueryModel):
     range: Literal["1h", "6h", "24h", "7d", "30d"] = "24h"
     group: Group = "project"
-    organization: Text | None = Field(None, description="Of this organisation only.")
+    organization: Text | None = Field(None, description="Only this organisation.")
     project: Text | None = None
     model: Text | None = None
     key: Text | None = None
     user: Text | None = None
 
     def filter_for(self, viewer: Viewer) -> UsageFilter:
-        """What is asked for, of what the viewer may see; nothing where that is none of it."""
+        """Limits the question to what the viewer may see; none where that is nothing of it."""
         where = UsageFilter(
             organization_id=viewer.organization_id or self.organization,
             project_ids=_only(self.project),
@@ -102,7 +102,7 @@ class UsageView(Struct, frozen=True, kw_only=True):
     width_s: int
     group: str
     currency: str
-    """Of `metering.currency`; sums in others have rows of their own and are in no line and no bucket."""
+    """Currency `metering.currency`: sums in others have rows of their own and are in no line and no bucket."""
     rows: list[UsageRow]
     """By cost, then by tokens, largest first."""
     more_rows: int
