@@ -3,7 +3,7 @@ import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { ErrorBox } from "../components/basics";
 import { PageHead } from "../frame/head";
-import { live, model, param } from "../lib/address";
+import { address, formatAddress, live, model, param, withChanges } from "../lib/address";
 import { root, withQuery } from "../lib/api";
 import { useStream } from "../lib/events";
 import { duration } from "../lib/format";
@@ -23,7 +23,8 @@ export default function LivePage() {
   /** When the engine's time last moved, and the time now, in this browser's seconds. */
   const movedAt = useSignal(0);
   const time = useSignal(Date.now() / 1000);
-  const path = withQuery("console/api/live", { model: model.value, replica: param("replica").value });
+  const replica = param("replica").value;
+  const path = withQuery("console/api/live", { model: model.value, replica });
   const stream = useStream(live.value ? path : null, (event, data) => {
     const frame = data as Frame;
     if (frame.at_s !== state.at || !movedAt.value) movedAt.value = time.value = Date.now() / 1000;
@@ -47,6 +48,7 @@ export default function LivePage() {
     <>
       <PageHead title="Live" streams sentence={refused ? { text: "This replica cannot be watched.", level: "warn" } : asking ? undefined : liveSentence(state, time.value - age)} />
       {refused && <ErrorBox error={error} what="The stream ended." />}
+      {refused && replica && <p><a href={formatAddress(address.value.page, [], withChanges(address.value.query, { replica: null, block: null }))}>Watch the first replica that is ready</a></p>}
       {!refused && late && <p class="late" role="status">{why} Shown: the replica of {duration(Math.round(age))} ago.</p>}
       {!state.replica && !refused && (error ? <ErrorBox error={error} what="The stream could not be opened; it is tried again." /> : <p class="quiet" aria-busy={live.value}>{live.value ? "Connecting …" : "Paused."}</p>)}
       {state.replica && asking && !refused && <p class="quiet" aria-busy={live.value}>Asking the engine …</p>}

@@ -4,7 +4,7 @@ import { count, duration, number, percent } from "../../lib/format";
 import { NOBODY, OTHERS, type Cell, type LiveState, type Queued, type Running, type Step } from "./state";
 
 const REASONS: Record<string, string> = {
-  wait_slot: "a slot", wait_budget: "the steps' token budget", wait_latency: "the latency targets of what runs", wait_blocks: "KV blocks",
+  wait_slot: "a slot", wait_budget: "token budget", wait_latency: "latency targets", wait_blocks: "KV blocks",
   wait_adapter: "an adapter", wait_fetch: "KV of a tier", wait_mask: "a grammar", preempted: "a place again, preempted", wait_step: "the next step",
 };
 
