@@ -13,6 +13,7 @@ export async function run(visit) {
   await question.waitFor();
   await visit.inspect();
   await question.getByRole("button", { name: "Cancel" }).click();
+  await question.waitFor({ state: "hidden" });
   const replicas = page.getByRole("spinbutton", { name: "Replicas" });
   await replicas.fill("257");
   await page.getByText("0 to 256").waitFor();

@@ -138,14 +138,16 @@ export function Loaded<T>({ of, what, children }: { of: Resource<T>; what: strin
     if (error) return <ErrorBox error={error} what={`${what} could not be loaded.`} retry={of.reload} />;
     return <p class="quiet" aria-busy="true">Loading …</p>;
   }
-  if (!error) return <>{children(data)}</>;
+  // The same elements with an error and without one: what somebody is typing stays.
   return (
     <>
-      <p class="late" role="status">
-        {error.message} Shown: {what.toLowerCase()} of {duration(Math.max(1, Math.round(now.value - of.at.value)))} ago.{" "}
-        <button type="button" class="button small" onClick={of.reload}>Try again</button>
-      </p>
-      <div class="stale">{children(data)}</div>
+      {error && (
+        <p class="late" role="status">
+          {error.message} Shown: {what.toLowerCase()} of {duration(Math.max(1, Math.round(now.value - of.at.value)))} ago.{" "}
+          <button type="button" class="button small" onClick={of.reload}>Try again</button>
+        </p>
+      )}
+      <div class={error ? "stale" : "whole"}>{children(data)}</div>
     </>
   );
 }

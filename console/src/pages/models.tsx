@@ -1,4 +1,5 @@
 // Models: which are served, in which version, by what, and what is rolled out.
+import { useEffect } from "preact/hooks";
 import { Badge, Empty, Loaded } from "../components/basics";
 import { Table, type Column } from "../components/table";
 import { PageHead } from "../frame/head";
@@ -14,12 +15,18 @@ import "./models.css";
 
 export default function ModelsPage() {
   const models = useResource<Models>("console/api/models");
-  useStream(live.value ? "console/api/models/stream" : null, (event, data) => {
+  const stream = useStream(live.value ? "console/api/models/stream" : null, (event, data) => {
     if (event !== "models") return;
     models.data.value = data as Models;
     models.at.value = Date.now() / 1000;
     models.error.value = null;
   });
+  const lost = stream.error.value;
+  useEffect(() => {
+    if (!lost) return;
+    models.error.value = lost;
+    models.at.value = Date.now() / 1000; // until now the stream would have told a change
+  }, [lost !== null]);
   const asked = address.value.rest[0];
   const all = models.data.value?.models;
   const shown = all?.find((each) => each.name === asked || each.aliases.includes(asked ?? ""));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asking import CHAT, chat
+from kvarn.store.owner import Role
 
 MODELS = "/console/api/models"
 
@@ -16,6 +17,14 @@ def test_models_with_their_replicas(client) -> None:
     assert replica["state"] == "ready" and replica["stage"] is None and replica["starts"] == 1
     assert 0 < replica["kv_blocks_free"] <= replica["kv_blocks"] and replica["version"] == tiny["version"] == 0
     assert tiny["rollout"] is None
+
+
+def test_a_member_sees_the_models_in_the_scope_of_their_key(server, client) -> None:
+    names = {each["id"] for each in client.get("/v1/models").json()["data"]}
+    member = server.add_tenant("acme-models", role=Role.MEMBER)
+    shown = member.get(MODELS).json()["models"]
+    assert shown and {each["name"] for each in shown} <= names
+    assert all(each["rollout"] is None for each in shown)
 
 
 def test_a_stream_begins_with_all(client) -> None:

@@ -60,7 +60,7 @@ function NewBudget({ done }: { done: () => void }) {
   };
   const projects = (session.value?.projects ?? []).map(({ id, name }) => ({ value: id, label: name }));
   return (
-    <form class="inline-form" onSubmit={(event) => void make(event)} aria-label="New budget">
+    <form class="inline-form" noValidate onSubmit={(event) => void make(event)} aria-label="New budget">
       <SelectField label="New budget of" value={project.value} onChange={(value) => (project.value = value)}
         choices={[{ value: "", label: `all of ${session.value?.organization?.name ?? "the organisation"}` }, ...projects]} />
       <SelectField label="In" value={unit.value} onChange={(value) => (unit.value = value)} choices={[{ value: "cost", label: "money" }, { value: "tokens" }]} />
@@ -86,7 +86,7 @@ function EditBudget({ budget, close, done }: { budget: Budget; close: () => void
   };
   return (
     <Dialog open title={`Budget of ${budgetOwner(budget)}, ${PERIODS[budget.period]}`} onClose={close}>
-      <form class="stack" onSubmit={(event) => void save(event)}>
+      <form class="stack" noValidate onSubmit={(event) => void save(event)}>
         <TextField label={`Refuse requests from (${budget.currency ?? "tokens"})`} type="number" value={hard.value} onChange={(value) => (hard.value = value)} hint="Empty: no hard limit. 0 allows nothing." autoFocus />
         <TextField label={`Alert from (${budget.currency ?? "tokens"})`} type="number" value={soft.value} onChange={(value) => (soft.value = value)} hint="Empty: no alert." />
         <div class="actions">

@@ -100,7 +100,7 @@ function EditTenant({ tenant, close, done }: { tenant: Tenant; close: () => void
   };
   return (
     <Dialog open title={`Tenant ${tenant.name}`} onClose={close}>
-      <form class="stack" onSubmit={(event) => void save(event)}>
+      <form class="stack" noValidate onSubmit={(event) => void save(event)}>
         <TextField label="Name" value={name.value} onChange={(value) => (name.value = value)} required autoFocus />
         <TextField label="Share of a full engine" type="number" value={weight.value} onChange={(value) => (weight.value = value)} hint="Against those of the others; 1 is usual." required />
         <TextField label="Best priority" type="number" value={priority.value} onChange={(value) => (priority.value = value)} hint="0 is interactive, 10 is batch; lower runs first." required />

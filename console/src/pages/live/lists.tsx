@@ -4,6 +4,7 @@ import { Badge, Empty } from "../../components/basics";
 import { Table, type Column } from "../../components/table";
 import { setQuery, withChanges, address, formatAddress } from "../../lib/address";
 import { clock, count, duration, number, percent } from "../../lib/format";
+import { ROWS_A_VIEW } from "../../lib/resource";
 import type { LiveState, Queued, Replica, Running, Step } from "./state";
 import { Who } from "./steps";
 import { pace, progressText, reasonText } from "./words";
@@ -75,7 +76,7 @@ function RunningTable({ state, changed }: Seen) {
     { key: "recent", title: `Tokens in ${count(state.steps.length, "step")}`, number: true, cell: (row) => number(recent.get(row.turn) ?? 0), line: 0 },
     { key: "blocks", title: "KV blocks", number: true, cell: (row) => <>{number(row.blocks)}<span class="live-phone"> blocks</span></>, line: 2 },
   ];
-  return <Table label="What runs" columns={columns} rows={state.running} rowKey={(row) => String(row.turn)} main={false} empty={<p class="quiet">Nothing runs.</p>} />;
+  return <Table label="What runs" columns={columns} rows={state.running.slice(0, ROWS_A_VIEW)} hasMore={state.running.length > ROWS_A_VIEW} rowKey={(row) => String(row.turn)} main={false} empty={<p class="quiet">Nothing runs.</p>} />;
 }
 
 const STEPS: Column<Step>[] = [

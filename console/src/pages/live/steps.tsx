@@ -13,11 +13,13 @@ import { cellText, progressText, stepText } from "./words";
 
 const MOST_ROWS = 256;
 
-/** A request as the viewer may see it, a link where there is one. */
-export function Who({ turn }: { turn: Turn | undefined }) {
+/** A request as the viewer may see it, a link where there is one. `short`: its end, since ids begin with the time. */
+export function Who({ turn, short = false }: { turn: Turn | undefined; short?: boolean }) {
   if (!turn) return <>a request</>;
   if (turn.request_id === null) return <>a request of {turn.tenant}</>;
-  return <a href={href(`requests/${requestOf(turn.request_id)}`)}>{requestOf(turn.request_id)}</a>;
+  const id = requestOf(turn.request_id);
+  if (turn.tenant.startsWith("kvarn:")) return <>{id}</>; // the server's own, which are not kept
+  return <a href={href(`requests/${id}`)} title={id}>{short && id.length > 10 ? `…${id.slice(-8)}` : id}</a>;
 }
 
 function shadesNow(): Shades {
@@ -87,7 +89,7 @@ export function Steps({ state, changed, curl }: { state: LiveState; changed: Rea
         <ol class="live-labels" aria-label="Requests, those that run first">
           {rows.map((each, index) => (
             <li key={each.turn} class={`${each.running ? "" : "quiet"} ${index === place?.row ? "at" : ""}`}>
-              <span class="cut"><Who turn={state.turns.get(each.turn)} /></span>
+              <span class="cut"><Who turn={state.turns.get(each.turn)} short /></span>
               <span class="cut tenant">{state.turns.get(each.turn)?.tenant}</span>
               <span class="right nowrap">{each.running ? progressText(each.running) : "ended"}</span>
             </li>

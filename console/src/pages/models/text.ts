@@ -17,7 +17,7 @@ export function isUnderWay(rollout: RolloutState | null): rollout is RolloutStat
 
 /** Name of a version as requests may call it. */
 export function versionName(model: string, version: number): string {
-  return version ? `${model}@${version}` : "the configuration's";
+  return version ? `${model}@${version}` : "the configuration's version";
 }
 
 /** Share of the KV blocks of all replicas that are in use; null: not known. */

@@ -39,7 +39,12 @@ export function Versions({ model, deployment, reload }: { model: ModelDetail; de
   ];
   return (
     <section class="section">
-      <h2>Versions</h2>
+      <header class="row models-head">
+        <h2>Versions</h2>
+        {serving !== 0 && deployment?.previous_version === 0 && !held && (
+          <button type="button" class="button small" onClick={() => void serve(0)}>Serve the configuration's version</button>
+        )}
+      </header>
       <Loaded of={versions} what="The versions">
         {(list) => (
           <Table label="Versions" columns={columns(list.data)} rows={list.data} rowKey={(row) => String(row.version)} sortName="versions" main={false}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
 from msgspec import Struct
 from msgspec.structs import replace
+from pydantic import AfterValidator
 from starlette.responses import Response
 
 from kvarn.gateway.answer import ContentStream
@@ -96,13 +98,17 @@ async def export_requests(viewer: ConsoleViewer, query: RequestFilterQuery) -> A
     return ContentStream(_csv(viewer, query.filter_for(viewer), query.order), headers=headers)
 
 
+RecordId = Annotated[str, AfterValidator(lambda given: re.split(r"[-_]", given)[-1])]
+"""A request's own id, also within the id of its answer (`chatcmpl-…`) or in the header (`req-…`)."""
+
+
 @router.get("/requests/{record_id}")
-async def get_request(gateway: GatewayDep, viewer: ConsoleViewer, record_id: str) -> RequestDetail:
+async def get_request(gateway: GatewayDep, viewer: ConsoleViewer, record_id: RecordId) -> RequestDetail:
     return await describe(gateway, viewer, record_id)
 
 
 @router.get("/requests/{record_id}/steps")
-async def get_steps(gateway: GatewayDep, viewer: ConsoleViewer, record_id: str) -> RequestSteps:
+async def get_steps(gateway: GatewayDep, viewer: ConsoleViewer, record_id: RecordId) -> RequestSteps:
     """The engine's steps that the request was in, with who else was."""
     _, kept = await find(viewer, record_id)
     steps = await steps_of_request(gateway, kept)
@@ -110,7 +116,7 @@ async def get_steps(gateway: GatewayDep, viewer: ConsoleViewer, record_id: str) 
 
 
 @router.get("/requests/{record_id}/contents")
-async def get_contents(gateway: GatewayDep, viewer: ConsoleViewer, record_id: str) -> RequestContents:
+async def get_contents(gateway: GatewayDep, viewer: ConsoleViewer, record_id: RecordId) -> RequestContents:
     """Prompt and answer, where the project or the client had them kept. The audit log names who reads a prompt."""
     row, _ = await find(viewer, record_id)
     return await read_contents(gateway, viewer, row)
