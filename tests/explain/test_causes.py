@@ -122,6 +122,7 @@ def test_wrong_proposals_are_told(monkeypatch):
         ("read", CauseCode.CLIENT_SEND, "upload"),
         ("stage.limits", CauseCode.LIMIT, "limit"),
         ("stage.admission", CauseCode.ADMISSION, "replica"),
+        ("templated", CauseCode.PREPARE, "prepare"),
         ("moderated", CauseCode.MODERATION, "moderation"),
         ("generated", CauseCode.CLIENT_READ, "reader"),
         ("ended", CauseCode.CLIENT_READ, "reader"),
@@ -132,6 +133,13 @@ def test_what_the_gateway_and_the_client_took_is_told(monkeypatch, event, code, 
     assert found.cause.code is code
     assert found.cause.seconds == pytest.approx(2.0, abs=0.01)
     assert found.counterfactuals[0].change == change
+
+
+def test_a_slow_chat_template_is_named(monkeypatch):
+    found = explained(ExplainedWorld(monkeypatch), [asked("mine", 0.0, 20, 5, delays={"templated": 2.0})])
+    assert found.sentence.endswith(" went to preparing its prompt: the chat template.")
+    (prepared,) = (part for part in found.parts if part.name == "prepare" and part.end_s - part.begin_s > 1)
+    assert prepared.detail == "the chat template"
 
 
 @pytest.mark.parametrize(

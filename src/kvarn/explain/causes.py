@@ -35,6 +35,7 @@ _PARTS = {
     "limits": CauseCode.LIMIT,
     "admission": CauseCode.ADMISSION,
     "route": CauseCode.NO_REPLICA,
+    "prepare": CauseCode.PREPARE,
     "moderation": CauseCode.MODERATION,
     "read": CauseCode.CLIENT_READ,
     "failover": CauseCode.FAILOVER,

@@ -42,6 +42,7 @@ _REMEDIES = {
     CauseCode.QUEUE_GRAMMAR: ("grammar", "Grammar compiled before"),
     CauseCode.SLOW_STEPS: ("speed", "With steps as fast as usual"),
     CauseCode.FAILOVER: ("healthy", "With no replica lost"),
+    CauseCode.PREPARE: ("prepare", "With its prompt prepared at once"),
     CauseCode.MODERATION: ("moderation", "Without moderation"),
     CauseCode.CLIENT_READ: ("reader", "Read at once"),
 }

@@ -44,6 +44,7 @@ class CauseCode(StrEnum):
     FAILOVER = "failover"
     REJECTED_PROPOSALS = "rejected proposals"
     TOOL = "tool"
+    PREPARE = "prepare"  # parse the body, render the template, tokenize
     MODERATION = "moderation"
     CLIENT_READ = "client slow to read"
     OWN_WORK = "own work"  # nothing avoidable

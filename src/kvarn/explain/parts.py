@@ -38,6 +38,13 @@ _GATEWAY = {
     "ended": ("read", Stage.CLIENT),
 }
 """Names of the gateway's parts by the event that ends them; other stages are admission."""
+_PREPARED = {
+    "parsed": "the body",
+    "resolved": "the model",
+    "templated": "the chat template",
+    "tokenized": "the tokenizer",
+}
+"""Words for what prepares a prompt, by the event that ends it."""
 
 
 _ROUNDING_US = 2.0
@@ -123,7 +130,7 @@ def read(request: TracedRequest, steps: Mapping[str, TurnSteps]) -> Reading:
     """Read a request's timeline. `steps`: by the engine's ids of turns."""
     begin_s = request.events[0].at_s
     tiles, reading = _Tiles(begin_s), Reading(begin_s, 0.0, [], [])
-    turns = iter(request.turns)
+    turns, prepared = iter(request.turns), dict[str, float]()
     for segment in segments(request.events):
         event = segment.event
         if event is None:
@@ -131,9 +138,22 @@ def read(request: TracedRequest, steps: Mapping[str, TurnSteps]) -> Reading:
             continue
         name, stage = _GATEWAY.get(event.name, ("admission", Stage.ADMISSION))
         reading.cold = reading.cold or bool(event.name == "held" and event.numbers.get("cold"))
+        if event.name in _PREPARED:
+            prepared[event.name] = prepared.get(event.name, 0.0) + segment.end_s - segment.begin_s
         tiles.until(segment.end_s, name, stage)
-    reading.parts, reading.total_s = tiles.parts, tiles.at_s
+    reading.parts, reading.total_s = _with_most_of(tiles.parts, prepared), tiles.at_s
     return reading
+
+
+def _with_most_of(parts: list[Part], prepared: Mapping[str, float]) -> list[Part]:
+    """Parts, with what most of the longest `prepare` went to as its detail, where it is most of all that prepared."""
+    longest = max(
+        (part for part in parts if part.name == "prepare"), key=lambda each: each.end_s - each.begin_s, default=None
+    )
+    event = max(prepared, key=lambda each: prepared[each], default="")
+    if longest is None or prepared[event] <= sum(prepared.values()) / 2:
+        return parts
+    return [msgspec.structs.replace(part, detail=_PREPARED[event]) if part is longest else part for part in parts]
 
 
 def _read_turn(
