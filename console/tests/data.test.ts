@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { spread } from "../src/components/chart";
+import { alone, spread } from "../src/components/chart";
 import { cellAt, causes, type Cell } from "../src/components/ribbon";
 import { nextSort, sorted, type Column } from "../src/components/table";
 import { barPlace, detailPlace, flatten, type Part } from "../src/components/waterfall";
@@ -89,4 +89,8 @@ describe("the ribbon", () => {
 
 it("labels of lines keep their distance and their bounds", () => {
   expect(spread([50, 48, 95], 14, 0, 100)).toEqual([62, 48, 86]);
+});
+
+it("finds the values that no line shows", () => {
+  expect([alone([null, 3, null, 1, 2, null, 0]), alone([4]), alone([1, 2]), alone([])]).toEqual([[1, 6], [0], [], []]);
 });

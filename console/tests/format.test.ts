@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { bytes, compact, count, csv, duration, money, number, percent, relative, ticks, withUnit } from "../src/lib/format";
+import { bytes, compact, count, csv, duration, money, number, onAxis, percent, relative, ticks, withUnit } from "../src/lib/format";
 
 describe("numbers", () => {
   it("say 0 where it is 0 and - where it is unknown", () => {
@@ -9,6 +9,10 @@ describe("numbers", () => {
   it("have three digits, and all digits before the point", () => {
     expect([number(0.3137), number(2.941), number(1204.4), number(0.00012)]).toEqual(["0.314", "2.94", "1,204", "0.00012"]);
     expect([compact(9_999), compact(12_345), compact(4.1e6)]).toEqual(["9,999", "12.3k", "4.1M"]);
+  });
+  it("say no digits of a share that is next to nothing, but on an axis", () => {
+    expect([percent(0.000061), percent(0.001), percent(0.0034), percent(1)]).toEqual(["< 0.1 %", "0.1 %", "0.34 %", "100 %"]);
+    expect([onAxis(0.0005, "share"), onAxis(1, "ratio"), onAxis(0, "share")]).toEqual(["0.05 %", "100 %", "0 %"]);
   });
   it("carry their unit", () => {
     expect([withUnit(0.41, "share"), withUnit(31, "ms"), withUnit(3, "tokens/s"), withUnit(null, "s")]).toEqual(

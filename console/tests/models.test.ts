@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { changedSettings, gateText, goldenText, kvUse, levelOf, modelSentence, modelsSentence, replicasOf } from "../src/pages/models/text";
+import { servedText, changedSettings, gateText, goldenText, kvUse, levelOf, modelSentence, modelsSentence, replicasOf } from "../src/pages/models/text";
 import type { Golden, ModelDetail, Replica } from "../src/pages/models/types";
 
 const golden: Golden = { passed_at: 100, equal: 3, drifted: 0, unanswered: 0, problem: null, action: null };
@@ -8,7 +8,7 @@ const replica = (more: Partial<Replica> = {}): Replica => ({
   kv_blocks: 100, kv_blocks_free: 60, step_s: null, kernels: null, dtype: null, golden, ...more,
 });
 const model = (more: Partial<ModelDetail> = {}): ModelDetail => ({
-  name: "chat", aliases: [], path: "kvarn-demo", version: 2, kind: "generate", max_context_length: 100, state: "ready", ready: true,
+  name: "chat", aliases: [], path: "kvarn-demo", version: 2, fingerprint: "", kind: "generate", max_context_length: 100, state: "ready", ready: true,
   error: null, external: false, autoscaled: false, replicas: [replica()], adapters: [], rollout: null, ...more,
 });
 
@@ -64,4 +64,8 @@ it("says nothing of gates that have seen nothing", () => {
   expect(gateText("+0.0% slower (at least -100.0%), of 0 pairs")).toBe("nothing was seen yet");
   expect(gateText("0 of 24 requests failed")).toBe("0 of 24 requests failed");
   expect(gateText("+0.0% longer (at least -13.7%), of 20 pairs")).toContain("of 20 pairs");
+});
+
+it("names the version and its checkpoint", () => {
+  expect([servedText({ version: 0, fingerprint: "3205" }), servedText({ version: 3, fingerprint: "" })]).toEqual(["configured · 3205", "@3"]);
 });

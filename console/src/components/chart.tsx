@@ -51,6 +51,12 @@ export function spread(wanted: number[], height: number, top: number, bottom: nu
   return order.sort((a, b) => a.index - b.index).map((item) => item.at);
 }
 
+/** Places of values that no line shows: those before and after are unknown. */
+export function alone(values: (number | null | undefined)[]): number[] {
+  const isKnown = (index: number): boolean => typeof values[index] === "number";
+  return values.flatMap((_, index) => (isKnown(index) && !isKnown(index - 1) && !isKnown(index + 1) ? [index] : []));
+}
+
 function lastKnown(values: (number | null)[]): number | null {
   return values.findLast((value) => value !== null) ?? null;
 }
@@ -100,8 +106,9 @@ export function Chart(props: ChartProps) {
         </span>
         <span class="values">
           {at !== null && <span>{clock(times[at])}</span>}
-          {hasData && shown.map((line) => (
+          {hasData && shown.map((line, index) => (
             <span key={line.name}>
+              {shown.length > 1 && <span class={`line-key line-key-${index + 1}`} aria-hidden="true" />}
               {shown.length > 1 && `${line.name} `}
               <b>{withUnit(valueOf(line), withValue)}</b>
             </span>
@@ -158,7 +165,7 @@ function options(drawing: Drawing, onHover: (index: number | null) => void): uPl
         width: 1.5,
         dash: DASHES[index] ?? [],
         spanGaps: false,
-        points: { show: false },
+        points: { show: true, size: 5, fill: colour(`--series-${index + 1}`), filter: (plot: uPlot, which: number) => alone(Array.from(plot.data[which] ?? [])) },
       })),
     ],
     hooks: {

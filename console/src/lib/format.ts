@@ -40,10 +40,11 @@ export function duration(seconds: Maybe): string {
   return `${number(seconds)} s`;
 }
 
-/** A share of 1: `41 %`, `0.3 %`. */
+/** A share of 1: `41 %`, `0.3 %`, `< 0.1 %`. */
 export function percent(share: Maybe): string {
   if (!known(share)) return UNKNOWN;
   const value = share * 100;
+  if (value > 0 && value < 0.1) return "< 0.1 %";
   return `${Math.abs(value) < 10 && value !== 0 ? number(value, 2) : Math.round(value)} %`;
 }
 
@@ -93,6 +94,7 @@ export function hasOwnForm(unit: string): boolean {
 
 /** A number beside an axis: short, and without a word that the title has. */
 export function onAxis(value: number, unit: string): string {
+  if (unit === "share" || unit === "ratio") return `${number(value * 100, 2)} %`; // marks differ, however small
   return hasOwnForm(unit) ? withUnit(value, unit) : compact(value);
 }
 

@@ -9,7 +9,7 @@ import { number, percent } from "../lib/format";
 import { useResource } from "../lib/resource";
 import { hasRole } from "../lib/session";
 import { ModelView } from "./models/model";
-import { isUnderWay, kvUse, levelOf, modelSentence, modelsSentence, rolloutText } from "./models/text";
+import { servedText, isUnderWay, kvUse, levelOf, modelSentence, modelsSentence, rolloutText } from "./models/text";
 import type { ModelDetail, Models } from "./models/types";
 import "./models.css";
 
@@ -62,7 +62,7 @@ function List({ models }: { models: ModelDetail[] }) {
   const columns: Column<ModelDetail>[] = [
     { key: "name", title: "Model", grow: true, value: (row) => row.name, cell: (row) => <>{row.name}{row.aliases.length > 0 && <span class="quiet"> also {row.aliases.join(", ")}</span>}</> },
     { key: "state", title: "State", cell: (row) => <Badge level={levelOf(row)}>{row.state}</Badge> },
-    { key: "version", title: "Version", number: true, line: 2, value: (row) => row.version, cell: (row) => (row.version ? `@${row.version}` : <span class="quiet">configured</span>) },
+    { key: "version", title: "Version · checkpoint", line: 2, value: (row) => row.version, cell: servedText },
     {
       key: "replicas", title: "Replicas ready", number: true, line: 2, value: (row) => row.replicas.length,
       cell: (row) => <>{row.replicas.filter((each) => each.state === "ready").length} of {row.replicas.length}<span class="models-phone"> replicas</span></>,

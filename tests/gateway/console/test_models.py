@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from asking import CHAT, chat
+<<<<<<< HEAD
 from kvarn.store.owner import Role
+=======
+from gateway_fixtures import wait_for
+>>>>>>> newuser
 
 MODELS = "/console/api/models"
 
@@ -13,6 +17,10 @@ def test_models_with_their_replicas(client) -> None:
     models = {each["name"]: each for each in client.get(MODELS).json()["models"]}
     tiny = models["tiny"]
     assert tiny["ready"] and tiny["state"] == "ready" and tiny["kind"] == "generate"
+    of_version = {"limit": 1, "version": tiny["fingerprint"] or "none"}
+    wait_for(
+        lambda: client.get("/console/api/requests", params=of_version).json()["data"], "a kept request of the version"
+    )
     (replica,) = tiny["replicas"]
     assert replica["state"] == "ready" and replica["stage"] is None and replica["starts"] == 1
     assert 0 < replica["kv_blocks_free"] <= replica["kv_blocks"] and replica["version"] == tiny["version"] == 0

@@ -20,6 +20,11 @@ export function versionName(model: string, version: number): string {
   return version ? `${model}@${version}` : "the configuration's version";
 }
 
+/** The version that serves and its checkpoint, as requests name it: `@3 · 320526888fde`. */
+export function servedText({ version, fingerprint }: Pick<ModelDetail, "version" | "fingerprint">): string {
+  return [version ? `@${version}` : "configured", fingerprint].filter(Boolean).join(" · ");
+}
+
 /** Share of the KV blocks of all replicas that are in use; null: not known. */
 export function kvUse(replicas: Replica[]): number | null {
   const total = replicas.reduce((sum, each) => sum + each.kv_blocks, 0);

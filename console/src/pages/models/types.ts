@@ -10,6 +10,7 @@ export interface ModelDetail {
   aliases: string[];
   path: string;
   version: number;
+  fingerprint: string;
   kind: string | null;
   max_context_length: number | null;
   state: string;

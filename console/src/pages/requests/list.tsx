@@ -9,6 +9,7 @@ import { RANGES, address, href, param, range, setQuery } from "../../lib/address
 import { root, withQuery } from "../../lib/api";
 import { clock, dateTime, duration, money, number } from "../../lib/format";
 import { useRows } from "../../lib/resource";
+import { hasRole } from "../../lib/session";
 import { FILTERS, parseSearch, type Filter } from "./search";
 import type { RequestList, RequestRow } from "./types";
 import { listSentence, modelOf, statusLevel, statusText } from "./words";
@@ -20,7 +21,7 @@ function columnsOf(currency: string): Column<RequestRow>[] {
     { key: "time", title: "Began", cell: (row) => <Time at={row.started_at} /> },
     { key: "endpoint", title: "Endpoint", cell: (row) => row.endpoint || "batch line", line: 2, grow: true },
     { key: "model", title: "Model", cell: (row) => modelOf(row) ?? <Unknown why="no model was reached" />, grow: true },
-    { key: "project", title: "Project", cell: (row) => row.project.name, line: 2 },
+    { key: "project", title: "Project", cell: (row) => (hasRole("platform") ? `${row.organization.name} / ${row.project.name}` : row.project.name), line: 2 },
     { key: "who", title: "Session or user", cell: (row) => row.session ?? row.user ?? "", line: 0 },
     { key: "status", title: "Status", cell: (row) => <Badge level={statusLevel(row)}>{statusText(row)}</Badge> },
     { key: "total", title: "Total", number: true, cell: (row) => duration(row.total_s) },

@@ -82,7 +82,7 @@ function HeadLine({ detail: { request, model_route, turns, metadata } }: { detai
     ["TTFT", request.ttft_s === null ? null : <b>{duration(request.ttft_s)}</b>],
     ["", <b>{tokensText(request)}</b>],
     ["cost", request.cost ? <b>{money(request.cost)}</b> : null],
-    ["model", model && <Filter name="model" value={model} text={request.model_version ? `${model}@${request.model_version.slice(0, 8)}` : model} />],
+    ["model", model && <Filter name="model" value={model} text={request.model_version ? `${model}@${request.model_version}` : model} />],
     ["asked as", model_route || null],
     ["adapter", request.adapter || null],
     ["replica", request.replica || null],

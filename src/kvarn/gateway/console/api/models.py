@@ -85,6 +85,8 @@ class ModelDetail(Struct, frozen=True, kw_only=True):
     path: str
     version: int
     """Number of the version that serves; 0: the configuration's."""
+    fingerprint: str
+    """The checkpoint's, as requests and evaluations name it; empty: it is not read yet, or another server has it."""
     kind: str | None
     max_context_length: int | None
     state: str
@@ -149,6 +151,7 @@ def _model(gateway: Gateway, principal: Principal, model: ServedModel, is_platfo
         aliases=list(model.config.aliases),
         path=model.config.path,
         version=model.version,
+        fingerprint="" if model.text is None else model.text.version,
         kind=None if card is None else card.kind,
         max_context_length=None if card is None else card.max_context_length,
         state=model.state_text if replicas else "asleep",
