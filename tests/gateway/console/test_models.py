@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from asking import CHAT, chat
-<<<<<<< HEAD
-from kvarn.store.owner import Role
-=======
 from gateway_fixtures import wait_for
->>>>>>> newuser
+from kvarn.store.owner import Role
 
 MODELS = "/console/api/models"
 

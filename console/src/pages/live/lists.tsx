@@ -16,15 +16,10 @@ interface Seen {
 }
 
 const QUEUE: Column<Queued>[] = [
-  { key: "tenant", title: "Tenant", cell: (row) => <>{row.tenant}{row.priority !== 0 && <span class="quiet"> priority {row.priority}</span>}</>, value: (row) => row.tenant, grow: true },
+  { key: "tenant", title: "Tenant", cell: (row) => row.tenant, value: (row) => row.tenant, grow: true },
   { key: "reason", title: "Waits for", cell: (row) => reasonText(row.reason), value: (row) => row.reason },
-<<<<<<< HEAD
   { key: "priority", title: "Priority", number: true, cell: (row) => <><span class="live-phone">priority </span>{row.priority}</>, value: (row) => row.priority, line: 2 },
   { key: "sequences", title: "Waiting", number: true, cell: (row) => <><span title={`${number(row.tokens)} tokens to compute, at most`}>{number(row.sequences)}</span><span class="live-phone"> waiting</span></>, value: (row) => row.sequences, line: 2 },
-=======
-  { key: "sequences", title: "Waiting", number: true, cell: (row) => <>{number(row.sequences)}<span class="live-phone"> waiting</span></>, value: (row) => row.sequences, line: 2 },
-  { key: "tokens", title: "Tokens", number: true, cell: (row) => number(row.tokens), value: (row) => row.tokens, line: 0 },
->>>>>>> newuser
   { key: "oldest", title: "Oldest", number: true, cell: (row) => duration(row.oldest_s), value: (row) => row.oldest_s, line: 2 },
 ];
 
