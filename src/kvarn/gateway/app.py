@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -135,6 +136,7 @@ def create_app(
     app.state.authenticator = authenticator
     app.state.start_error = None
     app.state.stopping = asyncio.Event()  # set when the server begins to stop: streams without an end of their own end
+    app.state.console_streams = Counter()
     app.state.watches = Watches()
     app.add_middleware(
         RequestMiddleware,

@@ -23,6 +23,7 @@ ItemT = TypeVar("ItemT")
 DescribedT = TypeVar("DescribedT")
 
 LATEST_S = (1 << 40) - 1  # the last second that a parameter may name
+LARGEST_COUNT, LARGEST_ID = (1 << 31) - 1, (1 << 63) - 1  # what columns of counts, and of numbered rows, hold
 
 _ADMINISTRATION = "/v1/organization/"
 _PAGING = {"after", "before", "limit", "order"}  # not ignored by operations that lack them: the answer would be another

@@ -138,7 +138,7 @@ class AddItemsRequest(RequestModel):
 
 class RunRequest(RequestModel):
     model: ModelName
-    set_version: int | None = Field(None, ge=1)
+    set_version: int | None = Field(None, ge=1, le=2**31 - 1)
     """Default: the newest."""
     judge_model: ModelName | None = None
     max_tokens: int | None = Field(None, ge=1, le=32_768)

@@ -49,6 +49,8 @@ def test_a_sampled_prompt_is_opened_judged_and_made_an_item(kept: Any) -> None:
         assert red.get("/console/api/quality").json()["unreviewed"] == 0
         added = [red.post(f"{path}/item", json={"set": "calls", "expected": "yes"}).json() for _ in range(2)]
         assert [each["num_items"] for each in added] == [1, 2]
+        events = red.get("/v1/organization/audit_logs").json()["data"]
+        assert [each["type"] for each in events].count("prompts.read") == 3, "each item makes a prompt readable"
         item = red.get("/v1/evaluations/calls/versions/2").json()["items"][0]
         assert item["messages"] == opened["input"]["messages"] and item["expected"] == "yes"
         assert blue.get(path).status_code == blue.post(path, json={"state": "good"}).status_code == 404

@@ -14,8 +14,10 @@ import pytest
 
 from gateway_fixtures import wait_for
 from kept_rows import kept_row, steps_of
+from kvarn.gateway.console import request_contents
 from kvarn.gateway.console.api import requests as routes
 from kvarn.gateway.console.viewer import ANOTHER_TENANT
+from kvarn.gateway.dependencies import actor_of
 from kvarn.store.owner import ANYBODY, Role
 from kvarn.store.repositories.kept_requests import add_kept
 
@@ -258,8 +260,12 @@ def test_a_place_far_beyond_the_list_is_its_end(client: httpx.Client) -> None:
     assert client.get(f"{API}/requests", params={"after": f"{'9' * 19}.{'9' * 19}"}).status_code == 200
 
 
-def test_prompts_and_answers_are_shown_where_they_are_kept_and_reading_is_noted(kept: Kept) -> None:
+def test_prompts_and_answers_are_shown_where_they_are_kept_and_reading_is_noted(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sampled = kept.server.add_tenant("sampled", log_prompts=True)
+    told_of: list[Any] = []
+    monkeypatch.setattr(request_contents, "actor_of", lambda who: told_of.append(who) or actor_of(who))
     program = kept.server.add_tenant("sampled-program", role=Role.SERVICE, log_prompts=True)
     with sampled, program:
         plain = sampled.post("/v1/completions", json={"model": "tiny", "prompt": "open", "max_tokens": 2})
@@ -279,6 +285,7 @@ def test_prompts_and_answers_are_shown_where_they_are_kept_and_reading_is_noted(
         }
         log = sampled.get("/v1/organization/audit_logs", params={"event_types[]": "prompts.read"}).json()["data"]
         assert log[0]["prompts.read"]["data"] == {"prompts": 1, "request": name}
+        assert told_of == [kept.server.authenticator.principals["sampled"]], "the log names the one who reads"
         assert kept.client.get(f"{API}/requests/{name}/contents").status_code == 403, "another organisation's"
         theirs_id = theirs.json()["id"].partition("-")[2]
         assert program.get(f"{API}/requests/{theirs_id}/contents").status_code == 403, "a program's key"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import httpx
@@ -94,3 +94,17 @@ def test_what_waits_is_bounded_and_the_oldest_is_dropped() -> None:
     receiver.tell(*(_transition(AlertState.FIRING, at=float(at)) for at in range(MAX_WAITING + 5)))
     assert sum(len(message["alerts"]) for message in receiver.messages) == MAX_WAITING
     assert receiver.webhook.failed_total == 5
+
+
+def test_an_answer_without_an_end_is_not_read() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        pieces.append(1)
+        raise AssertionError("its answer was read")
+        yield b""
+
+    pieces: list[int] = []
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=endless()))
+    webhook = AlertWebhook("http://127.0.0.1:9/page", transport=transport)
+    webhook.add([_transition(AlertState.FIRING)])
+    asyncio.run(webhook.deliver())
+    assert (webhook.sent_total, webhook.last_error, pieces) == (1, None, [])

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from kvarn.gateway.console.viewer import Viewer
+from kvarn.gateway.dependencies import actor_of
 from kvarn.gateway.state import Gateway
 from kvarn.identity.scopes import insufficient_permissions
 from kvarn.safety.errors import SafetyError
@@ -17,7 +18,7 @@ from kvarn.store.models import KeptRequest, StoredCompletion, StoredResponse
 from kvarn.store.owner import Owner, Role
 from kvarn.store.repositories.prompt_samples import sample_of
 from kvarn.store.repositories.queries import find_owned_or_none
-from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.audited_changes import audited_change
 from kvarn.wire.openai.errors import unavailable
 
 
@@ -52,9 +53,7 @@ async def read_contents(gateway: Gateway, viewer: Viewer, row: KeptRequest) -> R
         prompt = await asyncio.to_thread(_open, gateway, sample.sealed)
     except SafetyError as error:
         raise unavailable(f"The prompt cannot be opened: {error}.", "prompt_sealed") from None
-    key_id = viewer.principal.key_id
-    actor = Actor("console" if key_id is None else f"key {key_id}", key_id, viewer.principal.organization_id)
-    async with audited_change(viewer.store, actor) as change:
+    async with audited_change(viewer.store, actor_of(viewer.principal)) as change:
         data = {"prompts": 1, "request": row.id}
         change.record("prompts.read", row.organization_id, row.project_id, project_id=row.project_id, data=data)
     return RequestContents(prompt=prompt, source="sample")

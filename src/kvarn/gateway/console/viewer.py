@@ -13,12 +13,18 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends
+from msgspec.structs import replace
 
+from kvarn.catalog.model_table import ModelTable
+from kvarn.catalog.models import ServedModel
 from kvarn.gateway.dependencies import GatewayDep, PrincipalDep
+from kvarn.identity.scopes import may_use_model
+from kvarn.observe.history import HistoryPage
 from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.owner import Principal, Role
 from kvarn.store.repositories.tenants.organizations import names_of_organizations
+from kvarn.wire.openai.errors import model_not_found
 
 ANOTHER_TENANT = "another tenant"
 """Shown in place of a name that the viewer may not read."""
@@ -50,6 +56,24 @@ class Viewer:
         if self.organization_id not in (None, organization_id):
             return False
         return self.project_id in (None, project_id)
+
+    def may_use(self, model: str) -> bool:
+        """Whether their key may ask this model."""
+        return may_use_model(self.principal, model)
+
+    def find_model(self, models: ModelTable, name: str) -> ServedModel:
+        """A model that their key may ask. Raises `ApiError` 404, which names no other ones."""
+        found = models.find(name, self.may_use)
+        if not self.may_use(found.name):
+            raise model_not_found(name[:200], [each.name for each in models if self.may_use(each.name)])
+        return found
+
+    def of_history(self, page: HistoryPage) -> HistoryPage:
+        """The page without what it says of models that their key may not ask."""
+        recent = {model: values for model, values in page.recent.items() if not model or self.may_use(model)}
+        return replace(
+            page, recent=recent, marks=[each for each in page.marks if not each.model or self.may_use(each.model)]
+        )
 
     async def names_of(self, organization_ids: Collection[str]) -> dict[str, str]:
         """Names of organisations as this viewer may read them, in one query; a deleted one's is its id."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from fastapi import Path
 from msgspec import UNSET
 from pydantic import Field
 
 from kvarn.evaluations.operation import RunComparison, add_items, compare_runs, create_set, start_run
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, PrincipalDep
 from kvarn.gateway.openapi import json_router
-from kvarn.gateway.query import CHECKED, ListQuery, QueryModel, Text, list_answer
+from kvarn.gateway.query import CHECKED, LARGEST_COUNT, ListQuery, QueryModel, Text, list_answer
 from kvarn.store.models import EvaluationResult, EvaluationRun, EvaluationSet, EvaluationSetVersion
 from kvarn.store.repositories.evaluations import runs, sets
 from kvarn.wire.evaluations import (
@@ -27,10 +30,14 @@ from kvarn.wire.openai.lists import DeletedObject, ListObject
 
 router = json_router("/v1/evaluations", "evaluations", CHECKED)
 
+VersionNumber = Annotated[int, Path(ge=1, le=LARGEST_COUNT)]
+
 
 class VersionQuery(QueryModel):
     limit: int = Field(20, ge=1, le=100, description="Versions at most.")
-    after: int | None = Field(None, ge=1, description="Version behind which the page begins; newest first.")
+    after: int | None = Field(
+        None, ge=1, le=LARGEST_COUNT, description="Version behind which the page begins; newest first."
+    )
 
 
 class RunQuery(ListQuery):
@@ -39,7 +46,7 @@ class RunQuery(ListQuery):
 
 class ResultQuery(QueryModel):
     limit: int = Field(50, ge=1, le=200, description="Results at most.")
-    after: int = Field(-1, ge=-1, description="Item behind which the page begins.")
+    after: int = Field(-1, ge=-1, le=LARGEST_COUNT, description="Item behind which the page begins.")
 
 
 class CompareQuery(QueryModel):
@@ -91,7 +98,7 @@ async def list_versions(gateway: GatewayDep, owner: OwnerDep, name: str, query: 
 
 
 @router.get("/{name}/versions/{version}", summary="Retrieve a version of an evaluation set")
-async def get_version(gateway: GatewayDep, owner: OwnerDep, name: str, version: int) -> VersionObject:
+async def get_version(gateway: GatewayDep, owner: OwnerDep, name: str, version: VersionNumber) -> VersionObject:
     """One version, with its items."""
     found = await sets.read_set(gateway.store, owner, name)
     return _describe_version(await sets.read_version(gateway.store, found.id, version), with_items=True)

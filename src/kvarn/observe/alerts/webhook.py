@@ -20,6 +20,8 @@ MAX_WAITING = 1000
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Pauses between tries; a message that is not taken after the last is given up."""
 _TIMEOUT_S = 10.0
+_LONGEST_S = 30.0
+"""Seconds for one message in all, however slowly it is answered."""
 _NOT_OVER = "0001-01-01T00:00:00Z"
 
 _log = logging.getLogger("kvarn.observe")
@@ -89,12 +91,13 @@ class AlertWebhook:
     async def _try(self, body: Mapping[str, Any]) -> tuple[str | None, bool]:
         """Why the webhook did not take a message, and whether it never will."""
         try:
-            answer = await self._http.post(self._url, json=body)
-        except httpx.HTTPError as error:
+            # What it says is not read: it may be without an end.
+            async with asyncio.timeout(_LONGEST_S), self._http.stream("POST", self._url, json=body) as answer:
+                status = answer.status_code
+        except (httpx.HTTPError, TimeoutError) as error:
             return f"{type(error).__name__}: {error}", False
         except httpx.InvalidURL as error:
             return f"alerts.webhook_url is no URL: {error}", True
-        status = answer.status_code
         return (None if answer.is_success else f"status {status}"), status < 500 and status != 429
 
 

@@ -24,7 +24,7 @@ from kvarn.gateway.console.viewer import ANOTHER_TENANT, ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.query import CHECKED, QueryModel, Text
 from kvarn.gateway.state import Gateway
-from kvarn.identity.scopes import may_use_model
+from kvarn.identity.scopes import may_see_adapter, may_use_model
 from kvarn.store.errors import StoreError
 from kvarn.store.owner import Principal
 from kvarn.wire.kv_map import PathBlock
@@ -83,11 +83,12 @@ async def get_block(gateway: GatewayDep, viewer: ConsoleViewer, query: Annotated
             raise ApiError(404, f"The replica {replica!r} has no block {query.block}.", code="not_found", param="block")
         raise unavailable(f"The replica {replica!r} does not answer: try again.", "replica_not_answering")
     sees = viewer.may_see(path.tenant)
-    adapter = path.adapter if sees or path.is_adapter else None
+    loaded = model.adapters.get(path.adapter) if path.is_adapter else None
+    names_adapter = sees or (loaded is not None and may_see_adapter(viewer.principal, loaded))
     return BlockDetail(
         block=path.block,
         tenant=await viewer.name_of(path.tenant) if path.tenant else None,
-        adapter=adapter or None,
+        adapter=(path.adapter or None) if names_adapter else None,
         is_adapter=path.is_adapter,
         depth=path.depth,
         tokens=0 if client.card is None else path.depth * client.card.block_size,

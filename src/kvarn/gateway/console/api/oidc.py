@@ -42,7 +42,8 @@ def _with_error_pages(route: _Route) -> _Route:
             return await route(request, gateway)
         except HANDLED as error:
             told = to_api_error(error)
-        failed.note(address)
+        if told.status == 403:  # others are nobody's guess: any site's page can make a browser ask for them
+            failed.note(address)
         # Other messages may name the person.
         why = told.message if told.status >= 500 else told.code
         _log.warning("a sign-in at the provider failed: %s", why, extra={"address": address})

@@ -109,10 +109,10 @@ class Overview(Struct, frozen=True):
 @router.get("/overview")
 async def get_overview(gateway: GatewayDep, viewer: ConsoleViewer, query: RangeQuery) -> Overview:
     """Load of the whole server, use and changes of what the viewer may see. Raises `ApiError`: 404, no such model."""
-    model = None if query.model is None else gateway.models.find(query.model).name
+    model = None if query.model is None else viewer.find_model(gateway.models, query.model).name
     names = [*_SHOWN, *_FULL, *_TOKENS]
     history = await gateway.control.history.read(HistoryQuery(seconds=query.seconds, model=model or "", names=names))
-    served = [each for each in gateway.models if model in (None, each.name)]
+    served = [each for each in gateway.models if model in (None, each.name) and viewer.may_use(each.name)]
     health = [_health(gateway, each, history) for each in served]
     recent = history.recent.get(model or "", {})
     state = server_state(health, str(gateway.store.health.state), recent, history.whole)
@@ -124,7 +124,7 @@ async def get_overview(gateway: GatewayDep, viewer: ConsoleViewer, query: RangeQ
         at=now,
         state=state,
         tiles=_tiles(history, health),
-        history=_with_marks(history, changes),
+        history=_with_marks(viewer.of_history(history), changes),
         models=[_row(each) for each in health],
         users=users,
         changes=changes,

@@ -70,7 +70,8 @@ class SessionRequests(Struct):
 
 
 class RequestSteps(Struct):
-    """Steps of a request's turns, by the engine's ids of these. Tenants have names, of others nothing else is told."""
+    """Steps of a request's turns, by the engine's ids of these. Tenants have names; of the requests of
+    others, and of other projects but to an admin, nothing else is told."""
 
     turns: Mapping[str, TurnSteps]
 
@@ -132,12 +133,15 @@ async def get_session_requests(viewer: ConsoleViewer, name: str) -> SessionReque
 async def _with_names(viewer: Viewer, steps: Mapping[str, TurnSteps]) -> dict[str, TurnSteps]:
     names = await viewer.names_of({turn.tenant for each in steps.values() for turn in each.turns})
 
-    def shown(turn: StepTurn) -> StepTurn:
-        is_theirs = viewer.organization_id in (None, turn.tenant)
+    def shown(place: int, turn: StepTurn) -> StepTurn:
+        is_theirs = place == 0 or viewer.may_see(turn.tenant)  # the first is the request's own
         hidden = {} if is_theirs else {"request_id": "", "adapter": ""}
         return replace(turn, tenant=names[turn.tenant], **hidden)
 
-    return {name: replace(each, turns=[shown(turn) for turn in each.turns]) for name, each in steps.items()}
+    return {
+        name: replace(each, turns=[shown(place, turn) for place, turn in enumerate(each.turns)])
+        for name, each in steps.items()
+    }
 
 
 async def _csv(viewer: Viewer, where: KeptFilter, order: KeptOrder) -> AsyncGenerator[bytes, None]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import Depends
+from fastapi import Depends, Path
 from msgspec import Struct
 from pydantic import AfterValidator, Field
 
@@ -17,7 +17,7 @@ from kvarn.evaluations.operation import add_or_create
 from kvarn.gateway.console.router import console_router
 from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import AdminDep, current_admin
-from kvarn.gateway.query import CHECKED, QueryModel, Text
+from kvarn.gateway.query import CHECKED, LARGEST_ID, QueryModel, Text
 from kvarn.safety.errors import SafetyError
 from kvarn.store.models import PromptSample
 from kvarn.store.owner import Owner
@@ -29,12 +29,15 @@ from kvarn.wire.openai.errors import ApiError, invalid_request
 router = console_router()
 
 Verdict = Literal["unreviewed", "good", "bad"]
+SampleId = Annotated[int, Path(ge=0, le=LARGEST_ID)]
 
 
 class ReviewQuery(QueryModel):
     state: Verdict | None = Field(None, description="Samples in this state only.")
     model: Text | None = Field(None, description="Prompts to this model only.")
-    after: int | None = Field(None, ge=0, description="Id of the sample behind which the page begins; newest first.")
+    after: int | None = Field(
+        None, ge=0, le=LARGEST_ID, description="Id of the sample behind which the page begins; newest first."
+    )
     limit: int = Field(50, ge=1, le=200, description="Samples at most.")
 
 
@@ -101,20 +104,18 @@ async def list_review(viewer: ConsoleViewer, query: ReviewQuery) -> SampleList:
 
 
 @router.get("/review/{sample_id}")
-async def open_sample(admin: AdminDep, viewer: ConsoleViewer, sample_id: int) -> OpenedSample:
+async def open_sample(admin: AdminDep, viewer: ConsoleViewer, sample_id: SampleId) -> OpenedSample:
     """One sample with its contents; the audit log has it first."""
     sample = await _find(viewer, sample_id)
     given = await _open(admin, sample.sealed)
     answer = None if sample.answer is None else (await _open(admin, sample.answer)).decode()
-    async with admin.audited_change() as change:
-        data, owner = {"prompts": 1}, sample.project_id
-        change.record("prompts.read", sample.organization_id, owner, project_id=owner, data=data)
+    await _tell_read(admin, sample)
     row = _row(sample, await viewer.name_of(sample.organization_id), answer is not None)
     return OpenedSample(sample=row, input=msgspec.json.decode(given), answer=answer)
 
 
 @router.post("/review/{sample_id}")
-async def review(admin: AdminDep, viewer: ConsoleViewer, sample_id: int, body: ReviewRequest) -> SampleRow:
+async def review(admin: AdminDep, viewer: ConsoleViewer, sample_id: SampleId, body: ReviewRequest) -> SampleRow:
     """Keep a verdict, in place of the one before."""
     async with viewer.store.transaction() as session:
         sample = await find_sample(session, viewer.organization_id, sample_id)
@@ -124,10 +125,12 @@ async def review(admin: AdminDep, viewer: ConsoleViewer, sample_id: int, body: R
 
 
 @router.post("/review/{sample_id}/item")
-async def add_to_set(admin: AdminDep, viewer: ConsoleViewer, sample_id: int, body: AddToSetRequest) -> AddedItem:
+async def add_to_set(admin: AdminDep, viewer: ConsoleViewer, sample_id: SampleId, body: AddToSetRequest) -> AddedItem:
+    """Make an item of a sample; its project reads it from then on, so that the audit log has it first."""
     sample = await _find(viewer, sample_id)
     given = msgspec.json.decode(await _open(admin, sample.sealed), type=dict[str, Any])
     owner = replace(admin.principal, owner=Owner(sample.organization_id, sample.project_id))
+    await _tell_read(admin, sample)
     made = await add_or_create(admin.gateway, owner, body.set, _item(given, body.expected), f"sample {sample.id}")
     return AddedItem(set_id=made.id, version=made.version, num_items=made.num_items)
 
@@ -147,6 +150,12 @@ def _item(given: dict[str, Any], expected: str) -> EvaluationItem:
 async def _find(viewer: Viewer, sample_id: int) -> PromptSample:
     async with viewer.store.reading() as session:
         return await find_sample(session, viewer.organization_id, sample_id)
+
+
+async def _tell_read(admin: AdminDep, sample: PromptSample) -> None:
+    async with admin.audited_change() as change:
+        data, owner = {"prompts": 1}, sample.project_id
+        change.record("prompts.read", sample.organization_id, owner, project_id=owner, data=data)
 
 
 async def _open(admin: AdminDep, sealed: bytes) -> bytes:

@@ -11,7 +11,7 @@ from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.query import Texts
 from kvarn.observe.history import MAX_POINTS, HistoryPage, HistoryQuery
 from kvarn.observe.samples import SERIES
-from kvarn.wire.openai.errors import invalid_request
+from kvarn.wire.openai.errors import invalid_request, model_not_found
 
 router = console_router()
 
@@ -23,10 +23,13 @@ class SeriesQuery(RangeQuery):
 
 @router.get("/series")
 async def get_series(gateway: GatewayDep, viewer: ConsoleViewer, query: SeriesQuery) -> HistoryPage:
-    """Series by their `names`, repeated or separated by commas. Raises `ApiError`: 400, there is no such series."""
+    """Series by their `names`, repeated or separated by commas. Raises `ApiError`: 400, there is no such series; 404,
+    no such model."""
     names = list(dict.fromkeys(name for each in query.names for name in each.split(",") if name))
     if unknown := [name for name in names if name not in SERIES]:
         message = f"There is no series {unknown[0]!r}. There are: {', '.join(SERIES)}."
         raise invalid_request(message, "names")
+    if query.model is not None and not viewer.may_use(query.model):
+        raise model_not_found(query.model, [each.name for each in gateway.models if viewer.may_use(each.name)])
     asked = HistoryQuery(seconds=query.seconds, model=query.model or "", names=names, points=query.points)
-    return await gateway.control.history.read(asked)
+    return viewer.of_history(await gateway.control.history.read(asked))
