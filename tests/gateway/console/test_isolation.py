@@ -91,7 +91,8 @@ def test_a_page_elsewhere_cannot_lock_people_out(api: KeyServer) -> None:
 def test_one_viewer_has_only_so_many_streams(server: Any, client: httpx.Client) -> None:
     counts: Counter[Any] = server.app.state.console_streams
     with client.stream("GET", f"{API}/models/stream") as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # forgotten, it would close the stream
+        next(lines)
         ((holder, count),) = counts.items()
         assert count == 1
         counts[holder] += MAX_STREAMS - 1
