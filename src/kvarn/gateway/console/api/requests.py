@@ -99,7 +99,7 @@ async def export_requests(viewer: ConsoleViewer, query: RequestFilterQuery) -> A
     return ContentStream(_csv(viewer, query.filter_for(viewer), query.order), headers=headers)
 
 
-RecordId = Annotated[str, AfterValidator(lambda given: re.split(r"[-_]", given)[-1])]
+RecordId = Annotated[str, AfterValidator(lambda given: re.sub(r"^[a-z]+[-_](?=[0-9a-f]{32}$)", "", given))]
 """A request's own id, also within the id of its answer (`chatcmpl-…`) or in the header (`req-…`)."""
 
 
