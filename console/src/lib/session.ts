@@ -1,4 +1,5 @@
 // Who is signed in, and the ways to sign in and out.
+import { belowRoot } from "./address";
 import { effect, signal } from "@preact/signals";
 import { ApiError, call, root, signedOut } from "./api";
 import { asApiError } from "./resource";
@@ -56,7 +57,7 @@ export function oidcAddress(of: Session): string | null {
   const { oidc } = of.features;
   if (!oidc) return null;
   const begin = new URL(oidc.path, root);
-  begin.searchParams.set("next", window.location.pathname + window.location.search);
+  begin.searchParams.set("next", belowRoot(window.location) ?? "");
   return begin.href;
 }
 
