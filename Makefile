@@ -184,7 +184,7 @@ console-modules:
 # The benchmarks and the examples, briefly. The benchmark against peers runs Kvarn alone, with its default settings, a
 # tiny model and short answers: it fails if a request is refused or an answer is not whole.
 SMOKE := --engines kvarn --shapes tiny --cache $(VENV)/smoke --models $(VENV)/smoke
-smoke: $(VENV)/.test
+smoke: $(VENV)/.test services
 	@rm -f $(VENV)/smoke/results.jsonl
 	$(BIN)/python -m benchmarks.peers prepare $(SMOKE)
 	$(BIN)/python -m benchmarks.peers run --smoke --w6-rate 50 --results $(VENV)/smoke/results.jsonl $(SMOKE)
