@@ -27,7 +27,7 @@ def test_an_open_server_tells_all(server, client) -> None:
     assert tiles["requests"]["value"] >= 1 and tiles["ttft_p95_s"]["value"] > 0
     history = told["history"]
     assert {len(values) for values in history["series"].values()} == {len(history["at"])} == {90}
-    assert history["series"]["requests_per_s"][-1] > 0 and history["marks"][0]["kind"] == "start"
+    assert any(history["series"]["requests_per_s"]) and history["marks"][0]["kind"] == "start"
     models = {row["name"]: row for row in told["models"]}
     assert models["tiny"]["ready"] and models["tiny"]["replicas"] == 1 == models["tiny"]["ready_replicas"]
     only = client.get(OVERVIEW, params={"model": "tiny"}).json()
@@ -59,8 +59,8 @@ def test_each_viewer_sees_what_is_theirs(server, client) -> None:
     def users(viewer) -> set[str]:
         return {row["organization"] for row in viewer.get(OVERVIEW).json()["users"]}
 
-    wait_for(lambda: {"acme-overview", "globex-overview"} <= users(client), "usage in the ledger")
-    assert users(acme) == {"acme-overview"}
-    assert users(other) == {"globex-overview"}
+    wait_for(lambda: users(acme) == {"acme-overview"}, "usage in the ledger")
+    wait_for(lambda: users(other) == {"globex-overview"}, "usage in the ledger")
+    assert len(users(client)) > 1, "a platform administrator sees all, the largest first"
     assert [change["kind"] for change in acme.get(OVERVIEW).json()["changes"]][-1:] == ["organization.created"]
     assert other.get(OVERVIEW).json()["changes"] == [], "a member of a project is no administrator"
