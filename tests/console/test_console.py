@@ -48,14 +48,15 @@ def keyed(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
 
 @pytest.mark.parametrize("scenario", ALONE)
 def test_a_scenario(scenario: str, browser: Any, demo: str) -> None:
-    browser.run(scenario, demo)
+    assert browser.run(scenario, demo) == ""
 
 
 def test_every_page_opens_in_both_themes_and_widths(browser: Any, demo: str) -> None:
-    browser.run("pages", demo, pages=PAGES)
+    assert len(PAGES) >= 10
+    assert browser.run("pages", demo, pages=PAGES) == ""
 
 
 @pytest.mark.parametrize("scenario", ["sign_in", "keyboard", "many_requests"])
 def test_a_scenario_with_keys_below_a_path(scenario: str, browser: Any, keyed: tuple[str, str]) -> None:
     url, key = keyed
-    browser.run(f"keys/{scenario}", url, key=key)
+    assert browser.run(f"keys/{scenario}", url, key=key) == ""

@@ -92,7 +92,9 @@ async def test_a_gateway_that_began_without_its_database_tries_until_all_of_it_w
     services = Services(config_of(postgres_url, tmp_path, timeout_s=5))
     async with being_migrated(postgres_url):
         await services.start()
-        await asyncio.sleep(0.5)
+        async with asyncio.timeout(60):
+            while faults:  # noqa: ASYNC110  what it fails at has no event
+                await asyncio.sleep(0.01)
     async with asyncio.timeout(60):
         await asyncio.gather(*services._tasks)
     own = [each.getMessage() for each in caplog.records if each.name.startswith("kvarn.")]

@@ -14,7 +14,6 @@ const LOOKS: Record<TokenCause, [variable: string, height: number]> = {
   "shared with a prompt": ["--prefill", 0.75],
   preempted: ["--bad", 1],
   "proposal accepted": ["--good", 0.3],
-  forced: ["--tool", 0.15],
   failover: ["--queue", 1],
 };
 const look = (cause: string): [string, number] => LOOKS[cause as TokenCause] ?? ["--unexplained", 0.6];

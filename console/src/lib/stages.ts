@@ -8,7 +8,6 @@ export const STAGES = {
   prefill: "prefill",
   decode: "decode",
   transfer: "transfer",
-  tool: "tool",
   text: "text and moderation",
   unexplained: "unexplained",
 } as const;
@@ -25,7 +24,6 @@ export const TOKEN_CAUSES = {
   "shared with a prompt": "cause-shared",
   preempted: "cause-preempted",
   "proposal accepted": "cause-accepted",
-  forced: "cause-forced",
   failover: "cause-failover",
 } as const;
 export type TokenCause = keyof typeof TOKEN_CAUSES;

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from prometheus_client import Gauge
 from pydantic import TypeAdapter
 
 from kvarn.clock import SYSTEM_CLOCK
@@ -139,11 +140,24 @@ def scored(run: EvaluationRun, of: EvaluationSet) -> ScoredRun:
 
 def show_scores(scores: Sequence[QualityScore], metrics: GatewayMetrics) -> None:
     """Show the newest scores as gauges. Sets of other organisations than the default one are named by their ids."""
-    metrics.quality_score.clear()
-    metrics.quality_baseline_score.clear()
+    found, baselines = dict[tuple[str, str, str], float](), dict[tuple[str, str, str], float]()
     for each in scores:
         run = each.run
         name = run.set_name if run.organization_id == DEFAULT_ORGANIZATION else run.set_id
-        metrics.quality_score.labels(run.model, run.model_version, name).set(run.score)
+        labels = (run.model, run.model_version, name)
+        found[labels] = run.score
         if each.baseline is not None:
-            metrics.quality_baseline_score.labels(run.model, run.model_version, name).set(each.baseline.score)
+            baselines[labels] = each.baseline.score
+    _set_all(metrics.quality_score, found)
+    _set_all(metrics.quality_baseline_score, baselines)
+
+
+def _set_all(gauge: Gauge, values: Mapping[tuple[str, str, str], float]) -> None:
+    """Give a gauge these values and no others. Values that stay are there at each moment, for a scrape in between."""
+    for labels, value in values.items():
+        gauge.labels(*labels).set(value)
+    for family in gauge.collect():
+        for sample in family.samples:
+            shown = (sample.labels["model"], sample.labels["version"], sample.labels["set"])
+            if shown not in values:
+                gauge.remove(*shown)

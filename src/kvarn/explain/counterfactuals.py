@@ -52,10 +52,15 @@ _REMEDIES = {
 def counterfactuals_of(reading: Reading, causes: Sequence[Candidate], replicas: int) -> list[Counterfactual]:
     """At most two changes that one could make, the one that spares most first; last, what it would have taken alone.
     `replicas`: the request could have gone to so many."""
-    found = [each for each in _changes(reading, causes, replicas) if each.total_s <= (1 - _WORTH) * reading.total_s]
+    found = [each for each in _changes(reading, causes, replicas) if _is_worth(each, reading.total_s)]
     changes = sorted(found, key=lambda each: each.total_s)[:MAX_CHANGES]
     alone = _alone(reading)
     return changes if alone is None else [*changes, alone]
+
+
+def _is_worth(change: Counterfactual, total_s: float) -> bool:
+    spared_s = total_s - change.total_s
+    return spared_s >= _WORTH * total_s and spared_s > change.error_s
 
 
 def _changes(reading: Reading, causes: Sequence[Candidate], replicas: int) -> Iterable[Counterfactual]:

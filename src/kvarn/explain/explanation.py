@@ -16,7 +16,6 @@ class Stage(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     TRANSFER = "transfer"  # KV blocks or an adapter are fetched, network to an engine
-    TOOL = "tool"
     TEXT = "text"  # templates, tokens, text, moderation
     UNEXPLAINED = "unexplained"
 
@@ -43,7 +42,6 @@ class CauseCode(StrEnum):
     PREEMPTED = "preempted"
     FAILOVER = "failover"
     REJECTED_PROPOSALS = "rejected proposals"
-    TOOL = "tool"
     PREPARE = "prepare"  # parse the body, render the template, tokenize
     MODERATION = "moderation"
     CLIENT_READ = "client slow to read"
@@ -57,7 +55,6 @@ class TokenCause(StrEnum):
     SHARED = "shared with a prompt"
     PREEMPTED = "preempted"
     ACCEPTED = "proposal accepted"
-    FORCED = "forced"
     FAILOVER = "failover"
 
 

@@ -25,7 +25,6 @@ _WENT_TO = {
     CauseCode.PREEMPTED: "being preempted{by}",
     CauseCode.FAILOVER: "a failover{of}",
     CauseCode.REJECTED_PROPOSALS: "verifying {agent} that were wrong",
-    CauseCode.TOOL: "a tool",
     CauseCode.PREPARE: "preparing its prompt{of}",
     CauseCode.MODERATION: "moderation",
     CauseCode.CLIENT_READ: "a client slow to read",

@@ -82,6 +82,8 @@ _THIS_MACHINE = r"https?://(localhost|([a-z0-9-]+\.)+localhost|127(\.\d{1,3}){3}
 
 _log = logging.getLogger("kvarn.gateway")
 
+_Worker = Worker[Any] | Periodic | QualityMonitor | Rollouts | Alerting
+
 
 _ROUTERS = [
     module.router
@@ -182,38 +184,7 @@ async def _lifespan(
     start_after: Callable[[], Awaitable[None]] | None,
 ) -> AsyncGenerator[None, None]:
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
-    config = gateway.config
-    count_nearly_full = partial(gateway.storage_quota.count_nearly_full, services.store_metrics.nearly_full.set)
-    workers: list[Worker[Any] | Periodic | QualityMonitor | Rollouts | Alerting] = [
-        gateway.responses,
-        gateway.control.rollouts,
-        gateway.control.alerting,
-        retention_worker(gateway.store, config.retention),
-        stored_bytes_worker(gateway.store),
-        Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
-    ]
-    if gateway.store.blobs is not None:
-        workers.append(content_worker(gateway.store))
-    if gateway.control.shared is None or gateway.control.shared.is_main:
-        deleted = DeletedTenants(gateway.store, lambda: replicas_with_tiers(gateway.models))
-        workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, TELL_EVERY_S))
-        workers.append(Periodic("samples of the history", gateway.control.history.sample, EVERY_S))
-    if gateway.control.fleet is not None:
-        reconciler = AdapterReconciler(gateway.models, gateway.store)
-        workers.append(Periodic("looks for adapters that are missing", reconciler.look, config.fleet.poll_s))
-    if gateway.control.monitor is not None:
-        workers.append(gateway.control.monitor)
-    for external in gateway.control.external:
-        workers += external.probes()
-    if (keeper := gateway.control.traces.keeper) is not None:
-        workers.append(Periodic("writes of kept requests", keeper.write, WRITE_EVERY_S))
-        workers.append(kept_requests_worker(gateway.store, config.traces.kept))
-    if (usage := gateway.control.traces.usage) is not None:
-        workers.append(Periodic("exports of metrics", usage.export, usage.settings.interval_s))
-    if (exporter := gateway.control.traces.exporter) is not None:
-        workers.append(Periodic("exports of spans", exporter.export, _EXPORT_EVERY_S))
-    if config.batches.enabled:
-        workers += [BatchWorker(gateway), EvaluationWorker(gateway)]
+    workers = _workers(gateway, services)
     try:
         await services.start()
     except StoreError as error:
@@ -224,7 +195,7 @@ async def _lifespan(
         raise
     for worker in workers:
         worker.start()
-    loading = asyncio.create_task(gateway.models.load_text(pool, config.gateway))
+    loading = asyncio.create_task(gateway.models.load_text(pool, gateway.config.gateway))
     try:
         if start_after is not None:
             await start_after()
@@ -235,16 +206,56 @@ async def _lifespan(
         if left := await open_requests.over(_SETTLE_S):
             _log.error("%d requests were not settled before the end", left)
         await asyncio.gather(*[worker.stop() for worker in workers])
-        await gateway.control.golden.stop()
-        await gateway.control.shadows.stop()
-        await gateway.models.close()
-        await gateway.grammars.close()
-        await asyncio.gather(*[external.close() for external in gateway.control.external])
-        if exporter is not None:
-            await exporter.close()
-        if usage is not None:
-            await usage.close()
-        if keeper is not None:
-            await keeper.close()
+        await _close(gateway)
         await services.stop()
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def _close(gateway: Gateway) -> None:
+    """Close what the requests used; what is still to be told or kept of them is."""
+    control = gateway.control
+    await control.golden.stop()
+    await control.shadows.stop()
+    await gateway.models.close()
+    await gateway.grammars.close()
+    await asyncio.gather(*[external.close() for external in control.external])
+    for each in (control.traces.exporter, control.traces.usage, control.traces.keeper):
+        if each is not None:
+            await each.close()
+
+
+def _workers(gateway: Gateway, services: Services) -> list[_Worker]:
+    """Make what runs beside the requests."""
+    config, control = gateway.config, gateway.control
+    count_nearly_full = partial(gateway.storage_quota.count_nearly_full, services.store_metrics.nearly_full.set)
+    workers: list[_Worker] = [
+        gateway.responses,
+        control.rollouts,
+        control.alerting,
+        retention_worker(gateway.store, config.retention),
+        stored_bytes_worker(gateway.store),
+        Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
+    ]
+    if gateway.store.blobs is not None:
+        workers.append(content_worker(gateway.store))
+    if control.shared is None or control.shared.is_main:
+        deleted = DeletedTenants(gateway.store, lambda: replicas_with_tiers(gateway.models))
+        workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, TELL_EVERY_S))
+        workers.append(Periodic("samples of the history", control.history.sample, EVERY_S))
+    if control.fleet is not None:
+        reconciler = AdapterReconciler(gateway.models, gateway.store)
+        workers.append(Periodic("looks for adapters that are missing", reconciler.look, config.fleet.poll_s))
+    if control.monitor is not None:
+        workers.append(control.monitor)
+    for external in control.external:
+        workers += external.probes()
+    if (keeper := control.traces.keeper) is not None:
+        workers.append(Periodic("writes of kept requests", keeper.write, WRITE_EVERY_S))
+        workers.append(kept_requests_worker(gateway.store, config.traces.kept))
+    if (usage := control.traces.usage) is not None:
+        workers.append(Periodic("exports of metrics", usage.export, usage.settings.interval_s))
+    if (exporter := control.traces.exporter) is not None:
+        workers.append(Periodic("exports of spans", exporter.export, _EXPORT_EVERY_S))
+    if config.batches.enabled:
+        workers += [BatchWorker(gateway), EvaluationWorker(gateway)]
+    return workers

@@ -79,23 +79,10 @@ def build_gateway(
     """Build the gateway and the services that are started and stopped with the application; see `create_app`."""
     is_main = shared is None or shared.is_main
     table, text = ModelTable(models_by_name), TextPool(pool, config.gateway.tokenize_threads)
-    slo = {model.name: config.slo_of(model.config) for model in table}
-    metrics = GatewayMetrics(slo, slo)
-    if is_main:
-        engines = EngineCollector(
-            ReplicasByModel(models_by_name), by_organization=config.gateway.metrics_by_organization
-        )
-        metrics.registry.register(engines)
-        metrics.history_sources.append(engines)
-        metrics.registry.register(HostCollector(Path(config.data_dir).expanduser()))
-    metrics.registry.register(RoutingCollector(models_by_name))
+    metrics = _metrics(config, models_by_name, table, is_main=is_main)
     services = Services(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
     metrics.history_sources.append(services.admission_metrics.length)
-    store, held, golden = (
-        services.store,
-        ByteBudget(config.gateway.max_held_bytes),
-        GoldenModels(table, text, config.quality.prompts),
-    )
+    store, golden = services.store, GoldenModels(table, text, config.quality.prompts)
     choice_metrics = ModelChoiceMetrics(metrics.registry)
     routes = ModelRoutes(table, config.routes, choice_metrics, services.admission.predicted_ttft_s)
     shadows = Shadows(choice_metrics)
@@ -108,13 +95,7 @@ def build_gateway(
     monitor = _quality_monitor(golden, config, take_out, metrics)
     if autoscaling is not None and monitor is not None:
         autoscaling.golden_prompts = monitor.asked
-    traces = Traces(
-        make_exporter(config.traces, metrics.registry),
-        contents=config.traces.contents,
-        keeper=_keeper(config, store, table, metrics),
-        prices=services.metering.prices,
-        usage=make_usage_exporter(),
-    )
+    traces = _traces(services, table, metrics)
     external = _connect_external(table, metrics)
     generators = {name: external_generator(model) for name, model in external.items()}
     observers = (rollouts.observer, shadows, traces, TurnObserver(metrics.turns), AnswerLog(services.prompts))
@@ -129,7 +110,7 @@ def build_gateway(
         text=text,
         grammars=GrammarPool(sandbox_limits(config.gateway)),
         metrics=metrics,
-        held=held,
+        held=ByteBudget(config.gateway.max_held_bytes),
         responses=BackgroundResponses(store, config.responses, lambda run: run_background(gateway, run)),
         control=ControlPlane(
             key_cache=services.identity.key_cache,
@@ -152,6 +133,33 @@ def build_gateway(
     copies = replace(gateway, steps=replace(steps, stages=_copy_stages(services, text), observers=()))
     shadows.ask = partial(answer, copies)
     return gateway, services
+
+
+def _metrics(
+    config: KvarnConfig, models_by_name: Mapping[str, ServedModel], table: ModelTable, *, is_main: bool
+) -> GatewayMetrics:
+    """The metrics of this process; the main one also shows those of the engines and of the machine."""
+    slo = {model.name: config.slo_of(model.config) for model in table}
+    metrics = GatewayMetrics(slo, slo)
+    if is_main:
+        by_model = ReplicasByModel(models_by_name)
+        engines = EngineCollector(by_model, by_organization=config.gateway.metrics_by_organization)
+        metrics.registry.register(engines)
+        metrics.history_sources.append(engines)
+        metrics.registry.register(HostCollector(Path(config.data_dir).expanduser()))
+    metrics.registry.register(RoutingCollector(models_by_name))
+    return metrics
+
+
+def _traces(services: Services, table: ModelTable, metrics: GatewayMetrics) -> Traces:
+    config = services.config.traces
+    return Traces(
+        make_exporter(config, metrics.registry),
+        contents=config.contents,
+        keeper=_keeper(services.config, services.store, table, metrics),
+        prices=services.metering.prices,
+        usage=make_usage_exporter(),
+    )
 
 
 async def _read_metrics(metrics: GatewayMetrics, shared: SharedState | None) -> CollectorRegistry:
