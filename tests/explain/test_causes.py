@@ -80,8 +80,7 @@ def test_better_priorities_that_came_later_are_told(monkeypatch):
 @pytest.mark.parametrize("stopped", [0.1, 0.02], ids=["while it decodes", "while it waits"])
 def test_a_machine_that_stops_is_told_and_not_the_others_in_its_steps(monkeypatch, stopped):
     """What SIGSTOP does: one step takes three seconds."""
-    stop = iter([0.35 + stopped])
-    at_s = [next(stop)]
+    at_s = list[float]()
 
     def slowness(now: float) -> float:
         if at_s and now >= at_s[0]:
