@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import kvarn
+from browsers import no_browser
 
 ROOT = Path(__file__).parents[2]
 CONSOLE_TOOLS = ROOT / "console/node_modules/playwright-core"
@@ -55,7 +56,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", SMOKE)
 def test_a_benchmark_runs(name: str, home: Path) -> None:
     if name == "console_paint" and not (CONSOLE_TOOLS.is_dir() and shutil.which("node") and shutil.which("chromium")):
-        pytest.skip("needs make console-check, node and chromium")
+        no_browser("needs make console-check, node and chromium")
     arguments, printed = SMOKE[name]
     program = [sys.executable, "-m", f"benchmarks.{name}", *arguments.split()]
     environment = os.environ | {"HOME": str(home)}
