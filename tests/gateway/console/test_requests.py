@@ -267,25 +267,36 @@ def test_prompts_and_answers_are_shown_where_they_are_kept_and_reading_is_noted(
     told_of: list[Any] = []
     monkeypatch.setattr(request_contents, "actor_of", lambda who: told_of.append(who) or actor_of(who))
     program = kept.server.add_tenant("sampled-program", role=Role.SERVICE, log_prompts=True)
+
+    def reads() -> list[dict[str, Any]]:
+        log = sampled.get("/v1/organization/audit_logs", params={"event_types[]": "prompts.read"}).json()["data"]
+        return [entry["prompts.read"] for entry in log]
+
     with sampled, program:
-        plain = sampled.post("/v1/completions", json={"model": "tiny", "prompt": "open", "max_tokens": 2})
+        same = {"x-request-id": "same"}
+        plain, other = [
+            sampled.post("/v1/completions", json={"model": "tiny", "prompt": said, "max_tokens": 2}, headers=same)
+            for said in ("open", "other")
+        ]
         stored = sampled.post("/v1/chat/completions", json=CHAT | {"store": True})
         theirs = program.post("/v1/completions", json={"model": "tiny", "prompt": "open", "max_tokens": 2})
-        kept.wait(3)
+        kept.wait(4)
         kept.server.do(kept.server.gateway.moderation.prompts.flush())
         name = stored.json()["id"][9:]
         contents = kept.detail(name, sampled, "/contents")
         assert contents["source"] == "stored" and contents["prompt"][0]["content"] == "hi"
         assert contents["answer"] == stored.json()["choices"]
+        assert reads()[0]["data"] == {"prompts": 1, "request": name}
+        name = other.json()["id"].partition("-")[2]
+        assert kept.detail(name, sampled, "/contents")["prompt"] == {"prompt": ["other"]}
         name = plain.json()["id"].partition("-")[2]
         assert kept.detail(name, sampled, "/contents") == {
             "prompt": {"prompt": ["open"]},
             "answer": None,
             "source": "sample",
         }
-        log = sampled.get("/v1/organization/audit_logs", params={"event_types[]": "prompts.read"}).json()["data"]
-        assert log[0]["prompts.read"]["data"] == {"prompts": 1, "request": name}
-        assert told_of == [kept.server.authenticator.principals["sampled"]], "the log names the one who reads"
+        assert reads()[0]["data"] == {"prompts": 1, "request": name} and len(reads()) == 3
+        assert told_of == [kept.server.authenticator.principals["sampled"]] * 3, "the log names the one who reads"
         assert kept.client.get(f"{API}/requests/{name}/contents").status_code == 403, "another organisation's"
         theirs_id = theirs.json()["id"].partition("-")[2]
         assert program.get(f"{API}/requests/{theirs_id}/contents").status_code == 403, "a program's key"
