@@ -260,6 +260,23 @@ def test_a_place_far_beyond_the_list_is_its_end(client: httpx.Client) -> None:
     assert client.get(f"{API}/requests", params={"after": f"{'9' * 19}.{'9' * 19}"}).status_code == 200
 
 
+def test_requests_of_one_client_id_have_their_own_prompts_and_each_reading_is_noted(kept: Kept) -> None:
+    with kept.server.add_tenant("same-id", log_prompts=True) as client:
+        body = {"model": "tiny", "max_tokens": 2}
+        names = [
+            client.post("/v1/completions", json=body | {"prompt": said}, headers={"x-request-id": "same"}).json()["id"]
+            for said in ("open", "other")
+        ]
+        names.append(client.post("/v1/chat/completions", json=CHAT | {"store": True}).json()["id"])
+        kept.wait(3)
+        kept.server.do(kept.server.gateway.moderation.prompts.flush())
+        names = [name.partition("-")[2] for name in names]
+        seen = [str(kept.detail(name, client, "/contents")["prompt"]) for name in names]
+        assert all(said in prompt for said, prompt in zip(("open", "other", "hi"), seen, strict=True)), seen
+        log = client.get("/v1/organization/audit_logs", params={"event_types[]": "prompts.read"}).json()["data"]
+        assert [entry["prompts.read"]["data"]["request"] for entry in log] == names[::-1]
+
+
 def test_prompts_and_answers_are_shown_where_they_are_kept_and_reading_is_noted(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,7 +302,7 @@ def test_prompts_and_answers_are_shown_where_they_are_kept_and_reading_is_noted(
         }
         log = sampled.get("/v1/organization/audit_logs", params={"event_types[]": "prompts.read"}).json()["data"]
         assert log[0]["prompts.read"]["data"] == {"prompts": 1, "request": name}
-        assert told_of == [kept.server.authenticator.principals["sampled"]], "the log names the one who reads"
+        assert told_of == [kept.server.authenticator.principals["sampled"]] * 2, "the log names the one who reads"
         assert kept.client.get(f"{API}/requests/{name}/contents").status_code == 403, "another organisation's"
         theirs_id = theirs.json()["id"].partition("-")[2]
         assert program.get(f"{API}/requests/{theirs_id}/contents").status_code == 403, "a program's key"

@@ -42,10 +42,12 @@ async def read_contents(gateway: Gateway, viewer: Viewer, row: KeptRequest) -> R
     async with viewer.store.reading() as session:
         completion = await find_owned_or_none(session, owner, StoredCompletion, f"chatcmpl-{row.id}")
         response = await find_owned_or_none(session, owner, StoredResponse, f"resp_{row.id}")
-        sample = await sample_of(session, owner, row.request_id, row.started_us / 1e6, row.total_us / 1e6)
+        sample = await sample_of(session, owner, row.id)
     if completion is not None:
+        await _note_read(viewer, row)
         return RequestContents(prompt=completion.messages, answer=completion.body.get("choices"), source="stored")
     if response is not None:
+        await _note_read(viewer, row)
         return RequestContents(prompt=response.input_items, answer=response.body.get("output"), source="stored")
     if sample is None:
         return RequestContents()
@@ -53,10 +55,14 @@ async def read_contents(gateway: Gateway, viewer: Viewer, row: KeptRequest) -> R
         prompt = await asyncio.to_thread(_open, gateway, sample.sealed)
     except SafetyError as error:
         raise unavailable(f"The prompt cannot be opened: {error}.", "prompt_sealed") from None
+    await _note_read(viewer, row)
+    return RequestContents(prompt=prompt, source="sample")
+
+
+async def _note_read(viewer: Viewer, row: KeptRequest) -> None:
     async with audited_change(viewer.store, actor_of(viewer.principal)) as change:
         data = {"prompts": 1, "request": row.id}
         change.record("prompts.read", row.organization_id, row.project_id, project_id=row.project_id, data=data)
-    return RequestContents(prompt=prompt, source="sample")
 
 
 def _open(gateway: Gateway, sealed: bytes) -> Any:
