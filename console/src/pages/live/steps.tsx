@@ -18,7 +18,6 @@ export function Who({ turn, short = false }: { turn: Turn | undefined; short?: b
   if (!turn) return <>a request</>;
   if (turn.request_id === null) return <>a request of {turn.tenant}</>;
   const id = requestOf(turn.request_id);
-  if (turn.tenant.startsWith("kvarn:")) return <>{id}</>; // the server's own, which are not kept
   return <a href={href(`requests/${id}`)} title={id}>{short && id.length > 10 ? `…${id.slice(-8)}` : id}</a>;
 }
 
