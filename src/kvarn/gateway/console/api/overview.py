@@ -260,8 +260,8 @@ def _name_of(entry: AuditEntry) -> str:
 
 
 def _words(kind: str) -> str:
-    """`deployment.rolled_back` as `deployment rolled back`."""
-    return kind.replace(".", " ").replace("_", " ")
+    """`deployment.rolled_back` as `deployment rolled back`, `api_key.created` as `API key created`."""
+    return kind.replace(".", " ").replace("_", " ").replace("api key", "API key")
 
 
 def _with_marks(history: HistoryPage, changes: Sequence[Change]) -> HistoryPage:
