@@ -108,6 +108,7 @@ FILTERS: list[tuple[KeptFilter, set[int]]] = [
     (KeptFilter(session="s"), {1}),
     (KeptFilter(key_id="key_1"), {2}),
     (KeptFilter(end_user="ada"), {3}),
+    (KeptFilter(batch_id="batch_1"), {12}),
     (KeptFilter(text="s"), {1}),
     (KeptFilter(text="key_1"), {2}),
     (KeptFilter(text="large", statuses=(200, 299)), {4}),
@@ -150,7 +151,7 @@ async def test_each_filter_selects_its_own(store: Store, red: Owner, blue: Owner
         {"status": 0, "outcome": "aborted"},
         {"reason": "slow", "total_us": 9_000_000},
         {"ttft_us": 6_000_000},
-        {"ttft_us": None},
+        {"ttft_us": None, "batch_id": "batch_1"},
     ]
     await keep(store, [kept_row(n, red, **columns) for n, columns in enumerate(special)])
     await keep(store, [kept_row(100, blue, started_us=START_US - 1000, id="f" * 32)])

@@ -71,9 +71,9 @@ export function stepText(step: Step): string {
 export const COLOURINGS = ["tenant", "reuse", "age"] as const;
 export type Colouring = (typeof COLOURINGS)[number];
 
-export const HOLDERS = ["free", "only the prefix cache", "one request", "2 share it", "3-4", "5-8", "9-16", "17 and more"] as const;
-export const AGES = ["less than 1 s", "1 s", "10 s", "1 min", "10 min", "1 h"] as const;
-export const ADAPTER = "adapter weights";
+const HOLDERS = ["free", "only the prefix cache", "one request", "2 share it", "3-4", "5-8", "9-16", "17 and more"] as const;
+const AGES = ["less than 1 s", "1 s", "10 s", "1 min", "10 min", "1 h"] as const;
+const ADAPTER = "adapter weights";
 
 /** Class of a block in a colouring, as an index into `classNames`. */
 export function classOf(state: number, owner: number, colouring: Colouring, tenants: number): number {

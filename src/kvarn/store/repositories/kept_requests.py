@@ -53,6 +53,7 @@ class KeptFilter:
     end_user: str | None = None
     model: str | None = None
     model_version: str | None = None
+    batch_id: str | None = None
     endpoint: str | None = None
     statuses: tuple[int, int] | None = None
     """First and last HTTP status."""
@@ -206,6 +207,7 @@ def _conditions(where: KeptFilter, *, hinted: bool = False) -> list[ColumnElemen
         (KeptRequest.session, where.session),
         (KeptRequest.key_id, where.key_id),
         (KeptRequest.end_user, where.end_user),
+        (KeptRequest.batch_id, where.batch_id),
         (KeptRequest.outcome, where.outcome),
         (common(KeptRequest.organization_id, indexed=where.project_id is None), where.organization_id),
         (common(KeptRequest.model, indexed=where.project_id is None), where.model),
