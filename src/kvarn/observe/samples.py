@@ -15,9 +15,9 @@ from typing import NamedTuple, TypeAlias
 
 from kvarn.observe.merge import MetricFamily, MetricSample
 from kvarn.observe.metrics import TPOT_BUCKETS, TTFT_BUCKETS, UNKNOWN
-from kvarn.observe.timeline import WAITS, Phase, waiting_reason
+from kvarn.observe.timeline import WAITS_OR_PREEMPTED, waiting_reason
 
-REASONS = tuple(waiting_reason(phase) for phase in (*WAITS, Phase.PREEMPTED))
+REASONS = tuple(map(waiting_reason, WAITS_OR_PREEMPTED))
 COUNTS = (
     *("requests", "errors", "refused", "met", "missed", "prompt_tokens", "cached_tokens", "output_tokens"),
     *("preemptions", "restarts"),
