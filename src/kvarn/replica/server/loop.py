@@ -45,7 +45,7 @@ from kvarn.wire.messages import (
     TokenDelta,
     UnloadAdapter,
 )
-from kvarn.wire.questions import Answered, Ask
+from kvarn.wire.questions import Ask, EngineAnswer
 from kvarn.wire.supervision import Drain, Sleep, Supervise
 
 _IDLE_WAIT_S = 0.5
@@ -129,7 +129,7 @@ class ResponseRouter:
         if gateway in self._outboxes:
             self._outboxes[gateway].send(refused)
 
-    def tell(self, gateway: int, message: Adapters | BlockEvents | StepOutput | Answered) -> bool:
+    def tell(self, gateway: int, message: Adapters | BlockEvents | StepOutput | EngineAnswer) -> bool:
         """Send to one gateway process; False: it has not joined or is gone, and nothing was sent."""
         if gateway not in self._outboxes:
             return False
@@ -290,7 +290,7 @@ class EngineLoop:
     def _answer(self, ask: Ask) -> None:
         if ask.gateway in self._router.joined:
             answer = self._service.answer(ask.question)
-            self._router.tell(ask.gateway, Answered(number=ask.number, answer=answer))
+            self._router.tell(ask.gateway, EngineAnswer(number=ask.number, answer=answer))
 
     def _accept(self, request: Submit | Embed | LoadAdapter | UnloadAdapter) -> None:
         if request.gateway not in self._router.joined:
