@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from kvarn.replica.client.questions import EngineQuestions
-from kvarn.wire.questions import Answered, Ask
+from kvarn.wire.questions import Ask, EngineAnswer
 
 
 class Rig:
@@ -29,4 +29,4 @@ async def test_nothing_is_known_without_a_connection_or_where_it_is_lost():
     assert ask.gateway == 3
     rig.questions.forget()
     assert await waiting is None
-    rig.questions.take(Answered(number=ask.number, answer=b"late"))
+    rig.questions.take(EngineAnswer(number=ask.number, answer=b"late"))

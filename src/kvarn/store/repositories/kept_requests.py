@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -72,19 +73,19 @@ class KeptPage:
     """Beginning of the next page; None: this is the last."""
 
 
-async def add_kept(store: Store, rows: Sequence[Row], details: Mapping[str, bytes]) -> int:
-    """Write requests in one transaction, one that is there already once; how many could not be: their organisations
-    have been deleted. `details`: by the id of the request."""
+async def add_kept(store: Store, rows: Sequence[Row], details: Mapping[str, bytes]) -> Counter[str]:
+    """Write requests in one transaction, one that is there already once. Returns those that are there now by reason:
+    others' organisations have been deleted. `details`: by the id of the request."""
     try:
         await _add(store, rows, details)
     except IntegrityError:
-        if len({row["organization_id"] for row in rows}) == 1:
-            return len(rows)
-        lost = 0
-        for organization_id in {row["organization_id"] for row in rows}:
-            lost += await add_kept(store, [row for row in rows if row["organization_id"] == organization_id], details)
-        return lost
-    return 0
+        written = Counter[str]()
+        organizations = {row["organization_id"] for row in rows}
+        for organization_id in organizations if len(organizations) > 1 else ():
+            own = [row for row in rows if row["organization_id"] == organization_id]
+            written += await add_kept(store, own, details)
+        return written
+    return Counter(row["reason"] for row in rows)
 
 
 async def _add(store: Store, rows: Sequence[Row], details: Mapping[str, bytes]) -> None:

@@ -8,6 +8,7 @@ import json
 import logging
 
 import httpx
+import msgspec
 import pytest
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -16,9 +17,9 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 from kvarn.config.load import ConfigError
 from kvarn.observe.timeline import Event
 from kvarn.observe.traces.context import begin
+from kvarn.observe.traces.genai_metrics import MAX_SERIES, GenAiExporter
 from kvarn.observe.traces.settings import MetricsExportSettings, metrics_export_settings
 from kvarn.observe.traces.traced import TracedRequest, TracedTurn
-from kvarn.observe.traces.usage_metrics import MAX_SERIES, UsageExporter
 from otlp_sink import attributes_of
 
 START = 1_800_000_000.0
@@ -57,7 +58,7 @@ class Sink:
         return {metric.name: metric for metric in resource.scope_metrics[0].metrics}
 
 
-class Exporter(UsageExporter):
+class Exporter(GenAiExporter):
     def __init__(self, sink: Sink) -> None:
         self.now = START
         settings = MetricsExportSettings("http://collector/v1/metrics", resource={"service.name": "kvarn"})
@@ -135,6 +136,21 @@ def test_failures_have_an_error_and_refusals_no_tokens() -> None:
     failed, refused = sink.metrics["gen_ai.server.request.duration"].histogram.data_points
     assert attributes_of(failed)["error.type"] == "failed" and "error.type" not in attributes_of(refused)
     assert len(sink.metrics["gen_ai.client.inference.operation.input_tokens"].histogram.data_points) == 1
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_times_of_a_request_that_fell_back_are_those_of_the_turn_that_answered(refused: bool) -> None:
+    sink = Sink()
+    exporter = Exporter(sink)
+    failed = TracedTurn(id="a", model="large", outcome="failed", refused=refused, prompt_tokens=100)
+    request = traced("small")
+    exporter.metrics.observe(msgspec.structs.replace(request, turns=[failed, *request.turns]))
+    exporter.send()
+    for name in ("request.duration", "time_to_first_token", "time_per_output_token"):
+        (point,) = sink.metrics[f"gen_ai.server.{name}"].histogram.data_points
+        assert (point.count, attributes_of(point)["gen_ai.response.model"]) == (1, "small")
+    tokens = sink.metrics["gen_ai.client.inference.operation.input_tokens"].histogram.data_points
+    assert len(tokens) == (1 if refused else 2)
 
 
 def test_memory_is_bounded_and_nothing_is_sent_where_nothing_happened() -> None:

@@ -31,13 +31,13 @@ from kvarn.observe.traces.conventions import (
     TIME_PER_OUTPUT_TOKEN,
     TIME_TO_FIRST_TOKEN,
     TOKEN_USAGE,
-    UsageMetric,
+    GenAiMetric,
     metric_attributes,
     usage_counter,
 )
 from kvarn.observe.traces.otlp import SCOPE, attributes_of, nanoseconds
 from kvarn.observe.traces.settings import MetricsExportSettings, metrics_export_settings
-from kvarn.observe.traces.traced import TracedRequest
+from kvarn.observe.traces.traced import TracedRequest, TracedTurn
 
 MAX_SERIES = 2000
 """Combinations of a metric and its attributes; what would be one more is not counted."""
@@ -65,24 +65,21 @@ class _Point:
 
 
 @dataclass(slots=True)
-class UsageMetrics:
+class GenAiMetrics:
     """Totals since `started_at`, UNIX seconds."""
 
     started_at: float
-    points: dict[tuple[UsageMetric, tuple[str, ...]], _Point] = field(default_factory=dict)
+    points: dict[tuple[GenAiMetric, tuple[str, ...]], _Point] = field(default_factory=dict)
 
     def observe(self, request: TracedRequest) -> None:
-        """Count a request that is over: each of its turns that reached a model."""
-        ttft_s, total_s = request.ttft_s, request.total_s
+        """Count a request that is over: its times, which are those of its last turn, as a fallback's turn comes after
+        one that failed; and the tokens of each turn that reached a model."""
+        if request.turns:
+            self._observe_times(request, request.turns[-1])
         for turn in request.turns:
-            attributes = metric_attributes(request, turn)
-            self._add(REQUEST_DURATION, total_s, attributes)
             if turn.refused:
                 continue
-            if ttft_s is not None:
-                self._add(TIME_TO_FIRST_TOKEN, ttft_s, attributes)
-            if (tpot_s := _tpot_s(request, turn.output_tokens, turn.choices)) is not None:
-                self._add(TIME_PER_OUTPUT_TOKEN, tpot_s, attributes)
+            attributes = metric_attributes(request, turn)
             used = {"input_tokens": turn.prompt_tokens, "output_tokens": turn.output_tokens}
             for (name, tokens), metric in zip(used.items(), (INPUT_TOKENS, OUTPUT_TOKENS), strict=True):
                 kind = {"gen_ai.token.type": name.removesuffix("_tokens")}
@@ -94,7 +91,17 @@ class UsageMetrics:
             if turn.reasoning_tokens:
                 self._add(_REASONING, turn.reasoning_tokens, attributes | MODALITY)
 
-    def _add(self, metric: UsageMetric, value: float, attributes: Mapping[str, str]) -> None:
+    def _observe_times(self, request: TracedRequest, turn: TracedTurn) -> None:
+        attributes, ttft_s = metric_attributes(request, turn), request.ttft_s
+        self._add(REQUEST_DURATION, request.total_s, attributes)
+        if turn.refused:
+            return
+        if ttft_s is not None:
+            self._add(TIME_TO_FIRST_TOKEN, ttft_s, attributes)
+        if (tpot_s := _tpot_s(request, turn.output_tokens, turn.choices)) is not None:
+            self._add(TIME_PER_OUTPUT_TOKEN, tpot_s, attributes)
+
+    def _add(self, metric: GenAiMetric, value: float, attributes: Mapping[str, str]) -> None:
         key = metric, (*attributes.keys(), *attributes.values())
         point = self.points.get(key)
         if point is None:
@@ -147,13 +154,13 @@ def _tpot_s(request: TracedRequest, output_tokens: int, choices: int) -> float |
     return (last_s - first_s) / (output_tokens / choices - 1)
 
 
-def make_usage_exporter() -> UsageExporter | None:
+def make_genai_exporter() -> GenAiExporter | None:
     """The exporter that the environment asks for; None: it names no collector. Raises `ConfigError`."""
     settings = metrics_export_settings(os.environ, _log.warning)
-    return None if settings is None else UsageExporter(settings)
+    return None if settings is None else GenAiExporter(settings)
 
 
-class UsageExporter:
+class GenAiExporter:
     """Counts requests and sends the totals to a collector. Belongs to one event loop."""
 
     def __init__(
@@ -164,7 +171,7 @@ class UsageExporter:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.settings = settings
-        self.metrics = UsageMetrics(time())
+        self.metrics = GenAiMetrics(time())
         self._time = time
         self._failed = False
         headers = {**settings.headers, "content-type": "application/json", "content-encoding": "gzip"}
