@@ -9,6 +9,7 @@ export async function run(visit) {
   await visit.open("");
   await page.getByRole("link", { name: /^Playground/ }).click();
   await visit.title("Playground");
+  const began = performance.now();
   await page.getByLabel("What to ask").press("Enter");
   const why = page.getByRole("link", { name: "Why did it take so long?" });
   await why.waitFor();
@@ -17,6 +18,7 @@ export async function run(visit) {
   assert.ok((await page.getByRole("article", { name: "Answer" }).innerText()).trim(), "the answer is shown");
 
   const detail = await kept(visit, id);
+  const waited_s = (performance.now() - began) / 1000; // what is kept is over
   await page.getByRole("link", { name: /^Requests/ }).click();
   await visit.title("Requests");
   await visit.settled();
@@ -29,6 +31,7 @@ export async function run(visit) {
   assert.equal((await page.locator(".sentence").innerText()).trim(), sentence);
   const sum = parts.reduce((all, part) => all + part.end_s - part.begin_s, 0);
   assert.ok(Math.abs(sum - total_s) < TOLERANCE_S, `the parts take ${sum} s, all of it ${total_s} s`);
+  assert.ok(total_s > 0 && total_s < waited_s, `the request took ${total_s} s, its client waited ${waited_s} s`);
   await visit.inspect();
 }
 

@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from browsers import no_browser
+from lines import Lines
+
 CONSOLE = Path(__file__).parents[2] / "console"
 READY = re.compile(r"Kvarn serves .+ at (https?://\S+) ")
 
@@ -25,14 +28,15 @@ class Browser:
     """Chromium, driven by one node process; see `console/e2e/run.mjs`."""
 
     process: subprocess.Popen[str]
+    lines: Lines
 
     def run(self, scenario: str, server: str, **given: Any) -> str:
         """Run a scenario of `console/e2e`. Returns what went wrong in it; empty: nothing did."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"scenario": scenario, "server": server, "given": given}) + "\n")
         self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        assert line, f"the browser ended with {self.process.wait()}"
+        line = self.lines.next()  # the scenario has an end of its own
+        assert line, f"the browser ended with {self.process.wait(30)}"
         outcome = json.loads(line)
         return "" if outcome["ok"] else str(outcome["error"])
 
@@ -41,10 +45,10 @@ class Browser:
 def browser() -> Iterator[Browser]:
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if chromium is None:
-        pytest.skip("chromium is not installed: make services")
-    node = shutil.which("node") or pytest.skip("node is not installed: the console's pages are not tested")
+        no_browser("chromium is not installed: make services")
+    node = shutil.which("node") or no_browser("node is not installed: the console's pages are not tested")
     if not (CONSOLE / "node_modules/playwright-core").is_dir():
-        pytest.skip("playwright-core is not installed: make console-check")
+        no_browser("playwright-core is not installed: make console-check")
     process = subprocess.Popen(
         [node, "e2e/run.mjs"],
         cwd=CONSOLE,
@@ -53,8 +57,8 @@ def browser() -> Iterator[Browser]:
         text=True,
         env=os.environ | {"CHROMIUM": chromium},
     )
-    yield Browser(process)
-    assert process.stdin is not None
+    assert process.stdin is not None and process.stdout is not None
+    yield Browser(process, Lines(process.stdout))
     process.stdin.close()
     try:
         process.wait(30)
@@ -72,12 +76,13 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     )
     log: list[str] = []
     threading.Thread(target=lambda: log.extend(process.stderr or ()), daemon=True).start()
-    url = next((found[1] for line in process.stdout or () if (found := READY.search(line))), None)
-    if url is None:
-        raise AssertionError(f"kvarn serve ended with {process.wait()}: {''.join(log)}")
-    yield url
-    process.terminate()
+    assert process.stdout is not None
+    lines = Lines(process.stdout)
     try:
+        while (found := READY.search(line := lines.next())) is None:
+            assert line, f"kvarn serve ended with {process.wait(60)}: {''.join(log)}"
+        yield found[1]
+        process.terminate()
         process.wait(60)
     finally:
         process.kill()

@@ -1,8 +1,16 @@
-"""Many clients, clients that leave, and an engine that dies: the really started server keeps its promises."""
+"""Many clients, clients that leave or read slowly, and an engine that is stopped: the really started server keeps its
+promises, and says why a request was slow."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
 from typing import Any
 
 import openai
@@ -52,3 +60,66 @@ def test_clients_that_leave_give_their_blocks_back(server, sdk):
     with pytest.raises(openai.APITimeoutError):  # one that is not streaming leaves too
         sdk.with_options(timeout=0.1).chat.completions.create(messages=question("Count on."), **LONG)
     server.wait_until(server.idle, "the blocks of the client that gave up")
+
+
+def explanation(server, answer_id: str) -> dict[str, Any]:
+    """Why the request of an answer took as long as it did, once it is kept."""
+    path, found = f"/console/api/requests/{answer_id.partition('-')[2]}", []
+
+    def is_kept() -> bool:
+        found.append(server.http.get(path))
+        return found[-1].status_code == 200
+
+    server.wait_until(is_kept, "the request to be kept")
+    return found[-1].json()["explanation"]
+
+
+def test_a_stopped_engine_is_told_as_slow_steps(server, sdk):
+    """Stopped for a second, or for as long as the answer has taken by then."""
+    engine = server.engine_pid("kvarn-demo")
+    for _ in range(5):
+        began_s = time.monotonic()
+        stream = sdk.chat.completions.create(messages=question("Count on."), stream=True, **LONG)
+        name = next(iter(stream)).id
+        rest = threading.Thread(target=list, args=(stream,))
+        rest.start()
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            rest.join(max(1.0, time.monotonic() - began_s))
+            was_stopped = rest.is_alive()
+        finally:
+            os.kill(engine, signal.SIGCONT)
+            rest.join()
+        if was_stopped:  # else the answer had ended before
+            break
+    assert was_stopped
+    found = explanation(server, name)
+    assert found["cause"]["code"] == "slow steps", found["sentence"]
+    assert found["cause"]["seconds"] > 0.9
+    assert "a slow machine" in found["sentence"]
+
+
+def test_a_client_that_does_not_read_is_told(server):
+    """It reads on when the engine has long ended the answer, of which the sockets hold a part."""
+    asked = {"model": "kvarn-demo", "max_tokens": 1500, "ignore_eos": True, "messages": question("Count on.")}
+    body = json.dumps({**asked, "stream": True, "logprobs": True, "top_logprobs": 20}).encode()
+    port = int(server.url.rpartition(":")[2])
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # the server's buffer grows with it
+        client.settimeout(60)
+        client.connect(("127.0.0.1", port))
+        began_s = time.monotonic()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n"
+        client.sendall(f"{head}content-type: application/json\r\nconnection: close\r\n\r\n".encode() + body)
+        received = client.recv(2048)
+        while (name := re.search(rb'"id":"(chatcmpl-[^"]+)"', received)) is None:
+            received += client.recv(2048)
+        server.wait_until(server.idle, "the engine to end the answer")
+        time.sleep(max(1.0, time.monotonic() - began_s))
+        while client.recv(1 << 16):
+            pass
+    found = explanation(server, name[1].decode())
+    assert found["cause"]["code"] == "client slow to read", found["sentence"]
+    assert found["cause"]["seconds"] > 0.9
+    assert found["sentence"].endswith("went to a client slow to read.")

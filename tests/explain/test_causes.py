@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 
 import pytest
@@ -23,6 +24,13 @@ def test_a_request_with_the_engine_to_itself_is_as_fast_as_can_be(monkeypatch):
     found = explained(ExplainedWorld(monkeypatch), [asked("mine", 0.0, 50, 40)])
     assert found.cause.code is CauseCode.OWN_WORK
     assert found.sentence == "This machine can do it no faster: 99 % of the time was the model's own work."
+
+
+def test_steps_of_uneven_length_are_not_shared_where_nobody_else_is_in_them(monkeypatch):
+    chance = random.Random(1)
+    world = ExplainedWorld(monkeypatch, slowness=lambda now: chance.choice([0.8, 1.0, 1.8]))
+    found = explained(world, [asked("mine", 0.0, 50, 40)])
+    assert found.cause.code is CauseCode.OWN_WORK, found.sentence
 
 
 def test_a_filled_kv_cache_is_told_with_who_held_it(monkeypatch):
@@ -80,8 +88,7 @@ def test_better_priorities_that_came_later_are_told(monkeypatch):
 @pytest.mark.parametrize("stopped", [0.1, 0.02], ids=["while it decodes", "while it waits"])
 def test_a_machine_that_stops_is_told_and_not_the_others_in_its_steps(monkeypatch, stopped):
     """What SIGSTOP does: one step takes three seconds."""
-    stop = iter([0.35 + stopped])
-    at_s = [next(stop)]
+    at_s = list[float]()
 
     def slowness(now: float) -> float:
         if at_s and now >= at_s[0]:

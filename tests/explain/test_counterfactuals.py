@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from statistics import median
 
@@ -9,8 +10,27 @@ import msgspec
 import pytest
 
 from explained_world import Asked, ExplainedWorld, asked, mixed_load
+from kvarn.costs.step_times import StepShape
 
 CONFIG = {"num_blocks": 600, "max_num_seqs": 24, "token_budget": 512}
+
+
+NOISE = 0.1
+"""Standard deviation of the logarithm of a step's time."""
+
+
+def step_s(shape: StepShape) -> float:
+    """The larger of what a step reads and what it computes: no sum of parts, as the engine's model of it is."""
+    read_s = 0.009 + 1.5e-7 * shape.decode_context
+    computed_s = 1.6e-4 * (shape.prefill_tokens + shape.decode_rows) + 4e-9 * shape.prefill_pairs
+    return 0.002 + max(read_s, computed_s)
+
+
+def noisy_world(patch: pytest.MonkeyPatch, seed: int, max_in_flight: int) -> ExplainedWorld:
+    """An engine that has to learn step times which are other than it expects, and never quite the same."""
+    chance = random.Random(seed)
+    slowness = lambda now: math.exp(chance.gauss(0.0, NOISE))  # noqa: E731
+    return ExplainedWorld(patch, step_s=step_s, slowness=slowness, max_in_flight=max_in_flight, **CONFIG)
 
 
 def changes(found) -> dict[str, float]:
@@ -18,20 +38,20 @@ def changes(found) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
-def test_alone_is_what_a_request_takes_alone(monkeypatch, max_in_flight):
-    world = ExplainedWorld(monkeypatch, max_in_flight=max_in_flight, **CONFIG)
+def test_alone_is_what_a_request_takes_alone_by_learned_step_times(monkeypatch, max_in_flight):
+    world = noisy_world(monkeypatch, 1, max_in_flight)
     loaded = mixed_load(world, 300, seed=2)
     errors = []
-    for name in random.Random(3).sample(sorted(loaded), 50):
+    for number, name in enumerate(random.Random(3).sample(sorted(loaded), 50)):
         expected = changes(loaded[name].explained())["alone"]
-        again = ExplainedWorld(monkeypatch, max_in_flight=max_in_flight, **CONFIG)
+        again = noisy_world(monkeypatch, 100 + number, max_in_flight)
         turn = loaded[name].steps[name].turns[0]
         delays = {event: late_s for event, late_s in world.delays[name].items() if event != "stage.admission"}
         request = asked(name, 0.0, turn.prompt_tokens, loaded[name].request.turns[0].output_tokens)
         measured = again.play([Asked(0.0, request.message, delays)])[name].total_s
         errors.append(abs(expected - measured) / measured)
-    assert median(errors) < 0.15
-    assert max(errors) < 0.15
+    assert median(errors) <= 0.15
+    assert max(errors) < 0.5
 
 
 def test_a_faster_reader_is_what_a_request_takes_with_one(monkeypatch):

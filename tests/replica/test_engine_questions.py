@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from kvarn.replica.client.questions import EngineQuestions
+from kvarn.wire.kv_map import KVPath
 from kvarn.wire.questions import Ask, EngineAnswer
 
 
@@ -21,7 +24,7 @@ class Rig:
         return self._is_there
 
 
-async def test_nothing_is_known_without_a_connection_or_where_it_is_lost():
+async def test_nothing_is_known_without_a_connection_or_where_it_is_lost_and_late_answers_are_no_others():
     assert await Rig(is_there=False).questions.live(0) is None
     rig = Rig()
     waiting = asyncio.create_task(rig.questions.kv_path(1))
@@ -29,4 +32,9 @@ async def test_nothing_is_known_without_a_connection_or_where_it_is_lost():
     assert ask.gateway == 3
     rig.questions.forget()
     assert await waiting is None
+    asking = asyncio.create_task(rig.questions.kv_path(2))
+    again = await rig.asked.get()
     rig.questions.take(EngineAnswer(number=ask.number, answer=b"late"))
+    path = KVPath(block=2, tenant="acme", adapter="", is_adapter=False, depth=0, path=[], request_ids=[])
+    rig.questions.take(EngineAnswer(number=again.number, answer=msgspec.msgpack.encode(path)))
+    assert await asking == path

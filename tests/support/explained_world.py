@@ -79,13 +79,14 @@ def asked(
 
 
 class ExplainedWorld:
-    """Plays requests. `slowness`: by the time, how much longer than modelled a step takes."""
+    """Plays requests. `step_s`: seconds that a step takes; `slowness`: by the time, how much longer it takes."""
 
     def __init__(
         self,
         patch: pytest.MonkeyPatch,
         *,
         num_blocks: int = 4096,
+        step_s: Callable[[StepShape], float] = TIMES.seconds,
         slowness: Callable[[float], float] = lambda now: 1.0,
         max_in_flight: int = 1,
         parts: Mapping[str, object] | None = None,
@@ -96,7 +97,7 @@ class ExplainedWorld:
         patch.setattr(timelines, "now", lambda: self._at_s)
 
         def seconds(shape: StepShape) -> float:
-            return TIMES.seconds(shape) * slowness(self.clock.now())
+            return step_s(shape) * slowness(self.clock.now())
 
         executor = ModelledExecutor(seconds, self.clock, num_blocks=num_blocks, max_in_flight=max_in_flight)
         engine_parts = EngineParts(

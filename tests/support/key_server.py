@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway_fixtures import wait_for
 from kvarn.config.console import ConsoleConfig
 from kvarn.config.platform import AuthConfig, StoreConfig
 from kvarn.identity.bootstrap import FILE
@@ -53,8 +54,7 @@ def open_api(serve: Callable[..., Any], tmp_path) -> Callable[..., AbstractConte
             server.authenticator = None
 
         with serve(prepare) as server, httpx.Client(base_url=server.url) as probe:
-            while probe.get("/ready").status_code != 200:
-                pass
+            wait_for(lambda: probe.get("/ready").status_code == 200, "the gateway to be ready")
             file = data / FILE
             api = KeyServer(server, file.read_text().strip() if file.exists() else "")
             yield api

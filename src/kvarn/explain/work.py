@@ -2,8 +2,8 @@
 
     measured = own + shared + slow
 
-*Own* is what the step would have taken for the turn's rows alone, by the model of steps; *shared* the rest of what it
-was expected to take; *slow* only what is far beyond that.
+*Slow* is what is far beyond what the model of steps expects of a step. Of the rest *own* is the share that the turn's
+rows would have taken alone, by the model, so all of it where nobody else was in the step.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def own_steps(steps: TurnSteps, model: StepModel | None, *, whole: bool) -> list
         measured, slow_s = record.us / 1e6, model.slow_s(record) if model else 0.0
         own_s, prompts_s = measured - slow_s, 0.0
         if model is not None:
-            own_s = min(own_s, model.seconds(shape))
+            expected_s = model.seconds(shape_of(record))
+            own_s *= min(1.0, model.seconds(shape) / expected_s) if expected_s else 1.0
             others = max(0, record.prefill_tokens - shape.prefill_tokens)
             if others:
                 other_pairs = max(0.0, record.prefill_pairs - shape.prefill_pairs)

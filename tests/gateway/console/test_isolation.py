@@ -90,6 +90,7 @@ def test_a_page_elsewhere_cannot_lock_people_out(api: KeyServer) -> None:
 
 def test_one_viewer_has_only_so_many_streams(server: Any, client: httpx.Client) -> None:
     counts: Counter[Any] = server.app.state.console_streams
+    wait_for(lambda: not counts, "the streams of the tests before to end")
     with client.stream("GET", f"{API}/models/stream") as answer:
         lines = answer.iter_lines()  # forgotten, it would close the stream
         next(lines)

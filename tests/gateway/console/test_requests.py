@@ -61,12 +61,7 @@ class Kept:
 @pytest.fixture
 def kept(server: Any, client: httpx.Client) -> Iterator[Kept]:
     """Without those of the tests before."""
-    kept = Kept(server, client)
-    server.do(server.gateway.control.traces.keeper.write())
-    before = kept.list(limit=1)
-    if before:
-        kept.after = {"since": before[0]["started_at"] + 1e-5}
-    yield kept
+    yield Kept(server, client, {"since": server.gateway.store.now()})
 
 
 def test_a_chat_is_found_by_all_that_is_known_of_it(kept: Kept, client: httpx.Client) -> None:

@@ -8,6 +8,7 @@ from http.cookies import SimpleCookie
 import httpx
 
 from gateway_fixtures import wait_for
+from kvarn.identity.failed_attempts import FailedAttempts
 from kvarn.store.owner import Role, Scopes
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.console_sessions import delete_old_sessions
@@ -154,6 +155,8 @@ def test_another_gateway_knows_the_session_and_hears_of_its_end(open_api, databa
 def test_sessions_end_by_themselves_and_one_key_has_only_so_many(api) -> None:
     first = Browser(api, api.admin_key)
     wrong = Browser(api)
+    sessions = api.server.gateway.control.sessions
+    sessions.failed = FailedAttempts(clock=lambda: 1000.0)
     answers = [wrong.sign_in(f"kv-{index}") for index in range(21)]
     assert [answer.status_code for answer in answers] == [401] * 20 + [429]
     assert "retry-after" in answers[-1].headers
@@ -161,7 +164,6 @@ def test_sessions_end_by_themselves_and_one_key_has_only_so_many(api) -> None:
 
     store = api.server.gateway.store
     begun, offset = store.now, 0.0
-    sessions = api.server.gateway.control.sessions
 
     async def begin_more() -> None:
         principal = await sessions.keys.bearer_of(api.admin_key)
@@ -174,7 +176,7 @@ def test_sessions_end_by_themselves_and_one_key_has_only_so_many(api) -> None:
     try:
         api.server.do(begin_more())
         assert first.get("/v1/models").status_code == 401, "the oldest of more than fifty"
-        sessions.failed._failures.clear()
+        sessions.failed = FailedAttempts()
         late = Browser(api, api.admin_key)
         assert late.get("/v1/models").status_code == 200
         offset += 12 * 3600 + 1

@@ -58,14 +58,20 @@ def test_int8_finds_rows_in_the_first_cache_again() -> None:
     assert back.loaded[0] / sum(back.loaded) > 0.08
 
 
-@pytest.mark.parametrize("tokens", [512, 1024])
-def test_a_prompt_rarely_loads_keys_and_values_from_beyond_the_second_cache(tokens: int) -> None:
+@pytest.mark.parametrize(("tokens", "most", "most_from_memory"), [(512, 1.1, 0.7), (1024, 2.8, 0.35)])
+def test_a_prompt_rarely_loads_keys_and_values_from_beyond_the_second_cache(
+    tokens: int, most: float, most_from_memory: float
+) -> None:
+    """Lines a product, of sixteen. From memory each comes once, wherever it lies. How many come again from the third
+    cache depends on which sets of the second the addresses of the arrays share, which the process's memory decides:
+    32 runs had 0.64 to 0.99 (512 tokens) and 1.36 to 2.58 (1,024)."""
     layer = Layer(QWEN, "bfloat16", ISA)
     sequence = layer.new(tokens)
     with _native.TileCounter() as tiles:
         layer.step((sequence, tokens))
-    lines = (tiles.loaded[2] + tiles.loaded[3]) / sum(tiles.products)
-    assert lines < 3, "of sixteen a product; how many exactly depends on where the arrays lie"
+    again, from_memory = (lines / sum(tiles.products) for lines in tiles.loaded[2:])
+    assert from_memory < most_from_memory
+    assert again + from_memory < most
 
 
 def test_tiles_are_counted_once_at_a_time() -> None:

@@ -14,7 +14,7 @@ from prometheus_client import Gauge
 from alert_world import AlertWorld, add_limited_tenant, with_more_replicas
 from boards import BOARDS
 from kvarn.config.alerts import AlertsConfig
-from kvarn.config.platform import KafkaConfig, MeteringConfig, SloConfig
+from kvarn.config.platform import BatchesConfig, KafkaConfig, MeteringConfig, SloConfig
 from kvarn.config.quality import QualityConfig
 from kvarn.config.routes import RouteConfig, TargetConfig
 from kvarn.observe.alerts.rules import RULES
@@ -36,6 +36,7 @@ def world(serve: Any, checkpoint: Path, receiver: AlertReceiver) -> Iterator[Ale
     with MockKafka() as kafka:
         brokers = KafkaConfig(bootstrap_servers=kafka.servers, settings={"message.timeout.ms": 500})
         config = {
+            "batches": BatchesConfig(enabled=False),  # its evaluations would take away scores that are not stored
             "alerts": AlertsConfig(interval_s=0.25, webhook_url=f"http://127.0.0.1:{receiver.port}/own"),
             "metering": MeteringConfig(kafka=brokers),
             "slo": SloConfig(ttft_target_s=0.5),
