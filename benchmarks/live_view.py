@@ -50,7 +50,7 @@ class Engine:
         executor = ModelledExecutor(lambda shape: step_s, self.clock, num_blocks=blocks)
         parts = EngineParts(executor, EngineConfig(max_num_seqs=rows))
         self.service = GenerateService(parts, CARD, clock=self.clock.now, floor_of=lambda shape: 0.001)
-        self.log = self.service._core.log = TimedLog()
+        self.step_log = self.service._core.step_log = TimedLog()
         self.asked_s = 0.0
         for i in range(rows):
             sampling = SamplingParams(seed=0, max_tokens=3500)
@@ -86,7 +86,7 @@ def main() -> None:
     for rows, step_s, blocks in CASES:
         engine = Engine(rows, step_s, blocks)
         viewer_ms = statistics.median(engine.watch()) * 1e3
-        log_us = statistics.median(engine.log.spent) * 1e6
+        log_us = statistics.median(engine.step_log.spent) * 1e6
         turn_ms = min(engine.ask(AskTurnSteps("r0")) for _ in range(5)) * 1e3
         print(f"{rows:5} {step_s * 1e3:8.0f} {blocks:8} {log_us:12.1f} {viewer_ms:12.2f} {turn_ms:12.2f}")
 

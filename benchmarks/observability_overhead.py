@@ -7,6 +7,10 @@ W3 (32 streams at a time). On: traces of every request to a collector on this ma
 viewer of its live page, metrics read every two seconds. Off: no traces, nothing kept, no console. Both servers run all
 the time, and one is asked at a time, first on then off, then the other way round. The engine's log of steps and the
 timelines are always there.
+
+Where two cores are shared by servers, client and viewer, throughput of one round differs from the next by a third. So
+the seconds of a processor that the gateway took are told too: what they grow by, as a share of all that the server
+took, is the part of the machine that observing costs.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,7 +34,7 @@ from rich.console import Console
 
 from benchmarks.models import SHAPES, make_model
 from benchmarks.run import DEFAULT_CACHE, DEMO, DEMO_IDS, SHAPE_IDS, run_workload
-from benchmarks.server import free_port, serving
+from benchmarks.server import free_port, process_tree, processor_s, serving
 from benchmarks.workloads import SLO, WARM_UP, WORKLOADS
 from kvarn.bench.summary import summarise
 from kvarn.bench.target import Target
@@ -67,6 +72,23 @@ def collector() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of a processor."""
+
+    gateway_s: float
+    all_s: float
+
+    @classmethod
+    def of(cls, pid: int) -> Spent:
+        """The seconds so far of a server: its main process is the gateway, its descendants are engines."""
+        own, *others = map(processor_s, process_tree(pid))
+        return cls(own, own + sum(others))
+
+    def since(self, before: Spent) -> Spent:
+        return Spent(self.gateway_s - before.gateway_s, self.all_s - before.all_s)
 
 
 @contextmanager
@@ -112,26 +134,37 @@ def main() -> None:
             serving("m", path, logs["on"], None, sections["on"]) as on,
             serving("m", path, logs["off"], None, sections["off"]) as off,
         ):
+            pids = {"on": on.process.pid, "off": off.process.pid}
             targets = {n: Target(url=s.url, model="m", vocabulary=vocabulary) for n, s in (("on", on), ("off", off))}
             for name in NAMES:
                 for warm in () if asked.smoke else WARM_UP:
                     run_workload(warm, targets[name], console)
             speeds: dict[str, list[float]] = {name: [] for name in NAMES}
+            spent: dict[str, list[Spent]] = {name: [] for name in NAMES}
             for turn in range(rounds):
                 for name in NAMES if turn % 2 == 0 else reversed(NAMES):
                     target = msgspec.structs.replace(targets[name], seed=100 * (turn + 1))
+                    before = Spent.of(pids[name])
                     with watched(on.url, "m") if name == "on" else nullcontext():
                         outcome = run_workload(WORKLOADS[workload], target, console)
+                    spent[name].append(Spent.of(pids[name]).since(before))
                     summary = summarise(outcome, SLO)
                     if summary.failed:
                         raise SystemExit(f"{summary.failed} requests failed, with everything {name}")
                     speeds[name].append(summary.output_tokens_per_s)
-    report(shape, workload, speeds)
+    report(shape, workload, speeds, spent)
 
 
-def report(shape: str, workload: str, speeds: dict[str, list[float]]) -> None:
+def report(shape: str, workload: str, speeds: dict[str, list[float]], spent: dict[str, list[Spent]]) -> None:
     for name, each in speeds.items():
         print(f"{workload}, {shape}, {name:3}: {' '.join(f'{one:.1f}' for one in each)} output tokens/s")
+    gateway = {name: statistics.median(one.gateway_s for one in each) for name, each in spent.items()}
+    all_s = statistics.median(one.all_s for one in spent["off"])
+    more = 100 * (gateway["on"] - gateway["off"]) / all_s
+    print(
+        f"seconds of a processor: gateway {gateway['on']:.2f} on, {gateway['off']:.2f} off; "
+        f"all {all_s:.1f}: {more:+.2f} %"
+    )
     ratios = [on / off for on, off in zip(speeds["on"], speeds["off"], strict=True)]
     print(f"on / off, by rounds: {' '.join(f'{one:.4f}' for one in ratios)}; median {statistics.median(ratios):.4f}")
 

@@ -185,6 +185,15 @@ def process_tree(root: int) -> list[int]:
     return found
 
 
+def processor_s(pid: int) -> float:
+    """Seconds of a processor that a process has had; 0: it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def pss_bytes(pid: int) -> int:
     """Proportional set size of one process; 0 where it has ended."""
     try:

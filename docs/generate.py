@@ -51,6 +51,8 @@ def type_name(annotation: Any) -> str:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     if get_origin(annotation) is Annotated:
         return type_name(get_args(annotation)[0])
+    if get_origin(annotation) is dict:
+        return "mapping of {} to {}".format(*map(type_name, get_args(annotation)))
     if get_origin(annotation) is tuple:
         return f"list of {type_name(get_args(annotation)[0])}"
     return " or ".join(type_name(part) for part in get_args(annotation))

@@ -6,7 +6,7 @@ const rule = (state: Rule["state"], title = "The KV cache is full"): Rule => ({
   promql: "", meaning: "", first_look: "", remedy: "", runbook_anchor: "", more_alerts: 0,
   alerts: state === "ok" ? [] : [{ labels: {}, state, since: 0, value: 0.97, summary: `${title}: 97 %, model chat` }],
 });
-const told = (...rules: Rule[]): Alerts => ({ enabled: true, evaluated_at: 1, observed_since: 0, rules, transitions: [], webhook: null });
+const told = (...rules: Rule[]): Alerts => ({ enabled: true, evaluated_at: 1, observed_since: 0, rules, transitions: [], webhook_configured: false, webhook: null });
 
 it("names what fires, and how many others do", () => {
   const { text, level } = alertSentence(told(rule("firing"), rule("firing"), rule("ok")));
@@ -16,7 +16,7 @@ it("names what fires, and how many others do", () => {
 
 it("tells pending from firing, and both from nothing", () => {
   expect(alertSentence(told(rule("pending"), rule("ok"))).text).toMatch(/^Nothing fires; one rule is beyond/);
-  expect(alertSentence(told(rule("ok"))).text).toBe("Nothing fires: 1 rule holds.");
+  expect(alertSentence(told(rule("ok"))).text).toBe("Nothing fires: none of 1 rule is beyond its threshold.");
   expect(alertSentence({ ...told(rule("ok")), evaluated_at: null }).level).toBe("quiet");
   expect(alertSentence({ ...told(), enabled: false }).level).toBe("warn");
 });

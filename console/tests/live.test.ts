@@ -87,7 +87,7 @@ describe("the map", () => {
 describe("words", () => {
   it("say how the replica is", () => {
     const busy = begun({ running: [running(0), running(1)], steps: [step(1, { us: 41_000, floor_us: 31_500 })], queue: [
-      { tenant: "globex", priority: 0, reason: "wait_blocks", sequences: 3, tokens: 9, oldest_s: 2 }, { tenant: "acme", priority: 0, reason: "wait_step", sequences: 1, tokens: 9, oldest_s: 9 }] });
+      { tenant: "globex", priority: 0, reason: "blocks", sequences: 3, tokens: 9, oldest_s: 2 }, { tenant: "acme", priority: 0, reason: "step", sequences: 1, tokens: 9, oldest_s: 9 }] });
     expect(liveSentence(busy, 110)).toEqual({ text: "2 sequences run at 41 ms a step, 1.3 × the floor; 3 of globex wait for KV blocks, 4 wait in all.", level: "warn" });
     expect(liveSentence(begun({ steps: [step(1)] }), 113)?.text).toBe("Nothing runs; the last step was 12 s ago.");
     expect(liveSentence(begun(), 1)?.text).toBe("Nothing has run yet.");

@@ -20,7 +20,8 @@ describe("the search", () => {
   it("takes named filters, and guesses words without a name", () => {
     expect(parseSearch('session:"a b" user:ada >500ms 5xx /v1/responses req-01a2')).toEqual({
       session: "a b", user: "ada", min_total: "0.5", status: "5xx", endpoint: "/v1/responses", id: "req-01a2" });
-    expect(parseSearch("chatcmpl-01a21cc1")).toEqual({ id: "chatcmpl-01a21cc1" });
+    for (const id of ["chatcmpl-01a21cc1", "rerank-01a21cc1", "score-01a21cc1", "01a21cc1"]) expect(parseSearch(id)).toEqual({ id });
+    for (const text of ["batch_01a2", "batch:batch_01a2"]) expect(parseSearch(text)).toEqual({ batch: "batch_01a2" });
     expect(parseSearch("ttft:>2s slower:1min ci-deploy")).toEqual({ min_ttft: "2", min_total: "60", q: "ci-deploy" });
     expect(parseSearch('"ci deploy" http://x')).toEqual({ q: "http://x" });
     expect(parseSearch("  ")).toEqual({});
@@ -100,7 +101,8 @@ describe("sending it again", () => {
   });
   it("is quoted for a shell and for Python", () => {
     expect(curlOf(detail, "http://localhost:8000/")).toContain(`o'\\''hara`);
-    expect(curlOf(detail, "http://localhost:8000/")).toContain('http://localhost:8000/v1/chat/completions -H "Authorization: Bearer $KVARN_KEY"');
+    expect(curlOf(detail, "http://localhost:8000/")).toContain('http://localhost:8000/v1/chat/completions -H "Authorization: Bearer $OPENAI_API_KEY"');
+    expect(curlOf(detail, "http://localhost:8000/", undefined, true)).not.toContain("Authorization");
     expect(testOf(detail, "http://localhost:8000/")).toContain("elapsed.total_seconds() < 4");
   });
 });
@@ -108,7 +110,7 @@ describe("sending it again", () => {
 it("messages are read in each API's form", () => {
   expect(messagesOf([{ role: "user", content: [{ type: "text", text: "a" }, { type: "text", text: "b" }] }], "prompt")).toEqual([{ role: "user", text: "a\nb" }]);
   expect(messagesOf([{ index: 0, message: { role: "assistant", content: "yes" } }], "answer")).toEqual([{ role: "assistant", text: "yes" }]);
-  expect(messagesOf({ messages: [{ role: "user", content: "x" }] }, "prompt")).toEqual([{ role: "user", text: "x" }]);
+  expect(messagesOf(["x"], "prompt")).toEqual([{ role: "prompt", text: "x" }]);
   expect(messagesOf("text", "prompt")).toEqual([{ role: "prompt", text: "text" }]);
   expect(messagesOf(null, "prompt")).toEqual([]);
 });

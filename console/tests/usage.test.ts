@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { budgetText, nameOf, usageSentence, type Usage, type UsageRow } from "../src/pages/usage/text";
+import { budgetText, nameOf, spenderLink, usageSentence, widthText, type Usage, type UsageRow } from "../src/pages/usage/text";
 
 const row = (name: string, cost: number, tokens: number, more: Partial<UsageRow> = {}): UsageRow => ({
   id: `id-${name}`, name, detail: "acme", currency: "USD", requests: 1, input_tokens: tokens, cached_tokens: 0, output_tokens: 0, cost, ...more,
@@ -24,6 +24,17 @@ describe("the sentence of the usage page", () => {
   it("does not share sums of another currency", () => {
     expect(usageSentence(usage([row("bot", 3, 900, { currency: "EUR" })]), "last hour")).toContain("€3.00, 900 of");
   });
+});
+
+it("leads to the next finer group, and to requests without the ledger's user", () => {
+  const filters = { project: "p", user: "u" };
+  expect(spenderLink(row("k", 1, 1), "key", filters)).toBe("/console/requests?project=p&key=id-k");
+  expect(spenderLink(row("", 1, 1, { id: null }), "key", filters)).toBe("/console/requests?project=p");
+  expect(spenderLink(row("p", 1, 1), "project", filters)).toBe("/console/usage?project=id-p&user=u&group=key");
+});
+
+it("says how wide a step of a chart is", () => {
+  expect([3600, 86400, 300].map(widthText)).toEqual(["an hour", "a day", "in 5 min"]);
 });
 
 it("names use by no key", () => {

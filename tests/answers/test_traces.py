@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from gateway_fixtures import wait_for
 from kvarn.answers.traces import Traces
 from kvarn.observe.traces.exporter import ExportMetrics, SpanExporter
+from kvarn.observe.traces.genai_metrics import GenAiExporter
 from kvarn.observe.traces.settings import ExportSettings, MetricsExportSettings
-from kvarn.observe.traces.usage_metrics import UsageExporter
 from otlp_sink import OtlpSink, attributes_of
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
@@ -116,7 +116,7 @@ def test_without_a_collector_the_clients_trace_is_only_passed_on(server: Any, cl
 def test_metrics_of_each_request_to_a_model_are_counted_where_a_collector_takes_them(
     server: Any, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = UsageExporter(MetricsExportSettings("http://collector/v1/metrics"))
+    usage = GenAiExporter(MetricsExportSettings("http://collector/v1/metrics"))
     monkeypatch.setattr(server.gateway.control.traces, "usage", usage)
     client.get("/v1/models")
     assert client.post("/v1/chat/completions", json=CHAT).status_code == 200

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -166,7 +167,11 @@ def test_a_batch_past_its_window_expires(runner, wait_for, monkeypatch):
         assert not runner.chat.running
 
 
-def test_a_refused_line_is_tried_again(runner, wait_for):
+def test_a_refused_line_is_tried_again(runner, wait_for, monkeypatch):
+    told: list[tuple[str, int, str]] = []
+    traces = runner.gateway.control.traces
+    reply = attrgetter("reply.status", "reply.error_code")
+    monkeypatch.setattr(traces, "ended", lambda record, name, *_: told.append((name, *reply(record))))
     runner.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full", retry_after_s=0.2)
     with runner.client() as client:
         batch = send(client, [chat_line(i) for i in range(5)])
@@ -175,6 +180,9 @@ def test_a_refused_line_is_tried_again(runner, wait_for):
         await_end(client, batch, wait_for)
         assert batch["request_counts"] == {"total": 5, "completed": 5, "failed": 0}
         assert 'kvarn_batch_lines_total{outcome="retried"}' in client.get("/metrics").text
+    lines = [each for each in told if each[0] == "batch line"]
+    assert set(lines) == {("batch line", 429, "queue_full"), ("batch line", 200, "")}
+    assert sum(status == 200 for _, status, _ in lines) == 5
 
 
 def test_a_tenant_finds_nothing_of_another(runner, wait_for):

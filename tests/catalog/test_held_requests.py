@@ -10,9 +10,13 @@ import pytest
 
 from fake_replica import EMBED_CARD, GENERATE_CARD, FakeReplica
 from gateway_fixtures import make_server, running, wait_for
+from kept_rows import traced
+from kvarn.answers.record import RequestRecord
 from kvarn.catalog.models import ServedModel
 from kvarn.config.fleet import FleetConfig
 from kvarn.config.replica import FailoverConfig
+from kvarn.gateway import middleware
+from kvarn.kept.packing import Kept, pack, unpack
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.wire.messages import ModelCard
 
@@ -32,8 +36,11 @@ def standby(checkpoint: Path, launcher: str, max_wait_s: float) -> Any:
 
 @pytest.mark.parametrize(("path", "body", "card"), [(*COMPLETION, GENERATE_CARD), (*EMBEDDING, EMBED_CARD)])
 def test_a_request_through_a_gateway_that_stands_by_waits_for_the_takeover(
-    checkpoint: Path, path: str, body: dict[str, Any], card: ModelCard
+    checkpoint: Path, path: str, body: dict[str, Any], card: ModelCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    records: list[RequestRecord] = []
+    new_record = middleware.new_record
+    monkeypatch.setattr(middleware, "new_record", lambda scope: records.append(new_record(scope)) or records[-1])
     server = standby(checkpoint, "ray", 60.0)
     replicas = server.served[body["model"]].replicas
     with running(server, wait_ready=False), server.client() as client, ThreadPoolExecutor(1) as pool:
@@ -54,6 +61,9 @@ def test_a_request_through_a_gateway_that_stands_by_waits_for_the_takeover(
         server.do(take_over(ReplicaState.READY))
         assert answer.result(60).status_code == 200
         assert held + "0.0" in client.get("/metrics").text
+    (record,) = (each for each in records if each.endpoint == path)
+    opened = unpack(pack(Kept(request=traced(events=record.timeline.events)))).request
+    assert [dict(event.numbers) for event in opened.events if event.name == "held"] == [{"cold": 0}]
 
 
 @pytest.mark.parametrize(("launcher", "max_wait_s"), [("ray", 0.1), ("local", 60.0)])

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from gateway_fixtures import wait_for
 from kvarn.cli.main import app
-from kvarn.cli.requests import WIDTH, duration, lines_of_parts, seconds
+from kvarn.cli.requests import WIDTH, duration, lines_of_parts
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
 
@@ -76,7 +76,7 @@ def test_bars_stand_where_their_parts_do() -> None:
         {"name": "settle", "begin_s": 2.0, "end_s": 2.0},
     ]
     lines = list(lines_of_parts(parts, 2.0))
-    begin, room = WIDTH - 55, 55
+    begin, room = WIDTH - 53, 53
     assert [line[begin:].rstrip() for line in lines] == [
         "█" * round(room / 2),
         " " * round(room / 2) + "█" * (room - round(room / 2)),
@@ -95,7 +95,3 @@ def test_durations_are_read(text: str, value: float) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="no duration"):
         duration(text)
-
-
-def test_times_are_told_as_people_tell_them() -> None:
-    assert [seconds(each) for each in (None, 0.0123, 2.345)] == ["-", "12.3 ms", "2.35 s"]

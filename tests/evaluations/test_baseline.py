@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kvarn.evaluations.baseline import ScoredRun, choose_baseline, newest_scores
-from kvarn.evaluations.worker import joined_version
+from kvarn.evaluations.worker import joined_version, separate_versions, show_scores
+from kvarn.observe.metrics import GatewayMetrics
+from kvarn.store.ids import DEFAULT_ORGANIZATION
 
 
 def run(name: str, version: str = "1", **changes: Any) -> ScoredRun:
@@ -64,3 +66,20 @@ def test_a_run_that_several_versions_answered_says_so() -> None:
     assert joined_version([("m", "1"), ("m", "2")]) == ("m", "several")
     assert joined_version([("n", "1"), ("m", "1")]) == ("m, n", "several")
     assert joined_version([]) == ("", "")
+
+
+def test_a_run_that_goes_on_is_told_as_if_it_had_not_stopped() -> None:
+    for versions in ({("m", "1")}, {("m", "1"), ("m", "2")}, {("a", "1"), ("b", "1")}):
+        told = joined_version(versions)
+        assert joined_version(separate_versions(*told) | {min(versions)}) == told
+    assert separate_versions("", "") == set()
+
+
+def test_sets_of_one_name_are_shown_by_their_ids() -> None:
+    metrics, mine = GatewayMetrics(["m"]), {"organization_id": DEFAULT_ORGANIZATION}
+    runs = [run("d", set_id="s", score=0.9, **mine), run("c", set_id="t", score=0.1, **mine)]
+    runs += [run("b", set_id="u", set_name="other", **mine), run("a", set_id="v", set_name="other")]
+    show_scores(newest_scores(runs, 9), metrics)
+    (family,) = metrics.quality_score.collect()
+    shown = {sample.labels["set"]: sample.value for sample in family.samples}
+    assert shown == {"s": 0.9, "t": 0.1, "other": 0.5, "v": 0.5}

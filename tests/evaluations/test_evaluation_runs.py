@@ -11,6 +11,8 @@ import pytest
 
 from fake_replica import answer_text
 from kvarn.config.platform import BatchesConfig
+from kvarn.evaluations import answering, worker
+from kvarn.store.errors import StoreAwayError
 from kvarn.store.owner import Scopes
 
 ITEMS = [
@@ -168,6 +170,37 @@ def test_a_run_goes_on_where_the_gateway_before_it_stopped(serve_stored: Any, fi
         done = finish(client, run)
         assert (done["status"], done["answered"], done["score"]) == ("completed", 12, 1.0)
         assert len(second.chat.submitted) == 4
+
+
+@pytest.mark.parametrize(("error", "errors"), [(RuntimeError("broken"), 1), (StoreAwayError("it is away"), 0)])
+def test_an_unforeseen_error_is_its_items_and_an_absent_database_is_nobodys(
+    evaluator: Any, finish: Finish, monkeypatch: pytest.MonkeyPatch, error: Exception, errors: int
+) -> None:
+    faults, grade = [error], answering.grade
+
+    async def fail_once(item: Any, *rest: Any) -> Any:
+        if item.id and faults:
+            raise faults.pop()
+        return await grade(item, *rest)
+
+    monkeypatch.setattr(answering, "grade", fail_once)
+    with evaluator.client() as client:
+        post(client, "", name="odd", items=[ITEMS[0], *[ITEMS[1]] * 9])
+        answers(evaluator)
+        run = finish(client, post(client, "/odd/runs", model="tiny"))
+        assert (run["status"], run["answered"], run["errors"], run["passed"]) == ("completed", 10, errors, 10 - errors)
+        results = client.get(f"/v1/evaluations/odd/runs/{run['id']}/results").json()["data"]
+        assert ("RuntimeError" in (results[0]["error"] or "")) == bool(errors)
+
+
+def test_a_run_that_cannot_end_is_given_up_after_its_window(
+    evaluator: Any, finish: Finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_WINDOW_S", 0)
+    with evaluator.client() as client:
+        post(client, "", name="late", items=ITEMS[:1])
+        run = finish(client, post(client, "/late/runs", model="tiny"))
+        assert run["status"] == "failed" and "after it was asked for" in run["problem"]
 
 
 def test_a_schema_that_is_none_is_told_with_the_grade(evaluator: Any, finish: Finish) -> None:

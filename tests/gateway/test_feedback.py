@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -46,6 +47,40 @@ def test_an_answer_is_found_by_its_id_by_its_header_and_by_the_clients_own_id(ke
         assert [each["id"] for each in down["data"]] == [listed[0]["id"]]
         assert red.delete(f"/v1/feedback/{listed[0]['id']}").json()["deleted"] is True
         assert len(red.get("/v1/organization/feedback").json()["data"]) == 1
+
+
+@pytest.mark.parametrize("own", ["req-123", "REQ-7", f"req-{'a1' * 16}"])
+def test_a_clients_own_id_may_look_like_the_servers(kept, own: str) -> None:
+    with kept.add_tenant("red") as red:
+        ask(red, **{"x-request-id": own})
+        given = give(red, own, rating="up")
+        assert given.status_code == 200 and given.json()["request_id"] == own, given.text
+
+
+def test_only_who_gave_an_opinion_or_an_administrator_changes_it(kept) -> None:
+    with kept.add_tenant("ada", role=Role.MEMBER, user_id="user-ada") as ada:
+        whose = kept.authenticator.principals["ada"]
+        others = {
+            "bob": {"user_id": "user-bob"},
+            "program": {"user_id": None, "key_id": "key-1", "role": Role.SERVICE},
+            "program-2": {"user_id": None, "key_id": "key-2", "role": Role.SERVICE},
+            "admin": {"user_id": "user-admin", "role": Role.ADMIN},
+        }
+        kept.authenticator.principals |= {name: replace(whose, **changes) for name, changes in others.items()}
+        answer = ask(ada).json()["id"]
+        mine = give(ada, answer, rating="up").json()
+        with kept.client("bob") as bob, kept.client("admin") as admin:
+            forged = give(bob, answer, rating="down", user="user-ada")
+            assert forged.status_code == 409, forged.text
+            assert bob.delete(f"/v1/feedback/{mine['id']}").status_code == 404
+            (listed,) = admin.get("/v1/organization/feedback").json()["data"]
+            assert (listed["rating"], listed["user"]) == ("up", "user-ada")
+            assert give(bob, answer, rating="down").json()["id"] != mine["id"]
+            assert admin.delete(f"/v1/feedback/{mine['id']}").json()["deleted"] is True
+        with kept.client("program") as program, kept.client("program-2") as renewed:
+            theirs = give(program, answer, rating="up", user="u-17").json()
+            assert give(renewed, answer, rating="down", user="u-17").json()["id"] == theirs["id"]
+            assert renewed.delete(f"/v1/feedback/{theirs['id']}").json()["deleted"] is True
 
 
 def test_each_author_has_one_opinion_of_an_answer_and_may_change_it(kept) -> None:

@@ -22,10 +22,12 @@ from kvarn.config import extras
 from kvarn.config.platform import SafetyConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.observe.logging import configure_logging
+from kvarn.safety import prompt_log
 from kvarn.safety.errors import SafetyError
 from kvarn.safety.prompt_log import PromptLog
 from kvarn.safety.sealing import Seal
 from kvarn.store.engine import Store
+from kvarn.store.errors import StoreError
 from kvarn.store.repositories.prompt_samples import latest_samples
 from new_tenants import create_organization
 
@@ -136,6 +138,22 @@ async def test_a_share_is_kept(store, tmp_path):
     await log.flush()
     kept = await latest_samples(store, 10)
     assert [sample.request_id for sample in kept] == ["r2", "r0"]
+    await log.close()
+
+
+async def test_answers_that_are_lost_are_counted_without_their_prompts(store, tmp_path, monkeypatch):
+    principal = replace(await create_organization(store, "one"), log_prompts=True)
+
+    async def fail(*_: Any) -> None:
+        raise StoreError("broken")
+
+    monkeypatch.setattr(prompt_log, "add_answers", fail)
+    log = PromptLog(config_of(tmp_path), store)
+    for number in range(3):
+        log.offer(principal, f"r{number}", "tiny", lambda: {"prompt": "x"}, f"use_{number}")
+    log.answered("use_0", "y")
+    await log.flush()
+    assert log.dropped == 1 and len(await latest_samples(store, 10)) == 3
     await log.close()
 
 

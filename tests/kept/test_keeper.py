@@ -74,6 +74,15 @@ async def test_slow_and_failed_ones_are_kept_with_their_steps(kept: Keeping) -> 
     assert kept.counted("", reason="error") == 2 and kept.counted("", reason="ordinary") == 1
 
 
+async def test_of_many_slow_ones_a_few_are_asked_for_their_steps(kept: Keeping) -> None:
+    names = [f"s{number:02}" for number in range(40)]
+    kept.steps = {name: steps_of(2) for name in names}
+    for name in names:
+        kept.add(name, KeptReason.SLOW)
+    await kept.keeper.write()
+    assert [name for name, steps in (await kept.written()).items() if steps] == names[:8]
+
+
 async def test_an_engine_that_says_nothing_does_not_hold_up_the_others(
     kept: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +105,7 @@ async def test_while_the_database_is_away_the_latest_wait(kept: Keeping, monkeyp
     with monkeypatch.context() as patched:
         patched.setattr(keeping, "add_kept", away)
         patched.setattr(keeping, "MAX_WAITING", 4)
+        kept = Keeping(kept.store, kept.owner)
         for name in "abcdef":
             kept.add(name)
         for _ in range(3):
@@ -133,3 +143,4 @@ async def test_those_of_a_deleted_organisation_are_dropped_and_counted(kept: Kee
     kept.add("b")
     await kept.keeper.write()
     assert list(await kept.written()) == ["a"] and kept.counted("_dropped") == 1
+    assert kept.counted("", reason="ordinary") == 1

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from fake_replica import GENERATE_CARD, FakeReplica
 from kvarn.catalog.metrics import EngineCollector
-from kvarn.observe.history import EVERY_S, MAX_POINTS, History, HistoryQuery
+from kvarn.observe.history import EVERY_S, MAX_POINTS, HistoryQuery, ServerHistory
 from kvarn.observe.merge import MetricFamily, read_families
 from kvarn.observe.metrics import TTFT_BUCKETS, GatewayMetrics
-from kvarn.observe.samples import SERIES, difference, quantile, zeros
+from kvarn.observe.quantiles import quantile
+from kvarn.observe.samples import SERIES
+from kvarn.replica.client.protocol import ReplicaState
 from kvarn.wire.messages import EngineStats
 
 START = 1_800_000_000.0
@@ -27,14 +29,26 @@ class World:
         self.now = START
         self.metrics = GatewayMetrics(models, clock=lambda: self.now)
         self.replicas = {name: FakeReplica(GENERATE_CARD) for name in models}
-        self.metrics.registry.register(EngineCollector({name: {name: each} for name, each in self.replicas.items()}))
-        self.history = History(time=lambda: self.now)
+        self._models = {name: {name: each} for name, each in self.replicas.items()}
+        self.metrics.registry.register(EngineCollector(self._models))
+        self.history = ServerHistory(time=lambda: self.now)
 
     def request(self, ttft_s: float = 0.1, status: int = 200, model: str = "m") -> None:
         self.metrics.requests.labels(model, "/v1/chat/completions", str(status)).inc()
         if status == 200:
             self.metrics.ttft.labels(model).observe(ttft_s)
             self.metrics.slo_requests.labels(model, "met" if ttft_s < 1 else "missed").inc()
+
+    def add_replica(self, name: str, state: ReplicaState = ReplicaState.READY) -> FakeReplica:
+        """One more of the first model."""
+        replica = self.replicas[name] = FakeReplica(GENERATE_CARD, state=state)
+        next(iter(self._models.values()))[name] = replica
+        return replica
+
+    def engine(self, name: str, prompt_tokens: int) -> None:
+        """An engine that is ready has computed so much."""
+        self.replicas[name].state = ReplicaState.READY
+        self.replicas[name].stats = EngineStats(prompt_tokens_total=prompt_tokens)
 
     def sample(self, after_s: float = EVERY_S) -> None:
         self.now += after_s
@@ -128,6 +142,44 @@ def test_gauges_of_engines_and_counters_across_a_restart():
     assert [(mark.kind, mark.model) for mark in page.marks] == [("start", ""), ("restart", "m")]
 
 
+def test_of_several_replicas_one_restart_counts_nothing_of_the_others():
+    world = World()
+    world.add_replica("b")
+    for a, b in ((1000, 50_000), (1100, 50_200), (30, 50_300), (130, 50_300)):
+        world.engine("m", a)
+        world.engine("b", b)
+        world.sample()
+    assert world.read(60).series["input_tokens_per_s"][-3:] == [30.0, 13.0, 10.0]
+
+
+def test_what_engines_counted_before_they_were_heard_belongs_to_no_interval():
+    world = World()
+    world.add_replica("b", ReplicaState.STARTING)
+    world.sample()
+    world.engine("m", 40)
+    world.engine("b", 10**6)  # it has outlived a gateway
+    world.add_replica("late").stats = EngineStats(prompt_tokens_total=10**6)
+    world.sample()
+    world.replicas["b"].state = ReplicaState.DOWN  # its messages were lost, and it is joined again
+    world.replicas["b"].stats = EngineStats()
+    world.sample()
+    world.engine("b", 10**6 + 500)
+    world.sample()
+    world.engine("late", 10**6 + 70)
+    world.sample()
+    assert world.read(60).series["input_tokens_per_s"][-4:] == [4.0, 0.0, 50.0, 7.0]
+
+
+def test_all_models_are_counted_where_there_are_too_many_to_be_told_apart():
+    world = World(tuple(f"m{number:03}" for number in range(250)))
+    for reading in range(3):
+        for replica in world.replicas.values():
+            replica.stats = EngineStats(prompt_tokens_total=10_000 + 10 * reading)
+        world.sample()
+    page = world.read(60)
+    assert len(page.recent) == 201 and page.series["input_tokens_per_s"][-1] == 250.0
+
+
 def test_models_are_told_apart_and_added():
     world = World(("a", "b"))
     world.sample()
@@ -200,7 +252,6 @@ def test_samples_that_are_a_little_late_leave_no_gaps():
 
 
 def test_a_model_that_appears_counts_from_0_and_every_series_has_a_value_function():
-    assert difference(None, zeros()) == zeros()
     world = World()
     world.sample()
     world.request(model="new")

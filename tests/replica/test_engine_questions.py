@@ -8,7 +8,7 @@ import msgspec
 
 from kvarn.replica.client.questions import EngineQuestions
 from kvarn.wire.kv_map import KVPath
-from kvarn.wire.questions import Answered, Ask
+from kvarn.wire.questions import Ask, EngineAnswer
 
 
 class Rig:
@@ -34,7 +34,7 @@ async def test_nothing_is_known_without_a_connection_or_where_it_is_lost_and_lat
     assert await waiting is None
     asking = asyncio.create_task(rig.questions.kv_path(2))
     again = await rig.asked.get()
-    rig.questions.take(Answered(number=ask.number, answer=b"late"))
+    rig.questions.take(EngineAnswer(number=ask.number, answer=b"late"))
     path = KVPath(block=2, tenant="acme", adapter="", is_adapter=False, depth=0, path=[], request_ids=[])
-    rig.questions.take(Answered(number=again.number, answer=msgspec.msgpack.encode(path)))
+    rig.questions.take(EngineAnswer(number=again.number, answer=msgspec.msgpack.encode(path)))
     assert await asking == path

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -26,7 +27,10 @@ def kept(open_gateway: Open) -> Iterator[Any]:
         yield server
 
 
-def test_refusals_that_pass_are_waited_out_and_others_fail_it(kept, wait_for):
+def test_refusals_that_pass_are_waited_out_and_others_fail_it(kept, wait_for, monkeypatch):
+    told: list[tuple[str, int, str]] = []
+    reply = attrgetter("request_id", "reply.status", "reply.error_code")
+    monkeypatch.setattr(kept.gateway.control.traces, "ended", lambda record, *_: told.append(reply(record)))
     kept.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "the queue is full", retry_after_s=0.1)
     busy = queue(kept)
     wait_for(lambda: len(kept.chat.submitted) >= 1, "the first try")
@@ -41,6 +45,12 @@ def test_refusals_that_pass_are_waited_out_and_others_fail_it(kept, wait_for):
     failed = state(kept, too_long)
     assert failed["error"]["code"] == "invalid_prompt" and "context" in failed["error"]["message"]
     assert events_again(kept, too_long)[-1]["type"] == "response.failed"
+    wait_for(lambda: too_long in {name for name, *_ in told}, "the last try to be over")
+    assert {each for each in told if each[0] in (busy, too_long)} == {
+        (busy, 429, "queue_full"),
+        (busy, 200, ""),
+        (too_long, 400, "context_length_exceeded"),
+    }
 
 
 def test_no_more_run_than_the_server_allows(open_gateway):

@@ -53,9 +53,9 @@ async def test_the_migrated_schema_is_the_one_of_the_models(store: Store) -> Non
 
 
 async def test_every_revision_can_be_undone_and_done_again(store: Store) -> None:
-    for revision in ("0017", "0016", "0015", "0014", "0013", "0012", "0011"):
+    for revision in ("0018", "0017", "0016", "0015", "0014", "0013", "0012", "0011"):
         await migrate.downgrade(store, revision)
-    for revision in ("0012", "0013", "0014", "0015", "0016", "0017", "head"):
+    for revision in ("0012", "0013", "0014", "0015", "0016", "0017", "0018", "head"):
         await migrate.upgrade(store, revision)
     assert await differences(store) == []
     await migrate.downgrade(store, "base")

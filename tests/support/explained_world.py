@@ -155,7 +155,7 @@ class ExplainedWorld:
         for event in ("generated", "settled", "ended"):
             self._at_s += 0.0001 + each.delays.get(event, 0.0)
             timeline.mark(event)
-        steps = turn_steps(self.engine.log, self.engine.scheduler, name, self.clock.now(), lambda shape: 0.0)
+        steps = turn_steps(self.engine.step_log, self.engine.scheduler, name, self.clock.now(), lambda shape: 0.0)
         assert steps is not None
         turn = TracedTurn(
             id=name,

@@ -39,7 +39,7 @@ class StepNotes:
 
     def check_log(self) -> None:
         """The log has these steps and no others, each with who was in it."""
-        log = self._world.engine.log
+        log = self._world.engine.step_log
         report = StepReport(log, lambda shape: 0.0)
         report.add(log.since(0, 10**9))
         assert [step.number for step in report.steps] == [number for number, *_ in self._noted]

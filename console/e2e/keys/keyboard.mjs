@@ -32,9 +32,9 @@ export async function run(visit, { key }) {
   await visit.title("Requests");
 
   await keyboard.press("?");
-  await page.getByRole("dialog", { name: "Keys" }).waitFor();
+  await page.getByRole("dialog", { name: "Keyboard shortcuts" }).waitFor();
   await keyboard.press("Escape");
-  await page.getByRole("dialog", { name: "Keys" }).waitFor({ state: "hidden" });
+  await page.getByRole("dialog", { name: "Keyboard shortcuts" }).waitFor({ state: "hidden" });
   await keyboard.press("/");
   await keyboard.type("g o");
   await visit.title("Requests"); // what is typed into a field is no shortcut

@@ -6,20 +6,20 @@ import "uplot/dist/uPlot.min.css";
 import { UNKNOWN, clock, dateTime, hasOwnForm, onAxis, withUnit } from "../lib/format";
 import { colour, colours } from "../lib/theme";
 
-export interface Series {
+interface Series {
   name: string;
   /** A value for each time; null is a gap and stays one. */
   values: (number | null)[];
 }
 
-export interface Mark {
+interface Mark {
   /** UNIX seconds. */
   at: number;
   /** `chat-8b@4 deployed`. */
   label: string;
 }
 
-export interface ChartProps {
+interface ChartProps {
   title: string;
   /** Unit as `withUnit` knows it: `s`, `share`, `bytes`, `USD`, or any word. */
   unit?: string;

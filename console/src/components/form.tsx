@@ -53,7 +53,7 @@ export function TextField({ value, onChange, type = "text", rows, required, plac
   );
 }
 
-export interface Choice {
+interface Choice {
   value: string;
   label?: string;
 }

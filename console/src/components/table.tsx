@@ -44,7 +44,7 @@ export function nextSort(now: string, key: string): string {
   return now === `-${key}` ? key : now === key ? "" : `-${key}`;
 }
 
-export interface TableProps<Row> {
+interface TableProps<Row> {
   /** What the table lists, for readers that do not see it. */
   label: string;
   columns: Column<Row>[];

@@ -29,7 +29,7 @@ export function flatten(parts: Part[], open: ReadonlySet<string>, depth = 0, abo
   });
 }
 
-export type BarPlace = Record<"left" | "width", string>;
+type BarPlace = Record<"left" | "width", string>;
 
 /** Place of a bar between 0 and `total`, in per cent. */
 export function barPlace(begin: number, end: number, total: number): BarPlace {

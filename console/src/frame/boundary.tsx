@@ -20,7 +20,7 @@ function reloadOnce(): boolean {
   return true;
 }
 
-export class Boundary extends Component<{ children: ComponentChildren; what: string }, { error: Error | null }> {
+class Boundary extends Component<{ children: ComponentChildren; what: string }, { error: Error | null }> {
   override state = { error: null as Error | null };
 
   static getDerivedStateFromError(error: unknown): { error: Error } {

@@ -63,7 +63,7 @@ function KeysDialog() {
     return () => window.removeEventListener("kvarn-keys", show);
   }, []);
   return (
-    <Dialog open={open.value} title="Keys" onClose={() => (open.value = false)}>
+    <Dialog open={open.value} title="Keyboard shortcuts" onClose={() => (open.value = false)}>
       <dl class="facts">
         {allShortcuts().map((shortcut) => [
           <dt>{shortcut.keys.split(" ").map((key) => <><kbd>{key}</kbd>{" "}</>)}</dt>,

@@ -1,13 +1,9 @@
 // Head of a page: title, range of time, live switch, and one sentence that says how things are.
 import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
-import { href, live, range, RANGES, shownRange, type Range } from "../lib/address";
+import { RANGE_WORDS, href, live, range, shownRange, type Range } from "../lib/address";
 import type { Level } from "../components/basics";
 import { Menu } from "../components/menu";
-
-const RANGE_NAMES: Record<Range, string> = {
-  "15m": "last 15 min", "1h": "last 1 h", "6h": "last 6 h", "24h": "last 24 h", "7d": "last 7 days", "30d": "last 30 days",
-};
 
 export interface SentenceData {
   text: string;
@@ -17,7 +13,7 @@ export interface SentenceData {
 }
 
 /** The state of what a page shows, as a person would say it. */
-export function Sentence({ text, level = "quiet", to }: SentenceData) {
+function Sentence({ text, level = "quiet", to }: SentenceData) {
   return (
     <p class="sentence" role="status">
       <span class={`mark mark-${level}`} aria-hidden="true" />
@@ -26,7 +22,7 @@ export function Sentence({ text, level = "quiet", to }: SentenceData) {
   );
 }
 
-export interface PageHeadProps {
+interface PageHeadProps {
   title: string;
   /** Undefined while it is not known yet: its room is kept. */
   sentence: SentenceData | undefined;
@@ -50,10 +46,10 @@ export function PageHead({ title, sentence, ranges, streams = false, children }:
           {children}
           {ranges && (
             <Menu
-              label={RANGE_NAMES[shownRange(ranges)]}
+              label={RANGE_WORDS[shownRange(ranges)]}
               title="Range"
               side="right"
-              items={ranges.map((one) => ({ label: RANGE_NAMES[one], checked: one === shownRange(ranges), run: () => (range.value = one) }))}
+              items={ranges.map((one) => ({ label: RANGE_WORDS[one], checked: one === shownRange(ranges), run: () => (range.value = one) }))}
             />
           )}
           {streams && (
@@ -66,9 +62,4 @@ export function PageHead({ title, sentence, ranges, streams = false, children }:
       {sentence ? <Sentence {...sentence} /> : <p class="sentence" />}
     </>
   );
-}
-
-/** Seconds of the chosen range, and its ends now. */
-export function rangeSpan(now: number): [number, number] {
-  return [now - RANGES[range.value], now];
 }

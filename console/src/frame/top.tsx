@@ -3,12 +3,13 @@ import { useRef } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import { Menu, type MenuItem } from "../components/menu";
 import { toast } from "../components/toast";
-import { address, formatAddress, go, href, model } from "../lib/address";
+import { address, formatAddress, go, href, model, withChanges } from "../lib/address";
 import { call } from "../lib/api";
 import { useShortcuts } from "../lib/keys";
 import { asApiError } from "../lib/resource";
 import { session, signOut } from "../lib/session";
 import { setTheme, theme, type Theme } from "../lib/theme";
+import type { Models } from "../pages/models/types";
 import { PAGES } from "../pages/registry";
 
 /** Models of the server, asked for when the menu is first opened. */
@@ -18,7 +19,7 @@ function ModelMenu() {
     if (models.value) return;
     models.value = [];
     try {
-      models.value = (await call<{ data: { id: string }[] }>("v1/models")).data.map(({ id }) => id);
+      models.value = (await call<Models>("console/api/models")).models.map(({ name }) => name);
     } catch (failure) {
       models.value = null;
       toast(asApiError(failure).message, { kind: "bad" });
@@ -69,26 +70,27 @@ function UserMenu() {
     { kind: "heading", label: "Theme" },
     ...themes.map(([value, label]) => ({ label, checked: theme.value === value, run: () => setTheme(value) })),
     { kind: "line" },
-    { label: "Keys of the keyboard", note: "?", run: () => window.dispatchEvent(new CustomEvent("kvarn-keys")) },
+    { label: "Keyboard shortcuts", note: "?", run: () => window.dispatchEvent(new CustomEvent("kvarn-keys")) },
     ...(now?.open ? [] : [{ label: "Sign out", run: () => void leave() }]),
   ];
   return <Menu label={now?.open ? "open" : (now?.name ?? "you")} title="You" side="right" items={items} />;
 }
 
-/** The organisation, and a choice of one of its projects where there are several. */
+/** Pages that show what is of one project. */
+const OF_PROJECTS = ["requests", "usage", "access"];
+
+/** The organisation; where a page can show one of its projects alone, a choice of these. */
 function TenantMenu() {
   const now = session.value;
   const organization = now?.organization?.name ?? "";
   const projects = now?.projects ?? [];
-  const chosen = address.value.query.get("project");
+  const { page, query } = address.value;
+  const chosen = OF_PROJECTS.includes(page) ? query.get("project") : null;
   const label = projects.find((project) => project.id === chosen)?.name ?? organization;
   if (!label || now?.open) return null;
-  if (projects.length < 2) return <span class="quiet wide cut">{label}</span>;
+  if (projects.length < 2 || !OF_PROJECTS.includes(page)) return <span class="quiet wide cut">{label}</span>;
   const to = (id: string | null): (() => void) => () => {
-    const query = new URLSearchParams(address.value.query);
-    if (id) query.set("project", id);
-    else query.delete("project");
-    go(formatAddress(address.value.page, address.value.rest, query));
+    go(formatAddress(page, [], withChanges(query, { project: id })));
   };
   return (
     <span class="wide">

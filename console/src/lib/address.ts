@@ -36,7 +36,7 @@ export function formatAddress(page: string, rest: string[], query: URLSearchPara
 
 const inBrowser = typeof window !== "undefined";
 /** Path of the console's root, `/console/` or behind a proxy `/llm/console/`: the server writes it as the page's base. */
-export const consolePath = inBrowser ? new URL(document.baseURI).pathname : "/console/";
+const consolePath = inBrowser ? new URL(document.baseURI).pathname : "/console/";
 
 /** Address below the root, of a location; null for one that is not the console's. */
 export function belowRoot({ pathname, search }: { pathname: string; search: string }): string | null {
@@ -99,7 +99,7 @@ export function setQuery(changes: Query, push = false): void {
   go(formatAddress(page, rest, withChanges(query, changes)), !push);
 }
 
-export interface Param {
+interface Param {
   value: string;
 }
 
@@ -118,6 +118,9 @@ export function param(name: string, fallback = ""): Param {
 /** Ranges of time that a page may show, with their seconds. */
 export const RANGES = { "15m": 900, "1h": 3600, "6h": 21600, "24h": 86400, "7d": 604800, "30d": 2592000 } as const;
 export type Range = keyof typeof RANGES;
+export const RANGE_WORDS: Record<Range, string> = {
+  "15m": "last 15 minutes", "1h": "last hour", "6h": "last 6 hours", "24h": "last 24 hours", "7d": "last 7 days", "30d": "last 30 days",
+};
 
 export const model = param("model");
 const rangeParam = param("range", "1h");

@@ -3,7 +3,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { useSignal, type ReadonlySignal } from "@preact/signals";
 import { ApiError, send } from "./api";
 
-export interface ServerEvent {
+interface ServerEvent {
   event: string;
   data: string;
 }
@@ -48,7 +48,7 @@ export async function* eventsOf(response: Response): AsyncGenerator<ServerEvent>
   }
 }
 
-export type StreamState = "off" | "connecting" | "open" | "waiting" | "hidden";
+type StreamState = "off" | "connecting" | "open" | "waiting" | "hidden";
 
 export interface Stream {
   state: ReadonlySignal<StreamState>;

@@ -1,7 +1,7 @@
 // Keyboard: single keys and `g` followed by a letter; never while something is typed.
 import { useEffect } from "preact/hooks";
 
-export interface Shortcut {
+interface Shortcut {
   /** `/`, `?`, `j`, or two keys: `g o`. */
   keys: string;
   what: string;

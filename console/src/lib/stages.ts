@@ -11,7 +11,6 @@ export const STAGES = {
   text: "text and moderation",
   unexplained: "unexplained",
 } as const;
-export type Stage = keyof typeof STAGES;
 
 /** CSS class that gives a mark the colour and the pattern of its stage. */
 export function stageClass(stage: string): string {

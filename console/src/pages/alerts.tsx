@@ -74,7 +74,8 @@ function Transitions({ told, transitions }: { told: Alerts; transitions: Transit
 /** Whether anybody is told. */
 function Told({ told }: { told: Alerts }) {
   const { webhook } = told;
-  if (!webhook) return <p class="quiet">Nobody is told by this process: name a webhook in <code>alerts.webhook_url</code>, or have Prometheus read <code>deploy/prometheus/kvarn.rules.yml</code>.</p>;
+  if (!webhook && told.webhook_configured) return <p class="quiet">Another gateway process tells the webhook (<code>alerts.webhook_url</code>); what it has taken is known there.</p>;
+  if (!webhook) return <p class="quiet">Nobody is told: name a webhook in <code>alerts.webhook_url</code>, or have Prometheus read <code>deploy/prometheus/kvarn.rules.yml</code>.</p>;
   return (
     <p class={webhook.failed_total ? "bad" : "quiet"}>
       The webhook has taken {number(webhook.sent_total)} messages{webhook.failed_total > 0 && `; ${number(webhook.failed_total)} were lost, the last because: ${webhook.last_error ?? "unknown"}`}.

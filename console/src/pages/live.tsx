@@ -4,7 +4,8 @@ import { useEffect, useRef } from "preact/hooks";
 import { ErrorBox } from "../components/basics";
 import { PageHead } from "../frame/head";
 import { address, formatAddress, live, model, param, withChanges } from "../lib/address";
-import { root, withQuery } from "../lib/api";
+import { withQuery } from "../lib/api";
+import { exampleChat } from "../lib/curl";
 import { useStream } from "../lib/events";
 import { duration } from "../lib/format";
 import { KvMap } from "./live/kv-map";
@@ -43,7 +44,6 @@ export default function LivePage() {
   const late = state.at > 0 && age > LATE_S;
   const asking = state.problem === NOT_YET;
   const why = !live.value ? "The stream is paused." : error ? error.message : "The engine is late.";
-  const curl = `curl ${root}v1/chat/completions -H 'content-type: application/json' -d '{"model": "${state.model || model.value || "MODEL"}", "messages": [{"role": "user", "content": "Hello"}]}'`;
   return (
     <>
       <PageHead title="Live" streams sentence={refused ? { text: "This replica cannot be watched.", level: "warn" } : asking ? undefined : liveSentence(state, time.value - age)} />
@@ -57,7 +57,7 @@ export default function LivePage() {
           {state.at > 0 && <div class="live-columns">
             <section class="section">
               <h2>Steps of {state.replica}</h2>
-              <Steps state={state} changed={changed} curl={curl} />
+              <Steps state={state} changed={changed} curl={exampleChat(state.model || model.value)} />
               <AsTables state={state} changed={changed} />
             </section>
             <section class="section">

@@ -4,7 +4,8 @@ import { Chart } from "../components/chart";
 import { Table, type Column } from "../components/table";
 import { PageHead } from "../frame/head";
 import { RANGES, href, model, range, type Range } from "../lib/address";
-import { root, withQuery } from "../lib/api";
+import { withQuery } from "../lib/api";
+import { exampleChat } from "../lib/curl";
 import { duration, money, number, percent, withUnit } from "../lib/format";
 import { useResource } from "../lib/resource";
 
@@ -111,9 +112,9 @@ export default function OverviewPage() {
 }
 
 /** The tile of a figure; its level says whether a latency keeps its target. */
-function tileOf({ label, value, unit, link, target }: Figure): TileData {
+function tileOf({ name, label, value, unit, link, target }: Figure): TileData {
   const level = target === null || value === null ? "quiet" : value > target ? "bad" : "good";
-  return { label, value: withUnit(value, unit), to: link, level, why: "no request in this range", ...(target === null ? {} : { note: `target ${withUnit(target, unit)}` }) };
+  return { label, value: withUnit(value, unit), to: link, level, why: name === "kv_utilisation" ? "no replica reported it" : "no request in this range", ...(target === null ? {} : { note: `target ${withUnit(target, unit)}` }) };
 }
 
 function Charts({ data, seconds }: { data: Overview; seconds: number }) {
@@ -137,7 +138,6 @@ function Charts({ data, seconds }: { data: Overview; seconds: number }) {
 }
 
 function Content({ data, seconds }: { data: Overview; seconds: number }) {
-  const curl = `curl ${root}v1/chat/completions -H 'content-type: application/json' -d '{"model": "${data.models[0]?.name ?? "MODEL"}", "messages": [{"role": "user", "content": "Hello"}]}'`;
   return (
     <div class="stack">
       <Tiles tiles={data.tiles.map(tileOf)} />
@@ -153,7 +153,7 @@ function Content({ data, seconds }: { data: Overview; seconds: number }) {
           {data.users === null ? <p class="quiet">The usage ledger does not answer now. Nothing of it is lost; load the page again.</p> : (
             <Table label="Projects by tokens" columns={USERS} rows={data.users} rowKey={(row) => row.project_id}
               rowHref={(row) => href("usage", { project: row.project_id })} sortName="users" main={false}
-              empty={<Empty what="Projects by their tokens are listed here once requests have come in this range." command={curl} />} />
+              empty={<Empty what="Projects by their tokens are listed here once requests have come in this range." command={exampleChat(data.models[0]?.name)} />} />
           )}
         </section>
         <section class="section">

@@ -7,6 +7,7 @@ import { Tabs } from "../components/tabs";
 import { PageHead } from "../frame/head";
 import { href, model, shownRange, type Range } from "../lib/address";
 import { root, withQuery } from "../lib/api";
+import { exampleCurl } from "../lib/curl";
 import { number, percent } from "../lib/format";
 import { useResource, useRows } from "../lib/resource";
 import { hasRole } from "../lib/session";
@@ -111,7 +112,7 @@ function Feedback({ told }: { told: Quality }) {
       )}
       <Table label="Feedback by version" columns={VERSIONS} rows={versions} rowKey={versionOf} sortName="versions" main={false}
         empty={<Empty what="Ratings of answers are summed by version here once a client has sent some."
-          command={`curl ${root}v1/feedback -H 'content-type: application/json' -d '{"request_id": "REQUEST", "rating": "up", "comment": "Right."}'`} />} />
+          command={exampleCurl("v1/feedback", { request_id: "REQUEST", rating: "up", comment: "Right." })} />} />
       {hasRole("admin") ? <Comments /> : <p class="quiet">Single opinions and comments are shown to administrators.</p>}
     </div>
   );
@@ -124,7 +125,7 @@ function Comments() {
       <h2>Opinions, newest first</h2>
       <Loaded of={opinions} what="The opinions">
         {(list) => (
-          <Table label="Opinions" columns={OPINIONS} rows={list.data} rowKey={(row) => row.id} rowHref={(row) => href(`requests/${encodeURIComponent(row.request_id)}`)}
+          <Table label="Opinions" columns={OPINIONS} rows={list.data} rowKey={(row) => row.id} rowHref={(row) => href("requests", { id: row.request_id, range: "30d" })}
             hasMore={list.has_more} loading={opinions.loading.value} onMore={opinions.more} empty={<Empty what="Nobody has said anything yet." />} />
         )}
       </Loaded>

@@ -3,7 +3,7 @@ import type { ComponentType } from "preact";
 import type { Role } from "../lib/session";
 
 export interface Page {
-  /** First part of the address: `requests` in `#/requests/req-1`. */
+  /** First part of the address: `requests` in `/console/requests/req-1`. */
   name: string;
   title: string;
   /** Letter after `g` that opens it. */

@@ -20,13 +20,13 @@ export default function SessionPage() {
         <a href={href("requests", name ? { session: name, range: "30d" } : {})}>As a list</a>
       </PageHead>
       {name ? <Loaded of={session} what="The session">{({ data }) => <Lanes rows={data} />}</Loaded>
-        : <Empty what="A session is opened from one of its requests. Clients name it by prompt_cache_key, a conversation, or the session header." />}
+        : <Empty what="A session is opened from one of its requests. Clients name it by prompt_cache_key or a conversation." />}
     </>
   );
 }
 
 /** The session in a sentence: its requests, how much of its time the server worked, and the slowest. */
-export function sentenceOf(rows: RequestRow[]): SentenceData {
+function sentenceOf(rows: RequestRow[]): SentenceData {
   const [first, last] = [rows[0], rows.at(-1)];
   if (!first || !last) return { text: "No request of this session is kept." };
   const slowest = rows.reduce((one, other) => (other.total_s > one.total_s ? other : one));

@@ -4,21 +4,21 @@ import { Chart } from "../components/chart";
 import { Filters } from "../components/form";
 import { Table, type Column } from "../components/table";
 import { PageHead } from "../frame/head";
-import { address, href, model, param, shownRange, type Range } from "../lib/address";
-import { root, withQuery } from "../lib/api";
+import { RANGE_WORDS, address, model, param, shownRange, type Query, type Range } from "../lib/address";
+import { withQuery } from "../lib/api";
+import { exampleChat } from "../lib/curl";
 import { download } from "../lib/download";
 import { csv, dateTime, money, number } from "../lib/format";
 import { useResource } from "../lib/resource";
 import { hasRole, session } from "../lib/session";
 import { Budgets } from "./usage/budgets";
 import {
-  GROUPS, GROUP_NAMES, isPriced, nameOf, tokens, total, usageSentence,
+  GROUPS, GROUP_NAMES, isPriced, nameOf, spenderLink, tokens, total, usageSentence, widthText,
   type Group, type Usage, type UsageAmounts, type UsageBucket, type UsageRow,
 } from "./usage/text";
 import "./usage.css";
 
 const SHOWN: Range[] = ["1h", "6h", "24h", "7d", "30d"];
-const DURING: Record<string, string> = { "1h": "last hour", "6h": "last 6 hours", "24h": "last 24 hours", "7d": "last 7 days", "30d": "last 30 days" };
 /** Filters that the address may have besides the model. */
 const FILTERS = ["organization", "project", "key", "user"] as const;
 
@@ -33,7 +33,7 @@ export default function UsagePage() {
   return (
     <>
       <PageHead title="Usage" ranges={SHOWN}
-        sentence={data && { text: usageSentence(data, DURING[shown] ?? shown), to: data.rows[0] ? spenderLink(data.rows[0], data.group) : null }} />
+        sentence={data && { text: usageSentence(data, RANGE_WORDS[shown]), to: data.rows[0] ? spenderLink(data.rows[0], data.group, filters) : null }} />
       <Filters>
         <Grouping />
         {FILTERS.map((name) => filters[name] && (
@@ -42,7 +42,7 @@ export default function UsagePage() {
         {model.value && <Chosen name="model" label={`model: ${model.value}`} />}
       </Filters>
       <div class="stack">
-        <Loaded of={usage} what="The usage">{(loaded) => <Content usage={loaded} byTime={byTime} />}</Loaded>
+        <Loaded of={usage} what="The usage">{(loaded) => <Content usage={loaded} byTime={byTime} filters={filters} />}</Loaded>
         {hasRole("admin") && <Budgets />}
       </div>
     </>
@@ -69,19 +69,6 @@ function Chosen({ name, label }: { name: string; label: string }) {
   );
 }
 
-/** What a row is made of: the next finer group, or the requests. */
-function spenderLink({ id }: UsageRow, group: Group): string {
-  const kept = Object.fromEntries(FILTERS.map((name) => [name, address.value.query.get(name)]));
-  if (id === null) return href("requests", kept);
-  switch (group) {
-    case "organization": return href("usage", { ...kept, organization: id, group: "project" });
-    case "project": return href("usage", { ...kept, project: id, group: "key" });
-    case "model": return href("usage", { ...kept, model: id, group: "project" });
-    case "key": return href("requests", { ...kept, key: id });
-    case "user": return href("usage", { ...kept, user: id, group: "key" });
-  }
-}
-
 function amounts<Row extends UsageAmounts>(currency: (row: Row) => string, priced: boolean): Column<Row>[] {
   return [
     { key: "requests", title: "Requests", number: true, cell: (row) => number(row.requests), value: (row) => row.requests, line: 0 },
@@ -92,18 +79,17 @@ function amounts<Row extends UsageAmounts>(currency: (row: Row) => string, price
   ];
 }
 
-function Content({ usage, byTime }: { usage: Usage; byTime: boolean }) {
+function Content({ usage, byTime, filters }: { usage: Usage; byTime: boolean; filters: Query }) {
   const priced = isPriced(usage);
   const times = usage.buckets.map((bucket) => bucket.at);
   const span: [number, number] = [usage.start, usage.end];
-  const curl = `curl ${root}v1/chat/completions -H 'content-type: application/json' -d '{"model": "${model.value || "MODEL"}", "messages": [{"role": "user", "content": "Hello"}]}'`;
-  const empty = <Empty what="Tokens and cost are listed here once requests have come in this range." command={curl} />;
+  const empty = <Empty what="Tokens and cost are listed here once requests have come in this range." command={exampleChat(model.value)} />;
   if (!usage.rows.length) return empty;
   return (
     <div class="stack">
       <section class="charts usage-charts" aria-label="Charts">
-        <Chart title="Tokens" times={times} span={span} series={usage.lines.map((line) => ({ name: line.name, values: line.tokens }))} />
-        {priced && <Chart title="Cost" unit={usage.currency.toUpperCase()} times={times} span={span} series={usage.lines.map((line) => ({ name: line.name, values: line.cost }))} />}
+        <Chart title={`Tokens ${widthText(usage.width_s)}`} times={times} span={span} series={usage.lines.map((line) => ({ name: line.name, values: line.tokens }))} />
+        {priced && <Chart title={`Cost ${widthText(usage.width_s)}`} unit={usage.currency.toUpperCase()} times={times} span={span} series={usage.lines.map((line) => ({ name: line.name, values: line.cost }))} />}
       </section>
       <section class="section">
         <header class="row spread">
@@ -118,7 +104,7 @@ function Content({ usage, byTime }: { usage: Usage; byTime: boolean }) {
             ]} />
         ) : (
           <Table<UsageRow> label={`Usage by ${GROUP_NAMES[usage.group]}`} rows={usage.rows} rowKey={(row) => `${row.id} ${row.currency}`} empty={empty}
-            rowHref={(row) => spenderLink(row, usage.group)}
+            rowHref={(row) => spenderLink(row, usage.group, filters)}
             columns={[
               {
                 key: "name", title: GROUP_NAMES[usage.group].replace(/^./, (letter) => letter.toUpperCase()), grow: true, value: (row) => nameOf(row, usage.group),

@@ -46,7 +46,7 @@ class Catalog:
         model, adapter = self._find(record, name)
         if not model.ready:
             model, adapter = await self.held_requests.until_ready(lambda: self._find(record, name))
-            record.timeline.mark("held", {"cold": may_have_no_replica(model)})
+            record.timeline.mark("held", {"cold": int(may_have_no_replica(model))})
         return _able(model.require_ready(adapter), name, kind)
 
     def _find(self, record: RequestRecord, name: str) -> tuple[ServedModel, str]:

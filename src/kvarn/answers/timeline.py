@@ -26,7 +26,7 @@ of a request have its total.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.observe.timeline import EngineEvent, Event, Timeline, engine_events
@@ -91,16 +91,3 @@ def _readable(flat: Sequence[int]) -> list[EngineEvent]:
     except ValueError as error:
         _log.warning("the rest of an engine's events is left out: %s", error)
     return events
-
-
-def parts_of(events: Iterable[Event]) -> dict[str, float]:
-    """Seconds of each part of a request."""
-    parts: dict[str, float] = {}
-    before: float | None = None
-    for name, at_s, *_ in events:
-        if name.startswith(_ENGINE):
-            continue
-        if before is not None:
-            parts[name] = parts.get(name, 0.0) + at_s - before
-        before = at_s
-    return parts

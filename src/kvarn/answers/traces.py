@@ -19,8 +19,8 @@ from kvarn.observe.metrics import UNKNOWN
 from kvarn.observe.traces.context import TraceContext, begin, parent_of
 from kvarn.observe.traces.conventions import is_operation
 from kvarn.observe.traces.exporter import SpanExporter
+from kvarn.observe.traces.genai_metrics import GenAiExporter
 from kvarn.observe.traces.traced import TracedRequest, TracedTurn, outcome_of
-from kvarn.observe.traces.usage_metrics import UsageExporter
 from kvarn.wire.openai.common import without_client_text
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Traces(Observer):
         contents: bool = False,
         keeper: RequestKeeper | None = None,
         prices: PriceBook | None = None,
-        usage: UsageExporter | None = None,
+        usage: GenAiExporter | None = None,
     ) -> None:
         self.exporter = exporter
         self.keeper = keeper

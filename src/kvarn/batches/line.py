@@ -21,6 +21,7 @@ from kvarn.answers.turn import TokenUsage
 from kvarn.batches.endpoints import Operation
 from kvarn.identity.scopes import check_endpoint
 from kvarn.jobs.run_to_completion import run_to_completion
+from kvarn.observe.traces.traced import CLIENT_LEFT
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.store.models import Batch
 from kvarn.store.owner import Principal
@@ -78,10 +79,12 @@ async def run_line(
         check_endpoint(record.principal, record.endpoint)
         body = await operation(serving, record, line.body)
     except ClientDisconnect:
+        record.reply.status = CLIENT_LEFT
         return None
     except Exception as error:
         return _failure(record, line, error)
     else:
+        record.reply.status = 200
         return _answer(record, line, 200, body)
     finally:
         with suppress(asyncio.CancelledError):
@@ -103,7 +106,7 @@ def unanswered(batch_id: str, line: int, custom_id: str, code: str, message: str
 
 def _failure(record: RequestRecord, line: Line, exception: Exception) -> Answer | Refused:
     error = to_api_error(exception)
-    record.reply.error_code = error.code or error.type
+    record.reply.status, record.reply.error_code = error.status, error.code or error.type
     if error.status in _TRY_AGAIN or error.code in _TEMPORARY:
         after = next((value for name, value in error.headers.items() if name.lower() == "retry-after"), None)
         return Refused(line, error, float(after) if after else None)

@@ -13,7 +13,7 @@ from kvarn.catalog.models import ServedModel
 from kvarn.catalog.work_window import WorkRates, WorkWindow
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.observe.admission import TIERS, priority_tier
-from kvarn.observe.timeline import WAITS, Phase, waiting_reason
+from kvarn.observe.samples import REASONS
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
 from kvarn.wire.engine_stats import STEP_TOKENS
 from kvarn.wire.messages import EngineStats
@@ -304,11 +304,8 @@ def _queue_depth(client: ReplicaClient) -> Values:
     return depth
 
 
-_REASONS = tuple(waiting_reason(phase) for phase in (*WAITS, Phase.PREEMPTED))
-
-
 def _queue_waiting(client: ReplicaClient) -> Values:
-    return dict.fromkeys(_REASONS, 0.0) | client.stats.waiting_by_reason
+    return dict.fromkeys(REASONS, 0.0) | client.stats.waiting_by_reason
 
 
 _LABELS = ("model", "replica")

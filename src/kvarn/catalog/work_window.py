@@ -30,8 +30,8 @@ class _Sample(NamedTuple):
 
 
 class WorkWindow:
-    """Rates of one engine since at least `WINDOW_S` seconds ago. Whoever reads them adds a sample: the history of the
-    server does so every 10 s (`kvarn.observe.history`)."""
+    """Rates of one engine over at least `WINDOW_S` seconds, once so many have passed. Each reading adds a sample: the
+    server's history reads every 10 s (`kvarn.observe.history`), and each scrape does."""
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque(maxlen=_KEPT)

@@ -15,13 +15,14 @@ from kvarn.cli.application import application, expand_options
 from kvarn.cli.client import Server, one_line_errors
 from kvarn.cli.output import EXIT_FAILED, show, stop
 from kvarn.clock import SYSTEM_CLOCK
+from kvarn.explain.words import seconds
 
 WIDTH = 80
 _PATH = "/console/api/requests"
 _COLUMNS = ("id", "started_at", "model", "status", "outcome", "total", "first_token", "in", "out", "of")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_NAME_WIDTH, _TIME_WIDTH = 14, 9
+_NAME_WIDTH, _TIME_WIDTH = 14, 11
 
 app = application(help="List requests that are over, and show why one was slow.", no_args_is_help=True)
 
@@ -138,14 +139,7 @@ def lines_of_parts(parts: Sequence[Mapping[str, Any]], total_s: float, width: in
         yield f"{part['name'][:_NAME_WIDTH]:<{_NAME_WIDTH}} {took:>{_TIME_WIDTH}} {bar}"
 
 
-def seconds(value: float | None) -> str:
-    """Seconds as people write them: milliseconds below one."""
-    if value is None:
-        return "-"
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.1f} ms"
-
-
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    times = {"total": seconds(row["total_s"]), "first_token": seconds(row["ttft_s"])}
+    times = {"total": seconds(row["total_s"]), "first_token": "-" if row["ttft_s"] is None else seconds(row["ttft_s"])}
     tokens = {"in": row["input_tokens"], "out": row["output_tokens"]}
     return row | times | tokens | {"of": (row["key"] or row["project"])["name"]}

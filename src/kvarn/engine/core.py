@@ -91,7 +91,7 @@ class EngineCore:
         self._masked: dict[str, Request] = {}
         self._num_arrived = 0
         self._recorder = StatsRecorder(self.scheduler)
-        self.log = StepLog()
+        self.step_log = StepLog()
 
     def _work(self) -> tuple[Collection[Sequence], WaitingQueue]:
         return self.scheduler.running, self.scheduler.queue
@@ -117,7 +117,7 @@ class EngineCore:
         turn = TurnRecorder(now, self.scheduler.waits, len(self.scheduler.queue))
         request = Request(message, account, now, self._num_arrived, self._max_context_length, turn, mask)
         self._requests[request.request_id] = request
-        self.log.accept(request)
+        self.step_log.accept(request)
         self._admission.enter(request)
         self.scheduler.memory.adapters.enter(request.scope.adapter)
         if mask is not None:
@@ -173,7 +173,7 @@ class EngineCore:
         if self.scheduler.num_in_flight:
             self._collect_step(output)
         else:
-            self.log.rest()
+            self.step_log.idle()
         return output
 
     def _submit_step(self, now: float) -> bool:
@@ -191,7 +191,7 @@ class EngineCore:
         update = self.scheduler.update(result, now)
         if update.step.shape.num_tokens:
             self._recorder.count_step(update.step.shape, result)
-        self.log.add(update.step, update.drawn, now)
+        self.step_log.add(update.step, update.drawn, now)
         output.computed, output.deltas = True, update.deltas
         if self._masked and (refused := self._refuse_unmaskable()):  # before any of them counts as finished
             gone = {each.request_id for each in refused}
@@ -280,7 +280,7 @@ class EngineCore:
     def _forget(self, request: Request, now: float) -> None:
         self._masked.pop(request.request_id, None)
         del self._requests[request.request_id]
-        self.log.end(request, now)
+        self.step_log.end(request, now)
         request.turn.close()
         self._admission.leave(request)
         self.scheduler.memory.adapters.leave(request.scope.adapter)

@@ -10,7 +10,7 @@ from kvarn.engine.request import Request, Sequence
 from kvarn.engine.scheduler import Scheduler
 from kvarn.engine.step_log import StepLog
 from kvarn.engine.step_reports import FloorOf, Place, StepReport
-from kvarn.observe.timeline import Phase
+from kvarn.observe.timeline import Phase, waiting_reason
 from kvarn.wire.step_records import (
     MAX_GROUPS,
     MAX_LIVE_STEPS,
@@ -115,7 +115,7 @@ def _queue(scheduler: Scheduler, preparing: Iterable[Request], now: float) -> li
         group[2] = min(group[2], sequence.arrival_s)
     largest = sorted(groups.items(), key=lambda each: each[1][0], reverse=True)[:MAX_GROUPS]
     return [
-        QueuedTurns(tenant, priority, reason.name.lower(), int(sequences), int(tokens), now - oldest)
+        QueuedTurns(tenant, priority, waiting_reason(reason), int(sequences), int(tokens), now - oldest)
         for (tenant, priority, reason), (sequences, tokens, oldest) in largest
     ]
 

@@ -120,11 +120,6 @@ class StepLog:
         self._last_result_us = 0
         self.forgotten_until_us = -(2**62)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of steps and ended turns, about."""
-        return self._full_bytes + self._segments[-1].nbytes
-
     # Writing ---------------------------------------------------------------------------------------------------------
 
     def accept(self, request: Request) -> None:
@@ -143,7 +138,7 @@ class StepLog:
         if self._segments[-1].is_full:
             self._next_segment()
 
-    def rest(self) -> None:
+    def idle(self) -> None:
         """There is nothing to compute now: what follows does not belong to the latest step."""
         self._follows = False
 

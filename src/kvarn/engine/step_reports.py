@@ -31,17 +31,16 @@ class StepReport:
         self._singles: dict[int, StepRow] = {}
 
     def place_of(self, request: Request) -> int:
-        return self.place(turn_key(request))
+        place = self.place(turn_key(request))
+        assert place is not None, "a turn that has not ended is in the log"
+        return place
 
-    def place(self, key: int) -> int:
-        """The number of a turn in `turns`."""
+    def place(self, key: int) -> int | None:
+        """The number of a turn in `turns`. None: it ended long before the step that names it did, and is forgotten."""
         place = self._places.get(key)
-        if place is None:
-            turn = self._log.turn(key)
-            assert turn is not None, "a turn stays as long as steps name it"
-            told = turn.tell()
+        if place is None and (turn := self._log.turn(key)) is not None:
             place = self._places[key] = len(self.turns)
-            self.turns.append(told)
+            self.turns.append(turn.tell())
         return place
 
     def add(self, places: Iterable[Place], only: int | None = None) -> None:
@@ -50,11 +49,13 @@ class StepReport:
             us, prefill, decodes, proposals, free, begin, end, first, last = segment.numbers(index)
             pairs, context = segment.work[2 * index : 2 * index + 2]
             shape = StepShape(prefill, pairs, decodes, int(context), proposals)
-            rows = [self._single(key) for key in segment.singles[begin:end] if only is None or key == only]
+            chosen = [key for key in segment.singles[begin:end] if only is None or key == only]
+            rows = [row for key in chosen if (row := self._single(key)) is not None]
             others = segment.others[first:last]
             for key, computed, drawn in zip(others[::3], others[1::3], others[2::3], strict=True):
-                if only is None or key == only or computed >= _LARGE_ROW:
-                    rows.append(StepRow(self.place(key), computed, drawn))
+                is_told = only is None or key == only or computed >= _LARGE_ROW
+                if is_told and (place := self.place(key)) is not None:
+                    rows.append(StepRow(place, computed, drawn))
             self.steps.append(
                 StepRecord(
                     number=segment.first_number + index,
@@ -71,8 +72,8 @@ class StepReport:
                 )
             )
 
-    def _single(self, key: int) -> StepRow:
+    def _single(self, key: int) -> StepRow | None:
         row = self._singles.get(key)
-        if row is None:
-            row = self._singles[key] = StepRow(self.place(key), 1, 1)
+        if row is None and (place := self.place(key)) is not None:
+            row = self._singles[key] = StepRow(place, 1, 1)
         return row

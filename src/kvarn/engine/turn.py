@@ -6,7 +6,7 @@ changes of state: nothing is done for a token.
 
 from __future__ import annotations
 
-from kvarn.observe.timeline import WAITS, EngineEventKind, Phase, waiting_reason
+from kvarn.observe.timeline import WAITS_OR_PREEMPTED, EngineEventKind, Phase, waiting_reason
 
 _MAX_CHUNKS = 16
 """Chunks told one by one; the last of them takes in all that follow."""
@@ -57,7 +57,7 @@ class QueueWaits:
 
     def by_reason(self, waiting: int) -> dict[str, int]:
         """Waiting sequences, of which there are so many, by what they wait for (`waiting_reason`)."""
-        counts = {phase: self._turns[phase] for phase in (*WAITS, Phase.PREEMPTED) if self._turns[phase]}
+        counts = {phase: self._turns[phase] for phase in WAITS_OR_PREEMPTED if self._turns[phase]}
         if (rest := waiting - sum(counts.values())) > 0:
             counts[self._reason] = counts.get(self._reason, 0) + rest
         return {waiting_reason(phase): count for phase, count in counts.items()}

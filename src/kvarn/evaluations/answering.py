@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
+from pydantic import TypeAdapter
 
 from kvarn.admission.demand import BATCH
 from kvarn.answers.record import Deferred, Reply, RequestRecord
@@ -17,6 +19,7 @@ from kvarn.batches.line import Refused, run_line
 from kvarn.evaluations.grading import JUDGE_SCHEMA, Grade, grade, item_score, judge_grade, judge_messages
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.sandbox.errors import SandboxError
+from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import EvaluationRun
 from kvarn.store.owner import Principal
 from kvarn.store.repositories.batches.lines import Line
@@ -24,13 +27,16 @@ from kvarn.store.repositories.feedback import model_and_version
 from kvarn.wire.dialects import dialect_of
 from kvarn.wire.evaluations import EvaluationItem, JudgeCheck, RunRequest
 
-_CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 _MAX_OUTPUT_CHARS = 8 * 1024
 """Beginning of an answer that is kept."""
 _MAX_GRADED_CHARS = 256 * 1024
 _JUDGE_TOKENS = 256
 _MAX_LOSSES = 5
 """An item beside which the engine died so often is not asked again: it may be what kills it."""
+
+_ITEM = TypeAdapter(EvaluationItem)
+_log = logging.getLogger("kvarn.evaluations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +63,9 @@ class ItemRun:
     principal: Principal
     give_up_at: float
 
-    async def answer(self, number: int, item: EvaluationItem) -> tuple[dict[str, Any], tuple[str, str] | None]:
-        """The result of an item, as the store keeps it, and the version that answered it; None: none did."""
+    async def answer(self, number: int, kept: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, str] | None]:
+        """The result of an item, as the store keeps it, and the version that answered it; None: none did. Raises
+        `StoreAwayError`; other errors are the item's."""
         settings = msgspec.convert(self.run.settings, RunSettings)
         body: dict[str, Any] = {
             "model": self.run.asked_model,
@@ -67,14 +74,21 @@ class ItemRun:
             "seed": settings.seed,
         }
         try:
+            item = _ITEM.validate_python(kept)
             if item.messages is not None:
-                answered = await self._ask(_CHAT, f"{number}", body | {"messages": item.messages})
+                answered = await self._ask(CHAT, f"{number}", body | {"messages": item.messages})
             else:
-                answered = await self._ask(_TEXT, f"{number}", body | {"prompt": item.prompt})
+                answered = await self._ask(TEXT, f"{number}", body | {"prompt": item.prompt})
             judge = partial(self._judge, number, item, settings.judge_model)
             grades = await grade(item, answered.text[:_MAX_GRADED_CHARS], judge, self._schema_fault)
         except UnansweredError as error:
             return _result(number, None, [], str(error)), None
+        except StoreAwayError:
+            raise
+        except Exception as error:
+            _log.exception("item %d of the evaluation run %s failed", number, self.run.id)
+            problem = f"an unforeseen error, {type(error).__name__}: the server's log says more"
+            return _result(number, None, [], problem), None
         return _result(number, answered, grades, None), answered.version
 
     async def _judge(self, number: int, item: EvaluationItem, model: str | None, check: JudgeCheck, text: str) -> Grade:
@@ -90,7 +104,7 @@ class ItemRun:
             },
         }
         try:
-            reply = await self._ask(_CHAT, f"{number}-judge", body)
+            reply = await self._ask(CHAT, f"{number}-judge", body)
         except UnansweredError as error:
             raise UnansweredError(f"the judge {body['model']!r} did not answer: {error}") from None
         return judge_grade(check, reply.text)

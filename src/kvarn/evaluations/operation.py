@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from kvarn.answers.record import RequestRecord
-from kvarn.evaluations.answering import RunSettings
+from kvarn.evaluations.answering import CHAT, TEXT, RunSettings
 from kvarn.evaluations.grading import compile_regex
 from kvarn.evaluations.statistics import PairedComparison, compare_paired
 from kvarn.identity.scopes import check_endpoint
@@ -31,7 +31,6 @@ from kvarn.wire.evaluations import (
 from kvarn.wire.openai.errors import ApiError, invalid_request
 
 _SHOWN_CHANGES = 100
-_CHAT, _TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 class ChangedItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,8 +91,8 @@ async def start_run(serving: ResponsesContext, principal: Principal, name: str, 
         raise invalid_request("The set has answers graded by a model: name one in 'judge_model'.", "judge_model")
     for model in sorted({request.model, *(judge for judge in judges if judge is not None)}):
         serving.catalog.find(RequestRecord("", principal=principal), model)
-    paths = {_CHAT if item["prompt"] is None else _TEXT for item in version.items}
-    for path in sorted(paths | ({_CHAT} if judges else set())):
+    paths = {CHAT if item["prompt"] is None else TEXT for item in version.items}
+    for path in sorted(paths | ({CHAT} if judges else set())):
         check_endpoint(principal, path)
     settings = msgspec.to_builtins(RunSettings.of(request))
     return await runs.create_run(

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import Gauge
-from pydantic import TypeAdapter
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.evaluations.answering import ItemRun
@@ -29,7 +28,6 @@ from kvarn.store.owner import Owner
 from kvarn.store.repositories.evaluations import runs as stored
 from kvarn.store.repositories.evaluations.sets import read_version
 from kvarn.store.repositories.tenants.principals import find_bearer
-from kvarn.wire.evaluations import EvaluationItem
 
 MAX_SCORES = 200
 """Scores that are shown as metrics at most."""
@@ -40,9 +38,13 @@ _AT_ONCE = 8
 """Items of one run that are asked at once."""
 _WINDOW_S = 24 * 3600
 _SHOW_EVERY_S = 60.0
+_BETWEEN = ", "
 
-_ITEM = TypeAdapter(EvaluationItem)
 _log = logging.getLogger("kvarn.evaluations")
+
+
+class _LostError(Exception):
+    """Another gateway works on the run by now, or it was cancelled."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,35 +85,46 @@ class EvaluationWorker(Worker[EvaluationJob]):
             await self._show_scores()
 
     async def run(self, job: EvaluationJob) -> None:
-        row, owner = job.row, Owner(job.row.organization_id, job.row.project_id)
+        row, problem = job.row, None
         try:
-            version = await read_version(self._store, row.set_id, row.set_version)
-        except NotFoundError:
-            return  # it was deleted, and the run with it
-        answered, versions = await stored.read_grades(self._store, row.id), Counter[tuple[str, str]]()
-        if row.model:
-            versions[row.model, row.model_version] = len(answered)
-        left = [number for number in range(len(version.items)) if number not in answered]
-        problem = None
-        for begin in range(0, len(left), _AT_ONCE):
-            principal = await find_bearer(self._store, owner, row.key_id)
-            if principal is None:
-                problem = "the key that began it is not valid any more"
-                break
-            asking = ItemRun(self._serving, row, principal, row.created_at + _WINDOW_S)
-            numbers = left[begin : begin + _AT_ONCE]
-            items = [_ITEM.validate_python(version.items[number]) for number in numbers]
-            found = await asyncio.gather(*map(asking.answer, numbers, items))
-            versions.update(by for _, by in found if by is not None)
-            if not await self._keep(row.id, [result for result, _ in found], versions):
-                return
+            if self._store.now() < row.created_at + _WINDOW_S:
+                problem = await self._answer_items(row)
+            else:  # whatever keeps it from its end, it is not tried for ever
+                problem = f"it was not over {_WINDOW_S // 3600} hours after it was asked for"
+        except (NotFoundError, _LostError):
+            return  # its set was deleted, and the run with it; or another gateway has it
         job.finishing = True
         if await stored.finish_run(self._store, self._holder, row.id, problem):
             _log.info("evaluation run %s is over", row.id)
 
-    async def _keep(self, run_id: str, results: list[dict[str, Any]], versions: Counter[tuple[str, str]]) -> bool:
+    async def _answer_items(self, row: EvaluationRun) -> str | None:
+        """Answer those items of a run that have no result; why it cannot go on, if so."""
+        owner = Owner(row.organization_id, row.project_id)
+        items = (await read_version(self._store, row.set_id, row.set_version)).items
+        answered = await stored.read_grades(self._store, row.id)
+        versions = separate_versions(row.model, row.model_version)
+        left = [number for number in range(len(items)) if number not in answered]
+        for begin in range(0, len(left), _AT_ONCE):
+            principal = await find_bearer(self._store, owner, row.key_id)
+            if principal is None:
+                return "the key that began it is not valid any more"
+            asking = ItemRun(self._serving, row, principal, row.created_at + _WINDOW_S)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    numbers = left[begin : begin + _AT_ONCE]
+                    tasks = [group.create_task(asking.answer(number, items[number])) for number in numbers]
+            except ExceptionGroup as failed:
+                raise failed.exceptions[0] from None  # one of several that say the same: the database is away
+            found = [task.result() for task in tasks]
+            versions.update(by for _, by in found if by is not None)
+            await self._keep(row.id, [result for result, _ in found], versions)
+        return None
+
+    async def _keep(self, run_id: str, results: list[dict[str, Any]], versions: set[tuple[str, str]]) -> None:
         name, version = joined_version(versions)
-        return await stored.add_results(self._store, self._holder, run_id, results, model=name, model_version=version)
+        told = {"model": name, "model_version": version}
+        if not await stored.add_results(self._store, self._holder, run_id, results, **told):
+            raise _LostError
 
     async def _show_scores(self) -> None:
         self._shown_at = SYSTEM_CLOCK.now()
@@ -121,8 +134,14 @@ class EvaluationWorker(Worker[EvaluationJob]):
 def joined_version(versions: Collection[tuple[str, str]]) -> tuple[str, str]:
     """Name and version of what answered a run, of those of its items."""
     names, numbers = {name for name, _ in versions}, {version for _, version in versions}
-    name = ", ".join(sorted(names))[:256]
+    name = _BETWEEN.join(sorted(names))[:256]
     return name, numbers.pop() if len(numbers) == 1 and len(names) == 1 else SEVERAL if versions else ""
+
+
+def separate_versions(model: str, version: str) -> set[tuple[str, str]]:
+    """Names and versions of which `joined_version` made these, as far as they tell."""
+    names = model.split(_BETWEEN) if version == SEVERAL else [model]
+    return {(name, version) for name in names if name}
 
 
 async def read_scores(
@@ -139,11 +158,16 @@ def scored(run: EvaluationRun, of: EvaluationSet) -> ScoredRun:
 
 
 def show_scores(scores: Sequence[QualityScore], metrics: GatewayMetrics) -> None:
-    """Show the newest scores as gauges. Sets of other organisations than the default one are named by their ids."""
+    """Show the newest scores as gauges. Sets of other organisations than the default one are named by their ids, and so
+    are sets of one name in several of its projects."""
     found, baselines = dict[tuple[str, str, str], float](), dict[tuple[str, str, str], float]()
+    named = defaultdict[str, set[str]](set)
+    for each in scores:
+        if each.run.organization_id == DEFAULT_ORGANIZATION:
+            named[each.run.set_name].add(each.run.set_id)
     for each in scores:
         run = each.run
-        name = run.set_name if run.organization_id == DEFAULT_ORGANIZATION else run.set_id
+        name = run.set_name if named[run.set_name] == {run.set_id} else run.set_id
         labels = (run.model, run.model_version, name)
         found[labels] = run.score
         if each.baseline is not None:

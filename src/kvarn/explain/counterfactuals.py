@@ -83,15 +83,16 @@ def _changes(reading: Reading, causes: Sequence[Candidate], replicas: int) -> It
 
 
 def _cached_prompt_seconds(reading: Reading) -> float | None:
-    """Seconds of the steps of prompts of which all but the last token is cached. None: there is little to cache."""
+    """Seconds of the steps of prompts of which all but the last token is cached. None: there is little to cache, or the
+    times of steps are not known."""
     prompts = [turn for turn in reading.turns if not turn.moved and _computed_tokens(turn) >= _FEWEST_TOKENS]
     if not prompts:
         return None
     total = 0.0
     for turn in prompts:
-        if turn.steps is not None and turn.model is not None:
-            last = StepShape(decode_rows=1, decode_context=turn.steps.turns[0].prompt_tokens)
-            total += turn.model.seconds(last)
+        if turn.steps is None or turn.model is None:
+            return None
+        total += turn.model.seconds(StepShape(decode_rows=1, decode_context=turn.steps.turns[0].prompt_tokens))
     return total
 
 

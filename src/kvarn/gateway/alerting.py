@@ -30,6 +30,7 @@ class Alerting:
 
     def __init__(self, config: AlertsConfig, read: Callable[[], Awaitable[CollectorRegistry]], *, tells: bool) -> None:
         self.enabled = config.enabled
+        self.webhook_configured = config.webhook_url is not None
         self.webhook: AlertWebhook | None = None
         if config.webhook_url is not None and tells:
             self.webhook = AlertWebhook(config.webhook_url, config.webhook_headers)

@@ -55,7 +55,7 @@ from kvarn.observe.host import HostCollector
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.observe.traces.exporter import make_exporter
-from kvarn.observe.traces.usage_metrics import make_usage_exporter
+from kvarn.observe.traces.genai_metrics import make_genai_exporter
 from kvarn.quality.golden_models import GoldenModels
 from kvarn.quality.metrics import QualityCollector
 from kvarn.quality.monitor import OnDrift, QualityMonitor
@@ -158,7 +158,7 @@ def _traces(services: Services, table: ModelTable, metrics: GatewayMetrics) -> T
         contents=config.contents,
         keeper=_keeper(services.config, services.store, table, metrics),
         prices=services.metering.prices,
-        usage=make_usage_exporter(),
+        usage=make_genai_exporter(),
     )
 
 

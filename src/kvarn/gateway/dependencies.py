@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Annotated, Concatenate, ParamSpec, TypeVar
 
@@ -17,7 +17,7 @@ from kvarn.gateway.state import Gateway
 from kvarn.identity.scopes import insufficient_permissions
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.owner import Owner, Principal, Role
-from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
+from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
@@ -63,18 +63,8 @@ class AdminContext:
     def reading(self) -> AbstractAsyncContextManager[AsyncSession]:
         return self.gateway.store.reading()
 
-    @asynccontextmanager
-    async def audited_change(self) -> AsyncGenerator[AuditedChange, None]:
-        """A change that is written to the audit log; once committed it holds for all requests of this gateway. Where
-        it is unknown whether it was committed, keys are read again, too.
-        """
-        change: AuditedChange | None = None
-        try:
-            async with audited_change(self.gateway.store, self.actor) as change:
-                yield change
-        finally:
-            if change is not None and change.changed:
-                self.gateway.control.key_cache.renew(change.changed)
+    def audited_change(self) -> AbstractAsyncContextManager[AuditedChange]:
+        return self.gateway.control.key_cache.audited_change(self.actor)
 
     async def read(
         self, query: Callable[Concatenate[AsyncSession, str, P], Awaitable[ResultT]], *args: P.args, **kwargs: P.kwargs

@@ -19,7 +19,8 @@ import hmac
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from kvarn.clock import SYSTEM_CLOCK
@@ -30,6 +31,7 @@ from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.keys import digest_of, lookup_of, session_lookup_of
 from kvarn.store.owner import ANYBODY, Principal
 from kvarn.store.repositories.changes import News, Position, read_news
+from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
 from kvarn.store.repositories.tenants.principals import Grant, find_default_principal, find_grant
 from kvarn.wire.openai.errors import unavailable
 
@@ -105,6 +107,18 @@ class KeyCache:
         """Read the keys of organisations that were changed through this gateway again; None: all keys."""
         self._renewals += 1
         self._forget(organizations)
+
+    @asynccontextmanager
+    async def audited_change(self, actor: Actor) -> AsyncGenerator[AuditedChange, None]:
+        """A change that is written to the audit log; once committed it holds for all requests of this gateway. Where
+        it is unknown whether it was committed, keys are read again, too."""
+        change: AuditedChange | None = None
+        try:
+            async with audited_change(self._store, actor) as change:
+                yield change
+        finally:
+            if change is not None and change.changed:
+                self.renew(change.changed)
 
     async def settle(self) -> None:
         """Wait until the feed is not being read."""

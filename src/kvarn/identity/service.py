@@ -35,7 +35,7 @@ class Identity:
         self._last_used = LastUsed(store)
         self.key_cache = KeyCache(store, config.auth)
         keys = KnownKeys(self.key_cache, config.auth.api_keys)
-        self.sessions = Sessions(store, keys, SessionCookies(config), config.console.session_hours * 3600)
+        self.sessions = Sessions(keys, SessionCookies(config), config.console.session_hours * 3600)
         self.oidc = None if config.console.oidc is None else OidcSignIn(config.console.oidc, self.sessions, store.now)
         self.authenticator: Authenticator = KeyAuthenticator(
             keys,

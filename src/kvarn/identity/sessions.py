@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from kvarn.identity.failed_attempts import FailedAttempts
 from kvarn.identity.known_keys import KnownKeys
 from kvarn.identity.session_cookies import Headers, SessionCookies
-from kvarn.store.engine import Store
 from kvarn.store.keys import session_lookup_of
 from kvarn.store.owner import Principal
-from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
+from kvarn.store.repositories.tenants.audited_changes import Actor
 from kvarn.store.repositories.tenants.console_sessions import add_session, end_session
 
 
@@ -28,11 +25,10 @@ class Sessions:
     """The sessions of all gateways, in the database; `cookies` says how browsers hold them, `failed` how often one may
     try."""
 
-    def __init__(self, store: Store, keys: KnownKeys, cookies: SessionCookies, lifetime_s: float) -> None:
+    def __init__(self, keys: KnownKeys, cookies: SessionCookies, lifetime_s: float) -> None:
         self.keys = keys
         self.cookies = cookies
         self.failed = FailedAttempts()
-        self._store = store
         self._lifetime_s = lifetime_s
 
     async def current(self, headers: Headers) -> Session | None:
@@ -50,7 +46,7 @@ class Sessions:
     ) -> Session:
         """Begin a session, with a token that nobody has seen before; the browser's session until now ends. `bound_to`:
         digest of the key of the configuration that it was begun with."""
-        async with self.audited_change(actor) as change:
+        async with self.keys.cache.audited_change(actor) as change:
             if replaced is not None:
                 await end_session(change, session_lookup_of(replaced.token))
             row, token = await add_session(change, principal, self._lifetime_s, method=method, bound_to=bound_to)
@@ -59,16 +55,5 @@ class Sessions:
 
     async def end(self, session: Session, actor: Actor) -> None:
         """End a session: here at once, at other gateways as with keys that are revoked."""
-        async with self.audited_change(actor) as change:
+        async with self.keys.cache.audited_change(actor) as change:
             await end_session(change, session_lookup_of(session.token))
-
-    @asynccontextmanager
-    async def audited_change(self, actor: Actor) -> AsyncGenerator[AuditedChange, None]:
-        """A change that holds for all requests of this gateway once it is committed, or may be."""
-        change: AuditedChange | None = None
-        try:
-            async with audited_change(self._store, actor) as change:
-                yield change
-        finally:
-            if change is not None and change.changed:
-                self.keys.cache.renew(change.changed)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -18,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from kvarn.kept.packing import Kept, pack, row_of
 from kvarn.kept.sampling import KeptReason, KeptSampler
+from kvarn.observe.bounded_queue import BoundedQueue
 from kvarn.observe.traces.traced import TracedRequest, TracedTurn
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
@@ -29,8 +29,8 @@ MAX_WAITING = 4096
 WRITE_EVERY_S = 1.0
 _BATCH = 256
 _STEPS_S = 2.0
-_MAX_TURNS = 32
-"""Turns of a batch whose steps are asked for at most."""
+_MAX_TURNS = 8
+"""Turns of a batch whose steps are asked for at most: an engine makes no step while it tells those of one."""
 _STOP_S = 2.0
 _WITH_STEPS = frozenset({KeptReason.ERROR, KeptReason.SLOW})
 
@@ -77,25 +77,20 @@ class RequestKeeper:
         self._store = store
         self._metrics = metrics
         self._steps_of = steps_of
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting = BoundedQueue[_Waiting](MAX_WAITING, metrics.dropped)
 
     def add(self, request: TracedRequest, reason: KeptReason) -> None:
         """Write a request soon."""
-        if len(self._waiting) >= MAX_WAITING:
-            self._waiting.popleft()
-            self._metrics.dropped.inc()
-        self._waiting.append(_Waiting(request, reason))
+        self._waiting.add(_Waiting(request, reason))
 
     async def write(self) -> None:
         """Write what waits. Raises `StoreAwayError`: the rest waits on."""
         while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+            batch = self._waiting.take(_BATCH)
             try:
                 await self._write(batch)
             except (StoreAwayError, asyncio.CancelledError):  # it may be there: written again, it changes nothing
-                room = max(0, MAX_WAITING - len(self._waiting))
-                self._metrics.dropped.inc(max(0, len(batch) - room))
-                self._waiting.extendleft(reversed(batch[max(0, len(batch) - room) :]))
+                self._waiting.put_back(batch)
                 raise
             except Exception:
                 self._metrics.dropped.inc(len(batch))
@@ -113,11 +108,10 @@ class RequestKeeper:
     async def _write(self, batch: Sequence[_Waiting]) -> None:
         steps = await self._steps(batch)
         rows, details = await asyncio.to_thread(_pack_all, batch, steps)
-        lost = await add_kept(self._store, rows, details)
-        self._metrics.dropped.inc(lost)
-        for reason in KeptReason:
-            if count := sum(each.reason is reason for each in batch):
-                self._metrics.kept.labels(str(reason)).inc(count)
+        written = await add_kept(self._store, rows, details)
+        self._metrics.dropped.inc(len(batch) - written.total())
+        for reason, count in written.items():
+            self._metrics.kept.labels(reason).inc(count)
 
     async def _steps(self, batch: Sequence[_Waiting]) -> dict[str, Mapping[str, TurnSteps]]:
         """Steps of the slow and failed ones by turn, as far as their engines tell them in time."""

@@ -11,13 +11,14 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 import msgspec
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.observe.merge import MetricFamily
-from kvarn.observe.samples import SERIES, Interval, Values, difference, joined, read_totals, total_of
+from kvarn.observe.samples import SERIES, CountReader, IntervalCounts, Values, joined, total_of
 
 EVERY_S = 10.0
 FINE_S = 3600.0
@@ -85,7 +86,7 @@ class _Pending:
     samples: list[_Sample] = field(default_factory=list)
 
 
-class History:
+class ServerHistory:
     """Samples of one server. Belongs to one event loop.
 
     Args:
@@ -98,28 +99,26 @@ class History:
         self._fine: deque[_Sample] = deque(maxlen=round(FINE_S / EVERY_S))
         self._coarse: deque[_Sample] = deque(maxlen=round(COARSE_S / COARSE_EVERY_S))
         self._pending = _Pending()
-        self._totals: dict[str, Values] | None = None
-        self._sampled_at = self._restarts = 0.0
+        self._counts = CountReader()
+        self._sampled_at, self._restarts = -math.inf, 0.0
         self.marks: deque[Mark] = deque([Mark(at=self.since, kind="start")], maxlen=_MAX_MARKS)
 
     def sample(self, families: Iterable[MetricFamily]) -> None:
         """Take a sample of what the metrics say now."""
         families = list(families)
-        now, totals, before = self._time(), read_totals(families), self._totals
-        totals = dict(list(totals.items())[:_MAX_MODELS])
+        now, counts = self._time(), self._counts.read(families)
         elapsed, self._sampled_at = now - self._sampled_at, now
         restarts = sum(each.value for family in families if family.name == _RESTARTS for each in family.samples[:1])
         restarted, self._restarts = round(restarts - self._restarts), restarts
-        self._totals = totals
-        if before is None or not 0 < elapsed <= _LONGEST_S:
+        if not 0 < elapsed <= _LONGEST_S:
             return
         if restarted > 0:
             self.marks.append(Mark(at=now, kind="gateway_restart", count=restarted))
-        models = {name: difference(before.get(name), each) for name, each in totals.items()}
+        models = dict(islice(counts.items(), _MAX_MODELS))
         for name, values in models.items():
-            if count := round(Interval(values, elapsed).get("restarts")):
+            if count := round(IntervalCounts(values, elapsed).get("restarts")):
                 self.marks.append(Mark(at=now, kind="restart", model=name, count=count))
-        sample = _Sample(now, elapsed, {"": total_of(models.values()), **models})
+        sample = _Sample(now, elapsed, {"": total_of(counts.values()), **models})
         self._fine.append(sample)
         minute = int(now // COARSE_EVERY_S)
         if self._pending.samples and minute != self._pending.minute:
@@ -167,7 +166,7 @@ class CountedHistory:
     """A history in this process. `families`: reads the metrics of all processes."""
 
     def __init__(self, families: Callable[[], Awaitable[list[MetricFamily]]]) -> None:
-        self.history = History()
+        self.history = ServerHistory()
         self._families = families
 
     async def read(self, query: HistoryQuery) -> HistoryPage:
@@ -179,7 +178,7 @@ class CountedHistory:
 
 def _slots(
     samples: Sequence[_Sample], now: float, seconds: float, step: float, model: str
-) -> tuple[list[float], list[Interval | None]]:
+) -> tuple[list[float], list[IntervalCounts | None]]:
     """Ends of the intervals of a range, aligned to their width, and what happened in each."""
     last = math.ceil(now / step)
     first = last - math.ceil(seconds / step) + 1
@@ -194,19 +193,19 @@ def _slots(
     return [number * step for number in range(first, last + 1)], slots
 
 
-def _of_model(samples: Sequence[_Sample], model: str) -> Interval | None:
+def _of_model(samples: Sequence[_Sample], model: str) -> IntervalCounts | None:
     """Join the samples of a model, or of all (empty); None: nothing is known of it."""
     found = [each for each in samples if model in each.models]
     if not found:
         return None
-    return Interval(joined([each.models[model] for each in found]), sum(each.seconds for each in found))
+    return IntervalCounts(joined([each.models[model] for each in found]), sum(each.seconds for each in found))
 
 
 def _recent(samples: Sequence[_Sample]) -> dict[str, dict[str, float | None]]:
     return {model: _summary(_of_model(samples, model)) for model in (samples[-1].models if samples else ())}
 
 
-def _summary(interval: Interval | None) -> dict[str, float | None]:
+def _summary(interval: IntervalCounts | None) -> dict[str, float | None]:
     if interval is None:
         return {}
     counts: dict[str, float | None] = {

@@ -15,9 +15,10 @@ from typing import NamedTuple, TypeAlias
 
 from kvarn.observe.merge import MetricFamily, MetricSample
 from kvarn.observe.metrics import TPOT_BUCKETS, TTFT_BUCKETS, UNKNOWN
-from kvarn.observe.timeline import WAITS, Phase, waiting_reason
+from kvarn.observe.quantiles import quantile
+from kvarn.observe.timeline import WAITS_OR_PREEMPTED, waiting_reason
 
-REASONS = tuple(waiting_reason(phase) for phase in (*WAITS, Phase.PREEMPTED))
+REASONS = tuple(map(waiting_reason, WAITS_OR_PREEMPTED))
 COUNTS = (
     *("requests", "errors", "refused", "met", "missed", "prompt_tokens", "cached_tokens", "output_tokens"),
     *("preemptions", "restarts"),
@@ -45,13 +46,24 @@ class _Added(NamedTuple):
     values: tuple[str, ...] = ()
 
 
-_ADDED: Mapping[str, Sequence[_Added]] = {
+class Source(NamedTuple):
+    """An engine of a model, by its replica's name (empty: the only one's); None: the gateway, which counts from 0."""
+
+    model: str
+    engine: str | None
+
+
+_OF_GATEWAY: Mapping[str, Sequence[_Added]] = {
     "kvarn_requests": [
         _Added("requests"),
         _Added("errors", "status", ("500", "501", "502", "504", "505")),
         _Added("refused", "status", ("429", "503")),
     ],
     "kvarn_slo_requests": [_Added("met", "outcome", ("met",)), _Added("missed", "outcome", ("missed",))],
+    "kvarn_admission_queue_length": [_Added("waiting")],
+    **dict.fromkeys(_BOUNDS, ()),
+}
+_OF_ENGINES: Mapping[str, Sequence[_Added]] = {
     "kvarn_prompt_tokens": [_Added("prompt_tokens")],
     "kvarn_cached_tokens": [_Added("cached_tokens")],
     "kvarn_output_tokens": [_Added("output_tokens")],
@@ -59,30 +71,34 @@ _ADDED: Mapping[str, Sequence[_Added]] = {
     "kvarn_replica_restarts": [_Added("restarts")],
     "kvarn_running_requests": [_Added("running")],
     "kvarn_queue_depth": [_Added("waiting")],
-    "kvarn_admission_queue_length": [_Added("waiting")],
     "kvarn_kv_blocks": [_Added("kv_used", "state", ("used",)), _Added("kv_blocks")],
     "kvarn_replica_up": [_Added("replicas_ready")],
     "kvarn_queue_waiting": [_Added(f"waiting_{reason}", "reason", (reason,)) for reason in REASONS],
+    "kvarn_step_seconds": [],
 }
+_TOLD = tuple(_PLACES[name] for name in ("prompt_tokens", "cached_tokens", "output_tokens", "preemptions"))
+"""Totals that engines themselves tell."""
 
 
-def read_totals(families: Iterable[MetricFamily]) -> dict[str, Values]:
-    """Each model's totals since the start, and its gauges."""
-    totals: dict[str, Values] = {}
+def read_totals(families: Iterable[MetricFamily]) -> dict[Source, Values]:
+    """Totals of each source since its start, and its gauges."""
+    totals: dict[Source, Values] = {}
     for family in families:
-        added, bounds = _ADDED.get(family.name, ()), _BOUNDS.get(family.name)
-        for sample in family.samples if added or bounds or family.name == "kvarn_step_seconds" else ():
+        is_engines, bounds = family.name in _OF_ENGINES, _BOUNDS.get(family.name)
+        added = (_OF_ENGINES if is_engines else _OF_GATEWAY).get(family.name)
+        for sample in () if added is None else family.samples:
             model = sample.labels.get("model", UNKNOWN)
             if model == UNKNOWN or sample.name.endswith("_created"):
                 continue
-            values = totals.get(model)
+            source = Source(model, sample.labels.get("replica", "") if is_engines else None)
+            values = totals.get(source)
             if values is None:
-                values = totals[model] = zeros()
+                values = totals[source] = zeros()
             if family.name == "kvarn_step_seconds":
-                values[_STEP_S] = max(values[_STEP_S], sample.value)
+                values[_STEP_S] = sample.value
             elif bounds is not None:
                 _add_bucket(values, sample, *bounds)
-            for each in added:
+            for each in added or ():
                 if not each.label or sample.labels.get(each.label) in each.values:
                     values[_PLACES[each.name]] += sample.value
             if family.name == "kvarn_replica_up":
@@ -99,13 +115,46 @@ def zeros() -> Values:
     return array("d", bytes(8 * _LENGTH))
 
 
-def difference(before: Values | None, after: Values) -> Values:
-    """Counts between two readings. A total that has become less began anew at 0, as after a restart."""
-    made = array("d", after)
-    if before is not None:
-        for place in (*range(_FIRST_GAUGE), *range(_TTFT.start, _LENGTH)):
-            if after[place] >= before[place]:
-                made[place] -= before[place]
+class CountReader:
+    """Reads the metrics again and again: what has happened to each model since the reading before.
+
+    Totals are compared source by source: a sum of engines would fall when one of them starts again. An engine may have
+    counted for days when it is first heard, since engines outlive gateways: that belongs to no interval.
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[Source, Values] = {}
+
+    def read(self, families: Iterable[MetricFamily]) -> dict[str, Values]:
+        """Counts by model since the last reading, and gauges. Of the first one, the gateway's totals."""
+        before = self._totals
+        after = self._totals = {
+            source: _last_told(source, before.get(source), totals) for source, totals in read_totals(families).items()
+        }
+        models: dict[str, list[Values]] = {}
+        for source, totals in after.items():
+            models.setdefault(source.model, []).append(_difference(source, before.get(source), totals))
+        return {model: total_of(sources) for model, sources in models.items()}
+
+
+def _last_told(source: Source, before: Values | None, totals: Values) -> Values:
+    """An engine that is away, or has not been heard yet, shows zeros: what it told last stands; NaN: nothing."""
+    is_told = source.engine is None or totals[_PLACES["replicas_ready"]] or any(totals[place] for place in _TOLD)
+    if not is_told:
+        for place in _TOLD:
+            totals[place] = math.nan if before is None else before[place]
+    return totals
+
+
+def _difference(source: Source, before: Values | None, after: Values) -> Values:
+    """Counts of a source between two readings. A total that has become less began anew at 0, as after a restart."""
+    made, unknown = array("d", after), 0.0 if source.engine is None else math.nan
+    for place in (*range(_FIRST_GAUGE), *range(_TTFT.start, _LENGTH)):
+        total, known = after[place], unknown if before is None else before[place]
+        if math.isnan(total) or math.isnan(known):
+            made[place] = 0.0
+        elif total >= known:
+            made[place] -= known
     return made
 
 
@@ -128,7 +177,7 @@ def joined(intervals: Sequence[Values]) -> Values:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class IntervalCounts:
     """Counts of some seconds and gauges, of a model or of all."""
 
     values: Values
@@ -151,34 +200,21 @@ class Interval:
         return self.values[_TPOT]
 
 
-def quantile(share: float, bounds: Sequence[float], cumulative: Sequence[float]) -> float:
-    """A quantile as Prometheus' `histogram_quantile` has it; NaN where nothing was observed."""
-    total = cumulative[-1]
-    if total <= 0:
-        return math.nan
-    rank = share * total
-    place = next(place for place, count in enumerate(cumulative) if count >= rank)
-    if place == len(bounds):  # beyond the last bound
-        return bounds[-1]
-    below, lower = (cumulative[place - 1], bounds[place - 1]) if place else (0.0, 0.0)
-    return lower + (bounds[place] - lower) * (rank - below) / (cumulative[place] - below)
-
-
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else math.nan
 
 
-def _goodput(interval: Interval) -> float:
+def _goodput(interval: IntervalCounts) -> float:
     met = interval.get("met")
     return _ratio(met, met + interval.get("missed"))
 
 
-def _hit_ratio(interval: Interval) -> float:
+def _hit_ratio(interval: IntervalCounts) -> float:
     cached = interval.get("cached_tokens")
     return _ratio(cached, cached + interval.get("prompt_tokens"))
 
 
-SERIES: Mapping[str, Callable[[Interval], float]] = {
+SERIES: Mapping[str, Callable[[IntervalCounts], float]] = {
     "requests_per_s": lambda each: each.per_s("requests"),
     "errors_per_s": lambda each: each.per_s("errors"),
     "refused_per_s": lambda each: each.per_s("refused"),

@@ -46,6 +46,8 @@ class Phase(IntEnum):
 
 
 WAITS = tuple(phase for phase in Phase if phase < Phase.PROMPT)
+WAITS_OR_PREEMPTED = (*WAITS, Phase.PREEMPTED)
+"""Phases in which a turn waits, its first time or again."""
 
 
 def waiting_reason(phase: Phase) -> str:

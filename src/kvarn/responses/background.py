@@ -15,6 +15,7 @@ from kvarn.answers.record import RequestRecord
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.identity.scopes import check_endpoint
 from kvarn.jobs.run_to_completion import run_to_completion
+from kvarn.observe.traces.traced import CLIENT_LEFT
 from kvarn.responses.background_runs import BackgroundRun, ResponsesContext
 from kvarn.responses.ending import ResponseEnding
 from kvarn.responses.operation import run_response
@@ -124,9 +125,14 @@ class _Attempt:
             record = RequestRecord(self._run.id, endpoint="/v1/responses", body_bytes=self._run.body_bytes)
             try:
                 await self._try(record)
+                record.reply.status = 200
                 return
+            except asyncio.CancelledError:
+                record.reply.status = CLIENT_LEFT
+                raise
             except Exception as error:
                 refusal = to_api_error(error)
+                record.reply.status, record.reply.error_code = refusal.status, refusal.code or refusal.type
                 passes = refusal.status in _BUSY and refusal.code != "insufficient_quota"  # waiting earns no money
                 if self._writer.begun or not passes or SYSTEM_CLOCK.now() >= last_try:
                     await self._ending.fail(error)

@@ -161,12 +161,15 @@ class PromptLog:
         if missed.error is not None:
             self._note_failed(missed.failed, missed.error)
         answers = [each for each in batch if isinstance(each, _Answer)]
-        await add_answers(self._store, await asyncio.to_thread(_seal_answers, seal, answers))
+        try:
+            await add_answers(self._store, await asyncio.to_thread(_seal_answers, seal, answers))
+        except Exception as error:  # the prompts of the batch are kept
+            self._note_failed(len(answers), error, "answers")
 
-    def _note_failed(self, count: int, error: Exception) -> None:
+    def _note_failed(self, count: int, error: Exception, what: str = "prompts") -> None:
         self.dropped += count
         known = isinstance(error, SafetyError | StoreError)  # what others say may quote what they were given
-        _log.warning("%d prompts were not kept: %s", count, error if known else type(error).__name__)
+        _log.warning("%d %s were not kept: %s", count, what, error if known else type(error).__name__)
 
 
 def _seal_all(seal: Seal, batch: list[_Waiting]) -> list[PromptSample]:

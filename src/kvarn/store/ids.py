@@ -18,6 +18,15 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{int(SYSTEM_CLOCK.time() * 1000):012x}{secrets.token_hex(10)}"
 
 
+MAX_TURNS = 4
+"""Turns of one request that are looked for: it has several where a model could not begin."""
+
+
+def event_ids(request: str) -> list[str]:
+    """Ids that the usage events of a request's turns have; `request`: the id that the gateway made for it."""
+    return [f"use_{request}", *(f"use_{request}.{turn}" for turn in range(1, MAX_TURNS))]
+
+
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-SHARED_FROM = 3
-"""`states` of a block from here on: several block tables hold it."""
 ADAPTER = 8
 """Flag in `states`: the block holds an adapter's weights."""
 CACHED = 128

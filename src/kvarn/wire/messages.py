@@ -15,7 +15,7 @@ from kvarn.costs.step_times import StepTimes
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.engine_stats import AdapterStats, ExpertStats, LookupStats, SpeculationStats, WorkStats
 from kvarn.wire.message import Message
-from kvarn.wire.questions import Answered, Ask
+from kvarn.wire.questions import Ask, EngineAnswer
 from kvarn.wire.sampling import SamplingParams
 from kvarn.wire.supervision import FromSupervisor, ToSupervisor
 
@@ -379,6 +379,6 @@ FromEngine = (
     | AdapterChanged
     | Adapters
     | BlockEvents
-    | Answered
+    | EngineAnswer
     | ToSupervisor
 )

@@ -36,13 +36,13 @@ Question = AskTurnSteps | AskLiveSteps | AskKVMap | AskKVPath
 
 
 class Ask(Message, frozen=True, kw_only=True):
-    """Tell a gateway process something; answered by `Answered`."""
+    """Tell a gateway process something; answered by `EngineAnswer`."""
 
     number: int  # of this gateway process's questions
     gateway: int
     question: Question
 
 
-class Answered(Message, frozen=True, kw_only=True):
+class EngineAnswer(Message, frozen=True, kw_only=True):
     number: int
     answer: bytes = b""  # empty: not available, or not known

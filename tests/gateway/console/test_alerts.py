@@ -6,8 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from kvarn.config.alerts import AlertsConfig
+from kvarn.gateway.alerting import Alerting
+from kvarn.gateway.console.api.alerts import view_of
 from kvarn.store.owner import ANYBODY, Role
 from kvarn.wire.messages import EngineStats
 
@@ -53,6 +56,17 @@ def test_rules_that_are_off_or_need_prometheus_are_not_shown(alerting: Any) -> N
     names = [rule["name"] for rule in alerting.client().get("/console/api/alerts").json()["rules"]]
     assert "KvarnKvCacheFull" in names
     assert "KvarnPrefixHitRateLow" not in names and "KvarnGatewayDown" not in names
+
+
+def test_a_process_that_does_not_tell_the_webhook_says_that_there_is_one() -> None:
+    config = AlertsConfig(webhook_url="http://alerts.example/hook")
+    told = view_of(Alerting(config, _no_metrics, tells=False))
+    assert told.webhook_configured and told.webhook is None
+    assert not view_of(Alerting(AlertsConfig(), _no_metrics, tells=True)).webhook_configured
+
+
+async def _no_metrics() -> CollectorRegistry:
+    return CollectorRegistry()
 
 
 def test_only_platform_administrators_see_alerts(alerting: Any) -> None:

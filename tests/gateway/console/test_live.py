@@ -45,7 +45,7 @@ def live(*tenants: str) -> LiveSteps:
         turns=[turn("a", one), turn("b", other)],
         steps=[step(1, [StepRow(0, 1, 1), StepRow(1, 30, 1)]), step(2, [StepRow(0, 1, 1), StepRow(1, 1, 1)])],
         running=[RunningTurn(0, 1, 40, 41, 11, 3), RunningTurn(1, 1, 31, 32, 2, 2)],
-        queue=[QueuedTurns(tenant, 0, "wait_blocks", 2, 500, 1.5) for tenant in ("org-x", "org-y")],
+        queue=[QueuedTurns(tenant, 0, "blocks", 2, 500, 1.5) for tenant in ("org-x", "org-y")],
         times=None,
         kv_blocks=6,
         free_blocks=4,

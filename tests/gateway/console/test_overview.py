@@ -76,5 +76,8 @@ def test_each_viewer_sees_what_is_theirs(server, client) -> None:
     wait_for(lambda: users(acme) == {"acme-overview"}, "usage in the ledger")
     wait_for(lambda: users(other) == {"globex-overview"}, "usage in the ledger")
     assert len(users(client)) > 1, "a platform administrator sees all, the largest first"
-    assert [change["kind"] for change in acme.get(OVERVIEW).json()["changes"]][-1:] == ["organization.created"]
+    assert acme.post("/v1/organization/projects", json={"name": "pilot"}).status_code == 200
+    changes = acme.get(OVERVIEW).json()["changes"]
+    assert [change["kind"] for change in changes][-1:] == ["organization.created"]
+    assert changes[0]["text"] == "project created: pilot", "names rather than ids"
     assert other.get(OVERVIEW).json()["changes"] == [], "a member of a project is no administrator"

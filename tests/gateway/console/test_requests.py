@@ -89,7 +89,7 @@ def test_a_chat_is_found_by_all_that_is_known_of_it(kept: Kept, client: httpx.Cl
     assert (row["input_tokens"], row["output_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
     assert 0 < row["ttft_s"] <= row["total_s"]
     found = kept.detail(record)
-    assert found["request"] == row
+    assert (found["request"], found["currency"]) == (row, "usd")
     assert found["metadata"] == {"case": "7"}
     assert found["warnings"] == ["ignored unknown field"], "the field's name is the client's text"
     assert [event["name"] for event in found["events"]][:2] == ["received", "authenticated"]
@@ -218,6 +218,13 @@ def test_pages_and_exports_are_bounded_and_cells_are_no_formulas(
     assert rows[0]["started_at"][:2] == "20"
 
 
+def test_the_requests_of_a_batch_are_listed(kept: Kept, client: httpx.Client) -> None:
+    add_rows(kept, 2, session="of-batch", batch_id="batch_1")
+    add_rows(kept, 1, session="of-another", batch_id="batch_2")
+    page = client.get(f"{API}/requests", params={"batch": "batch_1"}).json()
+    assert ({row["session"] for row in page["data"]}, page["matching"]) == ({"of-batch"}, 2)
+
+
 def test_one_that_another_version_kept_says_so(kept: Kept, client: httpx.Client) -> None:
     add_rows(kept, 1, session="unreadable")
     answer = client.get(f"{API}/requests/unreadable-0")
@@ -255,6 +262,23 @@ def test_a_place_far_beyond_the_list_is_its_end(client: httpx.Client) -> None:
     assert client.get(f"{API}/requests", params={"after": f"{'9' * 19}.{'9' * 19}"}).status_code == 200
 
 
+def test_requests_of_one_client_id_have_their_own_prompts_and_each_reading_is_noted(kept: Kept) -> None:
+    with kept.server.add_tenant("same-id", log_prompts=True) as client:
+        body = {"model": "tiny", "max_tokens": 2}
+        names = [
+            client.post("/v1/completions", json=body | {"prompt": said}, headers={"x-request-id": "same"}).json()["id"]
+            for said in ("open", "other")
+        ]
+        names.append(client.post("/v1/chat/completions", json=CHAT | {"store": True}).json()["id"])
+        kept.wait(3)
+        kept.server.do(kept.server.gateway.moderation.prompts.flush())
+        names = [name.partition("-")[2] for name in names]
+        seen = [str(kept.detail(name, client, "/contents")["prompt"]) for name in names]
+        assert all(said in prompt for said, prompt in zip(("open", "other", "hi"), seen, strict=True)), seen
+        log = client.get("/v1/organization/audit_logs", params={"event_types[]": "prompts.read"}).json()["data"]
+        assert [entry["prompts.read"]["data"]["request"] for entry in log] == names[::-1]
+
+
 def test_prompts_and_answers_are_shown_where_they_are_kept_and_reading_is_noted(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,23 +288,24 @@ def test_prompts_and_answers_are_shown_where_they_are_kept_and_reading_is_noted(
     program = kept.server.add_tenant("sampled-program", role=Role.SERVICE, log_prompts=True)
     with sampled, program:
         plain = sampled.post("/v1/completions", json={"model": "tiny", "prompt": "open", "max_tokens": 2})
+        chat = sampled.post("/v1/chat/completions", json=CHAT)
         stored = sampled.post("/v1/chat/completions", json=CHAT | {"store": True})
         theirs = program.post("/v1/completions", json={"model": "tiny", "prompt": "open", "max_tokens": 2})
-        kept.wait(3)
+        kept.wait(4)
         kept.server.do(kept.server.gateway.moderation.prompts.flush())
         name = stored.json()["id"][9:]
         contents = kept.detail(name, sampled, "/contents")
         assert contents["source"] == "stored" and contents["prompt"][0]["content"] == "hi"
         assert contents["answer"] == stored.json()["choices"]
         name = plain.json()["id"].partition("-")[2]
-        assert kept.detail(name, sampled, "/contents") == {
-            "prompt": {"prompt": ["open"]},
-            "answer": None,
-            "source": "sample",
-        }
+        contents = kept.detail(name, sampled, "/contents")
+        assert contents == {"prompt": ["open"], "answer": plain.json()["choices"][0]["text"], "source": "sample"}
         log = sampled.get("/v1/organization/audit_logs", params={"event_types[]": "prompts.read"}).json()["data"]
         assert log[0]["prompts.read"]["data"] == {"prompts": 1, "request": name}
-        assert told_of == [kept.server.authenticator.principals["sampled"]], "the log names the one who reads"
+        assert told_of == [kept.server.authenticator.principals["sampled"]] * 2, "the log names the one who reads"
+        contents = kept.detail(chat.json()["id"][9:], sampled, "/contents")
+        assert contents["prompt"] == CHAT["messages"]
+        assert contents["answer"] == chat.json()["choices"][0]["message"]["content"]
         assert kept.client.get(f"{API}/requests/{name}/contents").status_code == 403, "another organisation's"
         theirs_id = theirs.json()["id"].partition("-")[2]
         assert program.get(f"{API}/requests/{theirs_id}/contents").status_code == 403, "a program's key"

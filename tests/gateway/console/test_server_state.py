@@ -18,8 +18,11 @@ def model(name: str = "chat", recent: dict[str, Any] | None = None, **changed: A
     return ModelHealth(name=name, recent=GOOD | (recent or {}), **fields)
 
 
-def state(*models: ModelHealth, database: str = "up", whole: dict[str, float] | None = None) -> ServerState:
-    return server_state(models, database, RECENT, {"requests": 12720.0} if whole is None else whole)
+def state(
+    *models: ModelHealth, database: str = "up", whole: dict[str, float] | None = None, sees_alerts: bool = True
+) -> ServerState:
+    requests = {"requests": 12720.0} if whole is None else whole
+    return server_state(models, database, RECENT, requests, sees_alerts=sees_alerts)
 
 
 def test_all_well() -> None:
@@ -57,8 +60,15 @@ def test_all_well() -> None:
         (
             model(recent={"goodput_ratio": 0.6, "ttft_p95_s": 2.9, "waiting_blocks": 7.0, "waiting_slot": 2.0}),
             "bad",
-            "Slow: 40 % of the requests to chat miss their latency targets (TTFT p95 2.90 s, target 1.00 s); most that "
-            "wait do so for KV blocks.",
+            "Slow: 40 % of the requests to chat miss their latency targets (TTFT p95 2.90 s, target 1.00 s); most "
+            "wait for KV blocks.",
+            "requests?model=chat&order=slowest",
+        ),
+        (
+            model(recent={"goodput_ratio": 0.6, "ttft_p95_s": 2.9, "waiting_preempted": 2.0}),
+            "bad",
+            "Slow: 40 % of the requests to chat miss their latency targets (TTFT p95 2.90 s, target 1.00 s); most "
+            "were preempted and wait to run again.",
             "requests?model=chat&order=slowest",
         ),
         (
@@ -83,7 +93,9 @@ def test_what_is_wrong_with_a_model(broken: ModelHealth, level: str, sentence: s
 def test_what_is_broken_comes_before_what_is_slow_and_the_database_before_all() -> None:
     slow, down = model("slow", {"goodput_ratio": 0.1}), model("gone", ready=False, state="down")
     assert state(slow, down).model == "gone"
-    assert state(slow, down, database="away").sentence.startswith("The database does not answer")
+    away = state(slow, down, database="away")
+    assert away.sentence.startswith("The database does not answer") and away.link == "alerts"
+    assert state(slow, down, database="away", sees_alerts=False).link == "", "alerts are the platform's"
 
 
 def test_few_requests_and_sleeping_models_are_no_reason_to_worry() -> None:

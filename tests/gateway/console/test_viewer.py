@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvarn.gateway.console.viewer import ANOTHER_TENANT, Viewer
+from kvarn.quality.probe import TENANT, UNCACHED_TENANT
 from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.owner import ANYBODY, Owner, Principal, Role
@@ -39,3 +40,12 @@ async def test_names_of_other_tenants_are_not_told(store: Store) -> None:
     assert list(seen.values()) == ["acme", ANOTHER_TENANT, ANOTHER_TENANT]
     assert list((await Viewer(ANYBODY, store).names_of(ids)).values()) == ["acme", "globex", "org-gone"]
     assert await Viewer(mine, store).name_of(other.organization_id) == ANOTHER_TENANT
+
+
+async def test_golden_prompts_are_nobodys_and_have_a_name(store: Store) -> None:
+    for principal in (ANYBODY, await create_organization(store, "acme")):
+        seen = Viewer(principal, store)
+        assert await seen.names_of([TENANT, UNCACHED_TENANT]) == dict.fromkeys(
+            [TENANT, UNCACHED_TENANT], "golden prompts"
+        )
+        assert not seen.may_see(TENANT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -46,7 +47,7 @@ async def blue(store: Store) -> Owner:
     return (await create_organization(store, "blue")).owner
 
 
-async def keep(store: Store, rows: Sequence[dict[str, Any]]) -> int:
+async def keep(store: Store, rows: Sequence[dict[str, Any]]) -> Counter[str]:
     return await add_kept(store, rows, {row["id"]: row["id"].encode() for row in rows})
 
 
@@ -99,7 +100,7 @@ async def test_a_page_goes_on_behind_a_row_that_has_been_deleted(store: Store, r
 
 async def test_one_that_is_written_again_is_there_once(store: Store, red: Owner) -> None:
     for _ in range(2):
-        assert await keep(store, [kept_row(1, red), kept_row(2, red)]) == 0
+        assert await keep(store, [kept_row(1, red), kept_row(2, red)]) == {"ordinary": 2}
     assert await listed(store) == [2, 1]
     assert await count(store, KeptDetail) == 2
 
@@ -108,6 +109,7 @@ FILTERS: list[tuple[KeptFilter, set[int]]] = [
     (KeptFilter(session="s"), {1}),
     (KeptFilter(key_id="key_1"), {2}),
     (KeptFilter(end_user="ada"), {3}),
+    (KeptFilter(batch_id="batch_1"), {12}),
     (KeptFilter(text="s"), {1}),
     (KeptFilter(text="key_1"), {2}),
     (KeptFilter(text="large", statuses=(200, 299)), {4}),
@@ -150,7 +152,7 @@ async def test_each_filter_selects_its_own(store: Store, red: Owner, blue: Owner
         {"status": 0, "outcome": "aborted"},
         {"reason": "slow", "total_us": 9_000_000},
         {"ttft_us": 6_000_000},
-        {"ttft_us": None},
+        {"ttft_us": None, "batch_id": "batch_1"},
     ]
     await keep(store, [kept_row(n, red, **columns) for n, columns in enumerate(special)])
     await keep(store, [kept_row(100, blue, started_us=START_US - 1000, id="f" * 32)])
@@ -191,7 +193,7 @@ async def test_those_of_its_shape_are_found(store: Store, red: Owner, blue: Owne
 
 async def test_a_deleted_organisation_does_not_keep_others_from_being_written(store: Store, red: Owner) -> None:
     gone = Owner("org-gone", "proj_gone")
-    assert await keep(store, [kept_row(1, red), kept_row(2, gone), kept_row(3, gone)]) == 2
+    assert await keep(store, [kept_row(1, red), kept_row(2, gone), kept_row(3, gone)]) == {"ordinary": 1}
     assert await listed(store) == [1]
 
 

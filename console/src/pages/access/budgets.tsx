@@ -27,7 +27,7 @@ export function BudgetsTab() {
       <Loaded of={budgets} what="The budgets">
         {(list) => (
           <Table label="Budgets" rows={list.data} rowKey={(row) => row.id} hasMore={list.has_more} loading={budgets.loading.value} onMore={budgets.more}
-            empty={<Empty what="No budget is set: nothing bounds what is spent. Make one above." />}
+            empty={<Empty what="Your organisation has no budget. Make one above." />}
             columns={[
               ...BUDGET_COLUMNS,
               {

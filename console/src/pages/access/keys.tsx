@@ -47,9 +47,9 @@ function columns(path: string, keys: Rows<Key>, admin: boolean): Column<Key>[] {
   return [
     { key: "name", title: "Name", cell: (row) => row.name, value: (row) => row.name, grow: true },
     { key: "value", title: "Key", cell: (row) => <code>{row.redacted_value}</code>, line: 2 },
-    { key: "role", title: "May", cell: (row) => <Badge>{admin ? "administer" : row.role === "member" ? "ask and see" : "ask"}</Badge> },
+    { key: "role", title: "Role", cell: (row) => <Badge>{admin ? "administer" : row.role === "member" ? "ask and see" : "ask"}</Badge> },
     { key: "owner", title: "Owner", cell: (row) => row.owner.user?.name ?? row.owner.service_account?.name ?? (admin ? "organisation" : "project"), line: 0 },
-    { key: "scopes", title: "Only", cell: (row) => row.scopes?.join(", ") || "anything", line: 0 },
+    { key: "scopes", title: "Scopes", cell: (row) => row.scopes?.join(", ") || "anything", line: 0 },
     { key: "used", title: "Last used", cell: (row) => (row.last_used_at ? <Time at={row.last_used_at} /> : <span class="quiet">never</span>), value: (row) => row.last_used_at, line: 2 },
     { key: "expires", title: "Expires", cell: (row) => (row.expires_at ? <Time at={row.expires_at} /> : <span class="quiet">never</span>), value: (row) => row.expires_at, line: 0 },
     {
@@ -94,11 +94,11 @@ function NewKey({ path, admin, keys }: { path: string; admin: boolean; keys: Row
       <form class="inline-form" onSubmit={(event) => void make(event)} aria-label="New key">
         <TextField label="Name of a new key" value={name.value} onChange={(value) => (name.value = value)} placeholder="ci-deploy" required />
         {!admin && (
-          <SelectField label="May" value={role.value} onChange={(value) => (role.value = value)}
+          <SelectField label="Role" value={role.value} onChange={(value) => (role.value = value)}
             choices={[{ value: "service", label: "ask models" }, { value: "member", label: "ask models, see requests and usage" }]} />
         )}
         <SelectField label="Expires" value={lifetime.value} onChange={(value) => (lifetime.value = value)} choices={LIFETIMES} />
-        {!admin && <TextField label="Only (scopes)" value={scopes.value} onChange={(value) => (scopes.value = value)} placeholder="models:chat endpoints:/v1/chat" />}
+        {!admin && <TextField label="Scopes" value={scopes.value} onChange={(value) => (scopes.value = value)} placeholder="models:chat endpoints:/v1/chat" />}
         <button type="submit" class="button primary">Make key</button>
       </form>
     </>

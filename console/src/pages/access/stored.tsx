@@ -4,6 +4,7 @@ import { ask } from "../../components/dialog";
 import { Table, type Column } from "../../components/table";
 import { href } from "../../lib/address";
 import { call, root } from "../../lib/api";
+import { exampleCurl } from "../../lib/curl";
 import { bytes, number, percent } from "../../lib/format";
 import { useRows, type Rows } from "../../lib/resource";
 import { session } from "../../lib/session";
@@ -52,8 +53,8 @@ export function BatchesTab() {
       <Loaded of={batches} what="The batches">
         {(list) => (
           <Table label="Batches" columns={batchColumns(cancel)} rows={list.data} rowKey={(row) => row.id} hasMore={list.has_more} loading={batches.loading.value} onMore={batches.more}
-            rowHref={(row) => href("requests", { batch: row.id })}
-            empty={<Empty what="Files of requests that run when there is room are listed here." command={`curl ${root}v1/batches -H 'content-type: application/json' -d '{"input_file_id": "FILE", "endpoint": "/v1/chat/completions", "completion_window": "24h"}'`} />} />
+            rowHref={(row) => href("requests", { batch: row.id, since: row.created_at })}
+            empty={<Empty what="Files of requests that run when there is room are listed here." command={exampleCurl("v1/batches", { input_file_id: "FILE", endpoint: "/v1/chat/completions", completion_window: "24h" })} />} />
         )}
       </Loaded>
     </>
@@ -94,7 +95,7 @@ export function FilesTab() {
       <Loaded of={files} what="The files">
         {(list) => (
           <Table label="Files" columns={fileColumns(files)} rows={list.data} rowKey={(row) => row.id} hasMore={list.has_more} loading={files.loading.value} onMore={files.more}
-            empty={<Empty what="Files that were uploaded, and answers of batches, are listed here." command={`curl ${root}v1/files -F purpose=batch -F file=@requests.jsonl`} />} />
+            empty={<Empty what="Files that were uploaded, and answers of batches, are listed here." command={exampleCurl("v1/files", "-F purpose=batch -F file=@requests.jsonl")} />} />
         )}
       </Loaded>
     </>
@@ -112,7 +113,7 @@ function fileColumns(files: Rows<File>): Column<File>[] {
     { key: "purpose", title: "For", cell: (row) => row.purpose.replaceAll("_", " "), value: (row) => row.purpose, line: 2 },
     { key: "bytes", title: "Size", number: true, cell: (row) => bytes(row.bytes), value: (row) => row.bytes },
     { key: "created", title: "Made", cell: (row) => <Time at={row.created_at} />, value: (row) => row.created_at, line: 2 },
-    { key: "expires", title: "Goes", cell: (row) => (row.expires_at ? <Time at={row.expires_at} /> : <span class="quiet">when it is deleted</span>), line: 0 },
+    { key: "expires", title: "Expires", cell: (row) => (row.expires_at ? <Time at={row.expires_at} /> : <span class="quiet">when it is deleted</span>), line: 0 },
     {
       key: "act", title: "Actions", line: 2, cell: (row) => (
         <span class="row">

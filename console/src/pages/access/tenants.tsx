@@ -63,7 +63,7 @@ function columns(tenants: Rows<Tenant>, edit: (tenant: Tenant) => void): Column<
     { key: "status", title: "State", cell: (row) => <Badge level={row.status === "active" ? "good" : "quiet"}>{row.status}</Badge> },
     { key: "weight", title: "Share", number: true, cell: (row) => number(row.weight), value: (row) => row.weight, line: 0 },
     { key: "priority", title: "Best priority", number: true, cell: (row) => String(row.priority), value: (row) => row.priority, line: 0 },
-    { key: "retention", title: "Keeps", cell: (row) => (row.retention_days === null ? "as the server" : count(row.retention_days, "day")), line: 2 },
+    { key: "retention", title: "Data kept", cell: (row) => (row.retention_days === null ? "as the server" : count(row.retention_days, "day")), line: 2 },
     { key: "stored", title: "Stored", number: true, cell: (row) => bytes(row.stored_bytes), value: (row) => row.stored_bytes, line: 2 },
     {
       key: "act", title: "Actions", line: 2, cell: (row) => (

@@ -51,6 +51,8 @@ export interface Alerts {
   observed_since: number;
   rules: Rule[];
   transitions: Transition[];
+  webhook_configured: boolean;
+  /** Null where none is configured, and in processes that do not tell it. */
   webhook: { sent_total: number; failed_total: number; last_error: string | null } | null;
 }
 
@@ -83,7 +85,7 @@ export function alertSentence(told: Alerts): { text: string; level: Level } {
   }
   if (told.evaluated_at === null) return { text: "The rules have not been looked at yet; the first look comes within seconds.", level: "quiet" };
   if (pending.length) return { text: `Nothing fires; ${pending.length === 1 ? `one rule is beyond its threshold, not yet for long enough: ${pending[0]?.title}` : `${pending.length} rules are beyond their thresholds, not yet for long enough`}.`, level: "warn" };
-  return { text: `Nothing fires: ${count(told.rules.length, "rule holds", "rules hold")}.`, level: "good" };
+  return { text: `Nothing fires: none of ${count(told.rules.length, "rule")} is beyond its threshold.`, level: "good" };
 }
 
 /** Text with `code` in backticks, in parts. */

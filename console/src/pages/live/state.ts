@@ -42,14 +42,14 @@ export interface Replica {
   free_blocks: number;
 }
 
-export interface Tier {
+interface Tier {
   name: string;
   blocks: number;
   used_bytes: number;
   capacity_bytes: number;
 }
 
-export interface Totals {
+interface Totals {
   kv_blocks: number;
   free_blocks: number;
   cached_blocks: number;
@@ -73,7 +73,7 @@ interface ToldStep extends StepNumbers {
 }
 
 /** A chunk of a prompt, one token, proposals of which some were kept, proposals of which none was. */
-export type CellKind = "chunk" | "one" | "accepted" | "rejected";
+type CellKind = "chunk" | "one" | "accepted" | "rejected";
 
 /** What a turn got in a step: tokens computed and drawn; its sequences that were in it. */
 export interface Cell {
@@ -104,7 +104,7 @@ export interface Frame {
 
 /** The problem that a stream begins with, until the engine has answered for the first time. */
 export const NOT_YET = "the engine has not answered yet";
-export const MAX_STEPS = 200;
+const MAX_STEPS = 200;
 
 function bytesOf(base64: string): Uint8Array {
   return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
@@ -206,7 +206,7 @@ export const NOBODY = 255;
 export const OTHERS = 254;
 
 /** What a turn did in a step. `drew`: it had drawn tokens before, so that its prompt was done. */
-export function kindOf({ computed, output, rows }: Omit<Cell, "kind">, drew: boolean, step: { prefill_tokens: number; proposals: number }): CellKind {
+function kindOf({ computed, output, rows }: Omit<Cell, "kind">, drew: boolean, step: { prefill_tokens: number; proposals: number }): CellKind {
   if (output === 0) return "chunk";
   if (computed <= rows) return "one";
   if (!drew && step.prefill_tokens > 0 && computed <= step.prefill_tokens + step.proposals + rows) return "chunk";

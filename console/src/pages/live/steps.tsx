@@ -15,10 +15,9 @@ const MOST_ROWS = 256;
 
 /** A request as the viewer may see it, a link where there is one. `short`: its end, since ids begin with the time. */
 export function Who({ turn, short = false }: { turn: Turn | undefined; short?: boolean }) {
-  if (!turn) return <>a request</>;
+  if (!turn || (short && turn.request_id === null)) return <>a request</>; // its tenant stands beside it
   if (turn.request_id === null) return <>a request of {turn.tenant}</>;
   const id = requestOf(turn.request_id);
-  if (turn.tenant.startsWith("kvarn:")) return <>{id}</>; // the server's own, which are not kept
   return <a href={href(`requests/${id}`)} title={id}>{short && id.length > 10 ? `…${id.slice(-8)}` : id}</a>;
 }
 

@@ -4,13 +4,13 @@ import { count, duration, number, percent } from "../../lib/format";
 import { NOBODY, OTHERS, type Cell, type LiveState, type Queued, type Running, type Step } from "./state";
 
 const REASONS: Record<string, string> = {
-  wait_slot: "a slot", wait_budget: "token budget", wait_latency: "latency targets", wait_blocks: "KV blocks",
-  wait_adapter: "an adapter", wait_fetch: "KV of a tier", wait_mask: "a grammar", preempted: "a place again, preempted", wait_step: "the next step",
+  slot: "a slot", budget: "token budget", latency: "latency targets", blocks: "KV blocks",
+  adapter: "an adapter", fetch: "KV of a tier", mask: "a grammar", preempted: "a place again, preempted", step: "the next step",
 };
 
 /** What a queued sequence waits for: `KV blocks`. */
 export function reasonText(reason: string): string {
-  return REASONS[reason] ?? reason.replace(/^wait_/, "").replaceAll("_", " ");
+  return REASONS[reason] ?? reason.replaceAll("_", " ");
 }
 
 export function median(values: number[]): number | null {
@@ -28,7 +28,7 @@ export function pace(steps: Step[], latest = 20): { seconds: number | null; time
 
 /** What waits longest, of what something stands in the way of. */
 function blocked(queue: Queued[]): Queued | undefined {
-  return queue.filter(({ reason }) => reason !== "wait_step").sort((one, other) => other.oldest_s - one.oldest_s)[0];
+  return queue.filter(({ reason }) => reason !== "step").sort((one, other) => other.oldest_s - one.oldest_s)[0];
 }
 
 /** How the replica is, as a person would say it. `now`: UNIX seconds. */
@@ -71,9 +71,9 @@ export function stepText(step: Step): string {
 export const COLOURINGS = ["tenant", "reuse", "age"] as const;
 export type Colouring = (typeof COLOURINGS)[number];
 
-export const HOLDERS = ["free", "only the prefix cache", "one request", "2 share it", "3-4", "5-8", "9-16", "17 and more"] as const;
-export const AGES = ["less than 1 s", "1 s", "10 s", "1 min", "10 min", "1 h"] as const;
-export const ADAPTER = "adapter weights";
+const HOLDERS = ["free", "only the prefix cache", "one request", "2 share it", "3-4", "5-8", "9-16", "17 and more"] as const;
+const AGES = ["less than 1 s", "1 s", "10 s", "1 min", "10 min", "1 h"] as const;
+const ADAPTER = "adapter weights";
 
 /** Class of a block in a colouring, as an index into `classNames`. */
 export function classOf(state: number, owner: number, colouring: Colouring, tenants: number): number {

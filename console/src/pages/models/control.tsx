@@ -44,7 +44,7 @@ export function Control({ model, deployment, reload }: { model: ModelDetail; dep
       {deployment.replicas > 0
         ? <button type="button" class="button" onClick={() => void sleep()}>Sleep</button>
         : <button type="button" class="button primary" onClick={() => void wake()}>Wake</button>}
-      {model.autoscaled && <span class="quiet">The autoscaler sets this number until you do; waking gives it back.</span>}
+      {model.autoscaled && <span class="quiet">Your number replaces the autoscaler's; Wake hands control back to it.</span>}
     </form>
   );
 }

@@ -24,12 +24,12 @@ export function ModelView({ model, changed }: { model: ModelDetail; changed: () 
   const deployment = deployments.data.value?.data.find((each) => each.model === model.name);
   return (
     <div class="stack">
-      {deployment?.problem && <div class="error-box" role="alert"><strong>It is not as it shall be.</strong><span>{deployment.problem}</span></div>}
+      {deployment?.problem && <div class="error-box" role="alert"><strong>The deployment differs from what was asked:</strong><span>{deployment.problem}</span></div>}
       {platform && <Loaded of={deployments} what="The deployment">{() => deployment && <Control model={model} deployment={deployment} reload={reload} />}</Loaded>}
       <Facts facts={[
         ["Checkpoint", <><code>{model.path}</code> <CopyButton text={model.path} what="the checkpoint's path" /></>],
         ["Version", <>{versionName(model.name, model.version)}{model.fingerprint && <span title="Fingerprint of the checkpoint, as requests and evaluations name it"> · <code>{model.fingerprint}</code></span>}{deployment?.changed_at ? <span class="quiet"> since <Time at={deployment.changed_at} /> by {deployment.changed_by}</span> : null}</>],
-        ["Does", model.kind ?? "not known before it is ready"],
+        ["Kind", model.kind ?? "not known before it is ready"],
         ["Longest context", model.max_context_length === null ? "not known before it is ready" : `${number(model.max_context_length)} tokens`],
         ["KV cache", <a href={href("live", { model: model.name })}>{kvUse(model.replicas) === null ? "no replica" : `${percent(kvUse(model.replicas))} in use`}</a>],
         ["Requests", <a href={href("requests", { model: model.name })}>requests to {model.name}</a>],

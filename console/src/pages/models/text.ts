@@ -3,7 +3,7 @@ import type { Level } from "../../components/basics";
 import { count, percent } from "../../lib/format";
 import type { Golden, ModelDetail, Replica, RolloutState } from "./types";
 
-export interface Said {
+interface Said {
   text: string;
   level: Level;
 }

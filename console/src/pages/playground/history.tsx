@@ -9,7 +9,7 @@ import { conversation, kept, who } from "./state";
 import * as storage from "./storage";
 
 /** Conversations, the latest first; none where the browser's storage is switched off. */
-export function keptConversations(): Conversation[] {
+function keptConversations(): Conversation[] {
   try {
     return storage.list(localStorage, who());
   } catch {

@@ -1,4 +1,5 @@
 // A request as code that sends it: curl, Python with OpenAI's client, a test for pytest.
+import { KEY_HEADER, shellQuoted } from "../../lib/curl";
 import type { Json } from "./request";
 
 /** Fields that OpenAI's client does not know: they go into `extra_body`. */
@@ -10,12 +11,8 @@ export interface Server {
   needsKey: boolean;
 }
 
-export function shellQuoted(text: string): string {
-  return `'${text.replaceAll("'", "'\\''")}'`;
-}
-
 export function asCurl(body: Json, server: Server): string {
-  const key = server.needsKey ? ` \\\n  -H "Authorization: Bearer $OPENAI_API_KEY"` : "";
+  const key = server.needsKey ? ` \\\n  ${KEY_HEADER}` : "";
   const buffered = body["stream"] ? "-N " : "";
   return `curl ${buffered}${server.url}/chat/completions \\\n  -H 'Content-Type: application/json'${key} \\\n  -d ${shellQuoted(JSON.stringify(body, null, 2))}\n`;
 }
@@ -63,7 +60,7 @@ export function asPython(body: Json, server: Server): string {
   return `${head}for chunk in ${ask}:\n    if chunk.choices:\n        print(chunk.choices[0].delta.content or "", end="", flush=True)\nprint()\n`;
 }
 
-export const TEST_SEED = 1;
+const TEST_SEED = 1;
 
 /** A test that asks with temperature 0 and a seed. `answer`: what must come, where it was made so; else two answers are compared. */
 export function asTest(body: Json, server: Server, answer: string | null): string {

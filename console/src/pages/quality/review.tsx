@@ -95,7 +95,7 @@ function OneSample({ id, judged }: { id: number; judged: () => void }) {
           <p class="row">
             <Badge level={sample.state === "good" ? "good" : sample.state === "bad" ? "bad" : "quiet"}>{sample.state}</Badge>
             <span>{sample.model}, {sample.organization}, <Time at={sample.created_at} /></span>
-            <a href={href(`requests/${encodeURIComponent(sample.request_id)}`)}>request</a>
+            <a href={href("requests", { id: sample.request_id, range: "30d" })}>request</a>
             {sample.reviewed_by && <span class="quiet">by {sample.reviewed_by} <Time at={sample.reviewed_at} /></span>}
           </p>
           <div>

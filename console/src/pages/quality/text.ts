@@ -24,7 +24,7 @@ export interface Score {
   baseline_score: number | null;
 }
 
-export interface FeedbackDay {
+interface FeedbackDay {
   day_at: number;
   model: string;
   version: string;

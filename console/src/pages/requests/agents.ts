@@ -21,7 +21,7 @@ export function requestOf(turnId: string): string {
 }
 
 /** When the engine accepted a turn, in seconds since the request's headers came; null where it is not told. */
-export function acceptedAt({ events }: Pick<RequestDetail, "events">, place: number): number | null {
+function acceptedAt({ events }: Pick<RequestDetail, "events">, place: number): number | null {
   return events.find((event) => event.turn === place + 1)?.at_s ?? null;
 }
 

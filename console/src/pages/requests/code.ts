@@ -1,7 +1,6 @@
 // A request as something to run: curl, and a test that keeps what it is about.
+import { curlLine } from "../../lib/curl";
 import type { Contents, RequestDetail } from "./types";
-
-const shell = (text: string): string => `'${text.replaceAll("'", `'\\''`)}'`;
 
 /** Body of the request, as far as it is known: the prompt is a placeholder where it is not kept. */
 export function bodyOf({ request, turns }: Pick<RequestDetail, "request" | "turns">, contents?: Contents): Record<string, unknown> {
@@ -20,11 +19,9 @@ export function bodyOf({ request, turns }: Pick<RequestDetail, "request" | "turn
   };
 }
 
-/** A curl line. A key is read from the shell's `KVARN_KEY`, where the server asks for one. */
+/** A curl line. `open`: the server asks for no key. */
 export function curlOf(detail: Pick<RequestDetail, "request" | "turns">, server: string, contents?: Contents, open = false): string {
-  const key = open ? "" : ` -H "Authorization: Bearer $KVARN_KEY"`;
-  const url = `${server.replace(/\/$/, "")}${detail.request.endpoint}`;
-  return `curl ${url}${key} -H 'Content-Type: application/json' -d ${shell(JSON.stringify(bodyOf(detail, contents)))}`;
+  return curlLine(`${server.replace(/\/$/, "")}${detail.request.endpoint}`, bodyOf(detail, contents), open);
 }
 
 /** A pytest function that sends it again and holds it to what it was: its status, and its time. */
@@ -40,7 +37,7 @@ BODY = json.loads(r"""${JSON.stringify(bodyOf(detail, contents), null, 2).replac
 
 
 def test_request_${request.id.slice(0, 12)}() -> None:
-    key = os.environ.get("KVARN_KEY", "")
+    key = os.environ.get("OPENAI_API_KEY", "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     answer = httpx.post("${server.replace(/\/$/, "")}${request.endpoint}", json=BODY, headers=headers, timeout=${Math.max(30, Math.ceil(request.total_s * 10))})
     assert answer.status_code == ${request.status || 200}, answer.text

@@ -29,7 +29,7 @@ function Shown({ data, request }: { data: Contents; request: RequestRow }) {
           <pre tabIndex={0} aria-label={role}>{text}</pre>
         </section>
       ))}
-      {data.answer === null && <p class="request-note">The answer is not kept: samples are of prompts.</p>}
+      {data.answer === null && <p class="request-note">The answer was not kept.</p>}
     </div>
   );
 }

@@ -1,7 +1,7 @@
 // Requests of a session on one time axis from which long idle times are cut.
 import type { RequestRow } from "./types";
 
-export interface Lane {
+interface Lane {
   row: RequestRow;
   /** Shares of the axis, 0 to 1. */
   begin: number;

@@ -5,16 +5,15 @@ import { Badge, Empty, Loaded, Time, Unknown } from "../../components/basics";
 import { Filters, SelectFilter } from "../../components/form";
 import { Table, type Column } from "../../components/table";
 import { PageHead } from "../../frame/head";
-import { RANGES, address, href, param, range, setQuery } from "../../lib/address";
-import { root, withQuery } from "../../lib/api";
+import { RANGES, RANGE_WORDS, address, href, model, param, range, setQuery } from "../../lib/address";
+import { withQuery } from "../../lib/api";
+import { exampleChat } from "../../lib/curl";
 import { clock, dateTime, duration, money, number } from "../../lib/format";
 import { useRows } from "../../lib/resource";
 import { hasRole } from "../../lib/session";
 import { FILTERS, parseSearch, type Filter } from "./search";
 import type { RequestList, RequestRow } from "./types";
 import { listSentence, modelOf, statusLevel, statusText } from "./words";
-
-const RANGE_WORDS = { "15m": "the last 15 minutes", "1h": "the last hour", "6h": "the last 6 hours", "24h": "the last 24 hours", "7d": "the last 7 days", "30d": "the last 30 days" };
 
 function columnsOf(currency: string): Column<RequestRow>[] {
   return [
@@ -44,7 +43,7 @@ export function RequestListPage() {
   const asked = { ...Object.fromEntries(filters), order, since: since ?? begin, until };
   const rows = useRows<RequestRow>(withQuery("console/api/requests", asked));
   const data = rows.data.value as RequestList | undefined;
-  const when = since ? `${dateTime(Number(since))} to ${until ? clock(Number(until)) : "now"}` : RANGE_WORDS[range.value];
+  const when = since ? `${dateTime(Number(since))} to ${until ? clock(Number(until)) : "now"}` : `the ${RANGE_WORDS[range.value]}`;
   const slower = filters.length === 1 && filters[0]?.[0] === "min_total" ? Number(filters[0][1]) : null;
   const sentence = data && (data.enabled ? listSentence({ rows: data.data, matching: data.matching, kept: data.kept, order, slower, when })
     : { text: "Requests are not kept: traces.kept.enabled is off in the configuration.", level: "warn" as const });
@@ -130,6 +129,5 @@ function NoRequests({ filtered, when }: { filtered: boolean; when: string }) {
   if (filtered) {
     return <Empty what={`No request of ${when} that was kept matches these filters. Of many ordinary requests only a sample is kept (traces.kept in the configuration); all that failed or were slow are. Take a filter away, or choose a longer range.`} />;
   }
-  const curl = `curl ${root}v1/chat/completions -H 'content-type: application/json' -d '{"model": "MODEL", "messages": [{"role": "user", "content": "Hello"}]}'`;
-  return <Empty what={`Requests of ${when} are listed here, a second after they are over. Send one:`} command={curl} />;
+  return <Empty what={`Requests of ${when} are listed here, a second after they are over. Send one:`} command={exampleChat(model.value)} />;
 }

@@ -28,6 +28,5 @@ function messageOf(item: unknown, role: string): Shown {
 /** Messages to show, in their order. `role` names those that do not say whose they are. */
 export function messagesOf(value: unknown, role: string): Shown[] {
   if (value === null || value === undefined) return [];
-  const items = isFields(value) && Array.isArray(value["messages"]) ? value["messages"] : value;
-  return Array.isArray(items) ? items.map((item: unknown) => messageOf(item, role)) : [messageOf(items, role)];
+  return Array.isArray(value) ? value.map((item: unknown) => messageOf(item, role)) : [messageOf(value, role)];
 }

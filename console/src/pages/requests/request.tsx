@@ -74,14 +74,14 @@ function Changes({ changes, total }: { changes: Counterfactual[]; total: number 
   );
 }
 
-function HeadLine({ detail: { request, model_route, turns, metadata } }: { detail: RequestDetail }) {
+function HeadLine({ detail: { request, currency, model_route, turns, metadata } }: { detail: RequestDetail }) {
   const model = modelOf(request);
   const facts: [string, ComponentChildren][] = [
     ["", <Badge level={statusLevel(request)}>{statusText(request)}</Badge>],
     ["total", <b>{duration(request.total_s)}</b>],
     ["TTFT", request.ttft_s === null ? null : <b>{duration(request.ttft_s)}</b>],
     ["", <b>{tokensText(request)}</b>],
-    ["cost", request.cost ? <b>{money(request.cost)}</b> : null],
+    ["cost", request.cost ? <b>{money(request.cost, currency)}</b> : null],
     ["model", model && <Filter name="model" value={model} text={request.model_version ? `${model}@${request.model_version}` : model} />],
     ["asked as", model_route || null],
     ["adapter", request.adapter || null],
@@ -90,7 +90,7 @@ function HeadLine({ detail: { request, model_route, turns, metadata } }: { detai
     ["key", request.key && <Filter name="key" value={request.key.id} text={`${request.key.name} ${request.key.redacted}`} />],
     ["user", request.user && <Filter name="user" value={request.user} text={request.user} />],
     ["session", request.session && <a href={href(`sessions/${encodeURIComponent(request.session)}`)}>{request.session}</a>],
-    ["batch", request.batch_id && <a href={href(`usage/batches/${encodeURIComponent(request.batch_id)}`)}>{request.batch_id}</a>],
+    ["batch", request.batch_id && <Filter name="batch" value={request.batch_id} text={request.batch_id} />],
     ["error", request.error_code || null],
     ["ended", turns.flatMap((turn) => turn.finish_reasons ?? []).join(", ") || null],
     ["began", <Time at={request.started_at} absolute />],

@@ -11,6 +11,7 @@ export const FILTERS = {
   version: "version",
   organization: "organization",
   project: "project",
+  batch: "batch",
   endpoint: "endpoint",
   status: "status",
   outcome: "outcome",
@@ -32,6 +33,9 @@ export function secondsOf(text: string): number | null {
   return Number((Number(found[1]) * unit).toPrecision(12));
 }
 
+/** Beginnings of the ids of answers, of requests, and of both without what stands before. */
+const ID = /^(chatcmpl-|cmpl-|resp_|msg_|rerank-|score-|pool-|req-|[0-9a-f]{8,}$)/;
+
 /** Filter that a word without a name means. */
 function guess(word: string): [Filter, string] {
   const time = /^>=?(.+)$/.exec(word);
@@ -39,7 +43,8 @@ function guess(word: string): [Filter, string] {
   if (seconds !== null) return ["min_total", String(seconds)];
   if (/^([1-5]\d\d|[1-5]xx)$/.test(word)) return ["status", word];
   if (word.startsWith("/")) return ["endpoint", word];
-  if (/^(chatcmpl-|cmpl-|resp_|msg_|req-|[0-9a-f]{8,}$)/.test(word)) return ["id", word];
+  if (/^batch_./.test(word)) return ["batch", word];
+  if (ID.test(word)) return ["id", word];
   return ["q", word];
 }
 

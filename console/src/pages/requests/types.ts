@@ -43,7 +43,7 @@ export interface RequestList extends Listed<RequestRow> {
   kept: number | null;
 }
 
-export interface TimelineEvent {
+interface TimelineEvent {
   name: string;
   at_s: number;
   numbers: Record<string, number>;
@@ -86,6 +86,7 @@ export interface Turn {
 
 export interface RequestDetail {
   request: RequestRow;
+  currency: string;
   name: string;
   method: string;
   trace_id: string;
@@ -107,9 +108,9 @@ export interface Contents {
   source: "" | "stored" | "sample";
 }
 
-export type StepRow = [turn: number, computedTokens: number, outputTokens: number];
+type StepRow = [turn: number, computedTokens: number, outputTokens: number];
 
-export type StepRecord = [
+type StepRecord = [
   number: number, at_us: number, us: number, floor_us: number, prefill_tokens: number, prefill_pairs: number,
   decode_rows: number, decode_context: number, proposals: number, free_blocks: number, rows: StepRow[],
 ];

@@ -33,7 +33,7 @@ export function tokensText({ input_tokens, cached_tokens, output_tokens }: Pick<
 const MOST = 10_000; // the server counts no further
 const many = (value: number): string => (value >= MOST ? `${number(MOST)} or more` : number(value));
 
-export interface ListedState {
+interface ListedState {
   rows: RequestRow[];
   matching: number | null;
   kept: number | null;

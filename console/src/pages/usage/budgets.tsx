@@ -29,7 +29,7 @@ export function budgetOwner(budget: Budget): string {
 }
 
 /** State of a budget in words. */
-export function budgetState({ spent, hard_limit, soft_limit }: Budget): { level: Level; text: string } {
+function budgetState({ spent, hard_limit, soft_limit }: Budget): { level: Level; text: string } {
   if (hard_limit !== null && spent >= hard_limit) return { level: "bad", text: "used up: requests are refused" };
   if (soft_limit !== null && spent >= soft_limit) return { level: "warn", text: "over the soft limit" };
   return { level: "good", text: "within" };
@@ -63,7 +63,7 @@ export function Budgets() {
           <Table label="Budgets" columns={BUDGET_COLUMNS} rows={list.data} rowKey={(row) => row.id} main={false} sortName="budgets"
             rowHref={(row) => href("usage", row.project_id ? { project: row.project_id, range: row.period === "day" ? "24h" : "30d" } : { range: row.period === "day" ? "24h" : "30d" })}
             hasMore={list.has_more} loading={budgets.loading.value} onMore={budgets.more}
-            empty={<Empty what="No budget is set: nothing bounds what is spent."><a class="button small" href={href("access", { tab: "limits" })}>Set a budget</a></Empty>} />
+            empty={<Empty what="Your organisation has no budget."><a class="button small" href={href("access", { tab: "budgets" })}>Set a budget</a></Empty>} />
         )}
       </Loaded>
     </section>

@@ -1,5 +1,6 @@
 // Usage: what the server tells, and what is said of it.
-import { compact, money, number, percent } from "../../lib/format";
+import { href, type Query } from "../../lib/address";
+import { compact, duration, money, number, percent } from "../../lib/format";
 
 export interface UsageAmounts {
   requests: number;
@@ -56,6 +57,25 @@ export function total(rows: UsageAmounts[]): UsageAmounts {
 export function nameOf(row: UsageRow, group: Group): string {
   if (row.id === null) return `no ${GROUP_NAMES[group]}`;
   return group === "project" && row.detail ? `${row.detail} / ${row.name}` : row.name;
+}
+
+/** What a row is made of: the next finer group, or the requests. Those know no user of the ledger: `user` there is the
+ * client's own. `filters`: of the page. */
+export function spenderLink({ id }: UsageRow, group: Group, filters: Query): string {
+  const ofRequests = { ...filters, user: null };
+  if (id === null) return href("requests", ofRequests);
+  switch (group) {
+    case "organization": return href("usage", { ...filters, organization: id, group: "project" });
+    case "project": return href("usage", { ...filters, project: id, group: "key" });
+    case "model": return href("usage", { ...filters, model: id, group: "project" });
+    case "key": return href("requests", { ...ofRequests, key: id });
+    case "user": return href("usage", { ...filters, user: id, group: "key" });
+  }
+}
+
+/** Width of a chart's step: `an hour`, `in 5 min`. */
+export function widthText(seconds: number): string {
+  return { 60: "a minute", 3600: "an hour", 86400: "a day" }[seconds] ?? `in ${duration(seconds)}`;
 }
 
 /** Whether anything has a price. */

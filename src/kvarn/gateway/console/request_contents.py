@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -13,13 +12,12 @@ from kvarn.gateway.dependencies import actor_of
 from kvarn.gateway.state import Gateway
 from kvarn.identity.scopes import insufficient_permissions
 from kvarn.safety.errors import SafetyError
-from kvarn.safety.sealing import Seal
 from kvarn.store.models import KeptRequest, StoredCompletion, StoredResponse
 from kvarn.store.owner import Owner, Role
 from kvarn.store.repositories.prompt_samples import sample_of
 from kvarn.store.repositories.queries import find_owned_or_none
 from kvarn.store.repositories.tenants.audited_changes import audited_change
-from kvarn.wire.openai.errors import unavailable
+from kvarn.wire.openai.errors import ApiError
 
 
 class RequestContents(Struct, kw_only=True):
@@ -33,7 +31,7 @@ class RequestContents(Struct, kw_only=True):
 
 async def read_contents(gateway: Gateway, viewer: Viewer, row: KeptRequest) -> RequestContents:
     """Contents of a request that the viewer may see: those of their own organisation. Raises `ApiError`: 403, it is
-    another's, or the key is a program's; 503, a sealed prompt cannot be opened here."""
+    another's, or the key is a program's; 409, a sealed prompt cannot be opened here."""
     if viewer.principal.organization_id != row.organization_id:
         raise insufficient_permissions("a key of the organization whose request it is")
     if viewer.principal.role is Role.SERVICE:
@@ -42,22 +40,30 @@ async def read_contents(gateway: Gateway, viewer: Viewer, row: KeptRequest) -> R
     async with viewer.store.reading() as session:
         completion = await find_owned_or_none(session, owner, StoredCompletion, f"chatcmpl-{row.id}")
         response = await find_owned_or_none(session, owner, StoredResponse, f"resp_{row.id}")
-        sample = await sample_of(session, owner, row.request_id, row.started_us / 1e6, row.total_us / 1e6)
+        sample = await sample_of(session, owner, row.id)
     if completion is not None:
+        await _note_read(viewer, row)
         return RequestContents(prompt=completion.messages, answer=completion.body.get("choices"), source="stored")
     if response is not None:
+        await _note_read(viewer, row)
         return RequestContents(prompt=response.input_items, answer=response.body.get("output"), source="stored")
     if sample is None:
         return RequestContents()
-    try:
-        prompt = await asyncio.to_thread(_open, gateway, sample.sealed)
-    except SafetyError as error:
-        raise unavailable(f"The prompt cannot be opened: {error}.", "prompt_sealed") from None
+    asked = msgspec.json.decode(await open_sealed(gateway, sample.sealed), type=dict[str, Any])
+    answer = None if sample.answer is None else (await open_sealed(gateway, sample.answer)).decode()
+    await _note_read(viewer, row)
+    return RequestContents(prompt=asked.get("messages", asked.get("prompt")), answer=answer, source="sample")
+
+
+async def _note_read(viewer: Viewer, row: KeptRequest) -> None:
     async with audited_change(viewer.store, actor_of(viewer.principal)) as change:
         data = {"prompts": 1, "request": row.id}
         change.record("prompts.read", row.organization_id, row.project_id, project_id=row.project_id, data=data)
-    return RequestContents(prompt=prompt, source="sample")
 
 
-def _open(gateway: Gateway, sealed: bytes) -> Any:
-    return msgspec.json.decode(Seal.load(gateway.config, make=False).open(sealed))
+async def open_sealed(gateway: Gateway, sealed: bytes) -> bytes:
+    """A sample's prompt or answer. Raises `ApiError`: 409, it cannot be opened here."""
+    try:
+        return await gateway.moderation.prompts.open(sealed)
+    except SafetyError as error:
+        raise ApiError(409, f"The sample cannot be opened: {error}.", code="prompt_sealed") from None

@@ -60,6 +60,8 @@ class RequestDetail(Struct, kw_only=True):
     """A kept request with all that is known of it."""
 
     request: RequestRow
+    currency: str
+    """Currency of its cost."""
     name: str
     method: str
     trace_id: str
@@ -105,6 +107,7 @@ async def describe(gateway: Gateway, viewer: Viewer, record_id: str) -> RequestD
     (described,) = await describe_rows(viewer, [row])
     return RequestDetail(
         request=described,
+        currency=gateway.config.metering.currency,
         name=request.name,
         method=request.method,
         trace_id=request.trace.trace_id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from kvarn.gateway.console.viewer import Viewer
 from kvarn.gateway.query import LATEST_S, QueryModel, Text
@@ -13,8 +13,10 @@ from kvarn.identity.scopes import insufficient_permissions
 from kvarn.kept.packing import name_of_column
 from kvarn.store.repositories.kept_requests import KeptFilter, KeptOrder, KeptPlace
 
-_ANSWER_PREFIX = re.compile(r"^(chatcmpl-|cmpl-|msg_|resp_|rerank-|score-)(?=[0-9a-f]{6})")
-"""Beginning of an answer's id that goes on with the id of its record."""
+_ANSWER_PREFIX = re.compile(r"^(chatcmpl-|cmpl-|msg_|resp_|rerank-|score-|pool-)(?=[0-9a-f]{6})")
+"""Beginning of an answer's id that goes on with the id of its record, or with the beginning of that."""
+_REQUEST_PREFIX = re.compile(r"^req-(?=[0-9a-f]{32}$)")
+"""Beginning of the header `x-request-id`, where it is the server's own."""
 _LARGEST = (1 << 63) - 1
 _Seconds = Annotated[float, Field(ge=0, le=LATEST_S)]
 _OUTCOMES = Literal["finished", "aborted", "refused", "failed"]
@@ -33,6 +35,7 @@ class RequestFilterQuery(QueryModel):
     version: Text | None = Field(None, description="Version of the model.")
     organization: Text | None = Field(None, description="Id of an organisation.")
     project: Text | None = Field(None, description="Id of a project.")
+    batch: Text | None = Field(None, description="Id of a batch.")
     endpoint: Text | None = Field(None, description="Path, such as `/v1/chat/completions`.")
     status: str | None = Field(None, pattern=r"^([1-5]xx|[1-5]\d\d|0)$", description="`429`, or a class: `5xx`.")
     outcome: _OUTCOMES | None = Field(None, description="End of the request.")
@@ -52,13 +55,14 @@ class RequestFilterQuery(QueryModel):
         return KeptFilter(
             organization_id=self.organization or viewer.organization_id,
             project_id=self.project or viewer.project_id,
-            id=None if self.id is None else _ANSWER_PREFIX.sub("", self.id),
+            id=None if self.id is None else of_record(self.id),
             text=_column(self.q),
             session=_column(self.session),
             key_id=self.key,
             end_user=_column(self.user),
             model=self.model,
             model_version=self.version,
+            batch_id=self.batch,
             endpoint=self.endpoint,
             statuses=_statuses(self.status),
             outcome=self.outcome,
@@ -83,6 +87,15 @@ class RequestQuery(RequestFilterQuery):
             return None
         value, number = map(int, self.after.split("."))
         return KeptPlace(min(value, _LARGEST), min(number, _LARGEST))
+
+
+def of_record(given: str) -> str:
+    """The record's id, or its beginning, from the id of an answer; other ids are as they were."""
+    return _ANSWER_PREFIX.sub("", given)
+
+
+RecordId = Annotated[str, AfterValidator(lambda given: of_record(_REQUEST_PREFIX.sub("", given)))]
+"""A request's own id, also within the id of its answer (`chatcmpl-…`) or in the header (`req-…`)."""
 
 
 def _statuses(status: str | None) -> tuple[int, int] | None:

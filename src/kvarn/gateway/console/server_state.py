@@ -17,15 +17,15 @@ MOST_ERRORS = 0.05
 FULL_CACHE = 0.95
 
 _WAITS = {
-    "step": "for the step in flight",
-    "slot": "for a slot",
-    "budget": "for tokens of a step",
-    "latency": "so that running ones keep their targets",
-    "blocks": "for KV blocks",
-    "adapter": "for an adapter",
-    "fetch": "for blocks from a tier",
-    "mask": "for a grammar",
-    "preempted": "since they were preempted",
+    "step": "wait for the step in flight",
+    "slot": "wait for a slot",
+    "budget": "wait for tokens of a step",
+    "latency": "wait so that running ones keep their targets",
+    "blocks": "wait for KV blocks",
+    "adapter": "wait for an adapter",
+    "fetch": "wait for blocks from a tier",
+    "mask": "wait for a grammar",
+    "preempted": "were preempted and wait to run again",
 }
 
 
@@ -34,7 +34,7 @@ class ServerState(Struct, frozen=True):
     """`good`, `warn` or `bad`."""
     sentence: str
     link: str
-    """Path below `/console/` to the evidence."""
+    """Path below `/console/` to the evidence; empty: the viewer may see none."""
     model: str = ""
     """The model that it is about; empty: all."""
 
@@ -60,7 +60,12 @@ class ModelHealth:
 
 
 def server_state(
-    models: Sequence[ModelHealth], database: str, recent: Mapping[str, float | None], whole: Mapping[str, float | None]
+    models: Sequence[ModelHealth],
+    database: str,
+    recent: Mapping[str, float | None],
+    whole: Mapping[str, float | None],
+    *,
+    sees_alerts: bool,
 ) -> ServerState:
     """The most important thing to say: what is broken, what is slow, what fills up; else that all is well.
 
@@ -69,11 +74,12 @@ def server_state(
         database: `up`, `read_only` or `away`.
         recent: Values of all of them in the last minutes.
         whole: The same over the range that is looked at.
+        sees_alerts: Whether the viewer may open the page of alerts.
     """
     if database != "up":
         what = "does not answer" if database == "away" else "takes no writes"
         text = f"The database {what}: requests are answered, but keys, limits and usage are not up to date."
-        return ServerState("bad", text, "alerts")
+        return ServerState("bad", text, "alerts" if sees_alerts else "")
     for find in (_broken, _failing, _slow, _full, _fewer):
         if found := next(filter(None, map(find, models)), None):
             return found
@@ -112,7 +118,7 @@ def _slow(model: ModelHealth) -> ServerState | None:
     else:
         measured = f"TPOT p95 {seconds(tpot)}, target {seconds(model.tpot_target_s)}"
     reason = max(REASONS, key=lambda each: model.get(f"waiting_{each}"))
-    waits = f"; most that wait do so {_WAITS[reason]}" if model.get(f"waiting_{reason}") >= 1 else ""
+    waits = f"; most {_WAITS[reason]}" if model.get(f"waiting_{reason}") >= 1 else ""
     return _about(model, "bad", f"Slow: {missed} ({measured}){waits}.", "requests", "order=slowest")
 
 

@@ -20,6 +20,7 @@ from kvarn.catalog.models import ServedModel
 from kvarn.gateway.dependencies import GatewayDep, PrincipalDep
 from kvarn.identity.scopes import may_use_model
 from kvarn.observe.history import HistoryPage
+from kvarn.quality.probe import TENANT, UNCACHED_TENANT
 from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.owner import Principal, Role
@@ -28,6 +29,8 @@ from kvarn.wire.openai.errors import model_not_found
 
 ANOTHER_TENANT = "another tenant"
 """Shown in place of a name that the viewer may not read."""
+_PROBES = dict.fromkeys((TENANT, UNCACHED_TENANT), "golden prompts")
+"""The server's own questions to engines: no tenant's, and not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Viewer:
 
     def may_see(self, organization_id: str, project_id: str | None = None) -> bool:
         """Whether they see what belongs to a project, or (without one) to the organisation as a whole."""
-        if self.organization_id not in (None, organization_id):
+        if organization_id in _PROBES or self.organization_id not in (None, organization_id):
             return False
         return self.project_id in (None, project_id)
 
@@ -79,6 +82,7 @@ class Viewer:
         """Names of organisations as this viewer may read them, in one query; a deleted one's is its id."""
         allowed = {each for each in organization_ids if self.organization_id in (None, each)}
         names = dict.fromkeys(organization_ids, ANOTHER_TENANT) | {each: each for each in allowed}
+        names |= {each: _PROBES[each] for each in _PROBES.keys() & names}
         if allowed:
             async with self.store.reading() as session:
                 names |= await names_of_organizations(session, allowed)

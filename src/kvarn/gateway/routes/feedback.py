@@ -7,14 +7,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from kvarn.gateway.dependencies import ADMINISTRATION, AdminDep, GatewayDep, OwnerDep, PrincipalDep
+from kvarn.gateway.dependencies import ADMINISTRATION, AdminDep, GatewayDep, PrincipalDep
 from kvarn.gateway.openapi import json_router
 from kvarn.gateway.query import CHECKED, ListQuery, Text, Texts, list_answer
 from kvarn.gateway.state import Gateway
 from kvarn.store.models import Feedback, UsageEvent
 from kvarn.store.owner import Owner
 from kvarn.store.repositories import feedback as stored
-from kvarn.store.repositories.queries import delete_owned
 from kvarn.wire.feedback import FeedbackObject, FeedbackRequest
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.lists import DeletedObject, ListObject
@@ -43,15 +42,15 @@ async def give_feedback(gateway: GatewayDep, principal: PrincipalDep, body: Feed
         labels=body.labels,
         extra=body.metadata,
     )
-    author = body.user or principal.user_id or ""
-    kept = await stored.keep_feedback(gateway.store, principal.owner, event, author, opinion)
+    kept = await stored.keep_feedback(gateway.store, principal, event, body.user, opinion)
     gateway.metrics.feedback.labels(kept.model, kept.rating or "none").inc()
     return _describe(kept)
 
 
 @router.delete("/{feedback_id}", summary="Take feedback back")
-async def delete_feedback(gateway: GatewayDep, owner: OwnerDep, feedback_id: str) -> DeletedObject:
-    await delete_owned(gateway.store, owner, Feedback, feedback_id)
+async def delete_feedback(gateway: GatewayDep, principal: PrincipalDep, feedback_id: str) -> DeletedObject:
+    """Delete what the key's own user gave; an administrator's key deletes any."""
+    await stored.delete_feedback(gateway.store, principal, feedback_id)
     return DeletedObject(id=feedback_id, object="feedback.deleted")
 
 

@@ -34,7 +34,7 @@ class People:
         email, organization_id = self._email(claims), self._organization(claims)
         role = self._role(claims)
         actor = Actor(f"provider {config.name}", None, organization_id)
-        async with self._sessions.audited_change(actor) as change:
+        async with self._sessions.keys.cache.audited_change(actor) as change:
             user = await self._user(change, organization_id, email, claims, role)
             if role is not None and user.role != role:
                 await change_user(change, organization_id, user.id, role)

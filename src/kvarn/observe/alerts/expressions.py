@@ -14,6 +14,7 @@ from operator import add, truediv
 from typing import Literal, Protocol
 
 from kvarn.observe.alerts.history import Labels, MetricHistory
+from kvarn.observe.quantiles import quantile
 
 BY_MODEL = ("model",)
 BY_REPLICA = ("model", "replica")
@@ -125,12 +126,16 @@ class Percentile:
         return f"histogram_quantile({self.quantile}, {buckets.promql(window)})"
 
     def evaluate(self, history: MetricHistory, window_s: float) -> Values:
-        buckets: defaultdict[Labels, list[tuple[float, float]]] = defaultdict(list)
+        buckets: defaultdict[Labels, dict[float, float]] = defaultdict(dict)
         counts = Increase(f"{self.histogram}_bucket", by=("model", "le")).evaluate(history, window_s)
         for labels, count in counts.items():
             bound = next(value for name, value in labels if name == "le")
-            buckets[tuple(each for each in labels if each[0] != "le")].append((float(bound), count))
-        found = {labels: _quantile(self.quantile, sorted(counts)) for labels, counts in buckets.items()}
+            buckets[tuple(each for each in labels if each[0] != "le")][float(bound)] = count
+        found = {
+            labels: quantile(self.quantile, bounds[:-1], [counts[bound] for bound in bounds])
+            for labels, counts in buckets.items()
+            if (bounds := sorted(counts))[-1] == math.inf
+        }
         return {labels: value for labels, value in found.items() if not math.isnan(value)}
 
 
@@ -155,16 +160,3 @@ def _group(labels: Labels, by: tuple[str, ...]) -> Labels:
 
 def _divide(left: float, right: float) -> float:
     return truediv(left, right) if right else math.nan if not left else math.copysign(math.inf, left)
-
-
-def _quantile(quantile: float, buckets: list[tuple[float, float]]) -> float:
-    """A quantile by the algorithm of Prometheus' `histogram_quantile`, from upper bounds and cumulative counts."""
-    total = buckets[-1][1]
-    if not total or buckets[-1][0] != math.inf or len(buckets) < 2:
-        return math.nan
-    rank, lower, below = quantile * total, 0.0, 0.0
-    for bound, count in buckets[:-1]:
-        if count >= rank:
-            return bound if bound <= 0 else lower + (bound - lower) * (rank - below) / (count - below)
-        lower, below = bound, count
-    return buckets[-2][0]

@@ -32,7 +32,7 @@ _REASONING = "gen_ai.usage.reasoning.output_tokens"
 MODALITY = {"gen_ai.token.modality": "text"}
 
 
-class UsageMetric(NamedTuple):
+class GenAiMetric(NamedTuple):
     """A metric of the GenAI conventions. `bounds`: of a histogram's buckets; None: a counter."""
 
     name: str
@@ -43,31 +43,31 @@ class UsageMetric(NamedTuple):
 
 _DURATIONS = tuple(0.01 * 2**power for power in range(14))
 _TOKENS = tuple(float(4**power) for power in range(14))
-REQUEST_DURATION = UsageMetric("gen_ai.server.request.duration", "s", "Time of a request.", _DURATIONS)
-TIME_TO_FIRST_TOKEN = UsageMetric(
+REQUEST_DURATION = GenAiMetric("gen_ai.server.request.duration", "s", "Time of a request.", _DURATIONS)
+TIME_TO_FIRST_TOKEN = GenAiMetric(
     "gen_ai.server.time_to_first_token",
     "s",
     "Time to the first token.",
     (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
 )
-TIME_PER_OUTPUT_TOKEN = UsageMetric(
+TIME_PER_OUTPUT_TOKEN = GenAiMetric(
     "gen_ai.server.time_per_output_token",
     "s",
     "Time per output token after the first.",
     (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
-TOKEN_USAGE = UsageMetric("gen_ai.client.token.usage", "{token}", "Tokens of a request, by their type.", _TOKENS)
-INPUT_TOKENS = UsageMetric(
+TOKEN_USAGE = GenAiMetric("gen_ai.client.token.usage", "{token}", "Tokens of a request, by their type.", _TOKENS)
+INPUT_TOKENS = GenAiMetric(
     "gen_ai.client.inference.operation.input_tokens", "{token}", "Input tokens of a request.", _TOKENS
 )
-OUTPUT_TOKENS = UsageMetric(
+OUTPUT_TOKENS = GenAiMetric(
     "gen_ai.client.inference.operation.output_tokens", "{token}", "Output tokens of a request.", _TOKENS
 )
 
 
-def usage_counter(kind: str) -> UsageMetric:
+def usage_counter(kind: str) -> GenAiMetric:
     """The counter of `input_tokens`, `output_tokens`, `cache_read.input_tokens` or `reasoning.output_tokens`."""
-    return UsageMetric(f"gen_ai.client.inference.usage.{kind}", "{token}", "Tokens used.", None)
+    return GenAiMetric(f"gen_ai.client.inference.usage.{kind}", "{token}", "Tokens used.", None)
 
 
 def metric_attributes(request: TracedRequest, turn: TracedTurn) -> dict[str, str]:

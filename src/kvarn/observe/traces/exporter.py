@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import logging
 import os
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import TracesConfig
+from kvarn.observe.bounded_queue import BoundedQueue
 from kvarn.observe.traces.context import TraceContext
 from kvarn.observe.traces.otlp import encode
 from kvarn.observe.traces.settings import ExportSettings, export_settings
@@ -83,7 +83,7 @@ class SpanExporter:
     ) -> None:
         self._settings = settings
         self._vllm = vllm
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting = BoundedQueue[_Waiting](MAX_REQUESTS, metrics.dropped)
         self._clock = clock
         self._pause_s = self._not_before = 0.0
         headers = {**settings.headers, "content-type": "application/json", "content-encoding": "gzip"}
@@ -96,30 +96,22 @@ class SpanExporter:
 
     def add(self, request: TracedRequest, contents: Contents = ()) -> None:
         """Export a request's spans soon, with the contents of its turns where they are given."""
-        if len(self._waiting) >= MAX_REQUESTS:
-            self._waiting.popleft()
-            self._dropped.inc()
-        self._waiting.append(_Waiting(request, contents))
+        self._waiting.add(_Waiting(request, contents))
 
     async def export(self) -> None:
         """Send what waits, until there is none or the collector does not take it now; a later call tries again."""
         while self._waiting and self._clock() >= self._not_before:
-            batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+            batch = self._waiting.take(_BATCH)
             try:
                 is_done = await asyncio.to_thread(self._send, batch)
             except asyncio.CancelledError:  # it may have been taken: a collector knows spans by their ids
-                self._put_back(batch)
+                self._waiting.put_back(batch)
                 raise
             except Exception:
                 self._dropped.inc(len(batch))
                 raise
             if not is_done:
-                self._put_back(batch)
-
-    def _put_back(self, batch: list[_Waiting]) -> None:
-        kept = min(len(batch), MAX_REQUESTS - len(self._waiting))
-        self._dropped.inc(len(batch) - kept)
-        self._waiting.extendleft(reversed(batch[len(batch) - kept :]))
+                self._waiting.put_back(batch)
 
     async def close(self) -> None:
         """Send what waits, once, and close the connection."""

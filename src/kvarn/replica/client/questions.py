@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from kvarn.wire.kv_map import KVMap, KVPath
-from kvarn.wire.questions import Answered, Ask, AskKVMap, AskKVPath, AskLiveSteps, AskTurnSteps, Question
+from kvarn.wire.questions import Ask, AskKVMap, AskKVPath, AskLiveSteps, AskTurnSteps, EngineAnswer, Question
 from kvarn.wire.step_records import LiveSteps, TurnSteps
 
 _TIMEOUT_S = 10.0
@@ -45,7 +45,7 @@ class EngineQuestions:
     async def kv_map(self) -> KVMap | None:
         return await self._ask(AskKVMap(), KVMap)
 
-    def take(self, answered: Answered) -> None:
+    def take(self, answered: EngineAnswer) -> None:
         waiting = self._waiting.get(answered.number)
         if waiting is not None and not waiting.done():
             waiting.set_result(answered.answer)

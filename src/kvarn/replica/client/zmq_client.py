@@ -43,7 +43,7 @@ from kvarn.wire.messages import (
     TokenDelta,
     UnloadAdapter,
 )
-from kvarn.wire.questions import Answered
+from kvarn.wire.questions import EngineAnswer
 from kvarn.wire.step_records import LiveSteps, TurnSteps
 
 log = logging.getLogger(__name__)
@@ -240,7 +240,7 @@ class ZmqReplicaClient:
             case BlockEvents():
                 if self._block_reader is not None:
                     self._block_reader.take(message)
-            case Answered():
+            case EngineAnswer():
                 self._questions.take(message)
             case Adapters():
                 self.adapters = {adapter.name: adapter for adapter in message.adapters}

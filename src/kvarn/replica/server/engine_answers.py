@@ -50,10 +50,10 @@ class EngineAnswers:
         scheduler = core.scheduler
         match question:
             case AskTurnSteps():
-                steps = turn_steps(core.log, scheduler, question.request_id, now, self._floor_of)
+                steps = turn_steps(core.step_log, scheduler, question.request_id, now, self._floor_of)
                 return None if steps is None else msgspec.structs.replace(steps, turns=self._named(steps.turns))
             case AskLiveSteps():
-                live = live_steps(scheduler, core.log, core.preparing, question.after_step, now, self._floor_of)
+                live = live_steps(scheduler, core.step_log, core.preparing, question.after_step, now, self._floor_of)
                 return msgspec.structs.replace(live, turns=self._named(live.turns))
             case AskKVMap():
                 return block_map(scheduler.memory, scheduler.running, now)

@@ -4,6 +4,7 @@ who is answered."""
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -44,7 +45,7 @@ from kvarn.wire.messages import (
     TokenDelta,
     UnloadAdapter,
 )
-from kvarn.wire.questions import Answered, Ask
+from kvarn.wire.questions import Ask, EngineAnswer
 from kvarn.wire.supervision import Drain, Sleep, Supervise
 
 _IDLE_WAIT_S = 0.5
@@ -128,7 +129,7 @@ class ResponseRouter:
         if gateway in self._outboxes:
             self._outboxes[gateway].send(refused)
 
-    def tell(self, gateway: int, message: Adapters | BlockEvents | StepOutput | Answered) -> bool:
+    def tell(self, gateway: int, message: Adapters | BlockEvents | StepOutput | EngineAnswer) -> bool:
         """Send to one gateway process; False: it has not joined or is gone, and nothing was sent."""
         if gateway not in self._outboxes:
             return False
@@ -205,6 +206,7 @@ class EngineLoop:
         self._drain_requested = False
         self._drain_at: float | None = None
         self._stalled = False
+        self._questions: deque[Ask] = deque()
 
     def request_drain(self) -> None:
         self._drain_requested = self._heartbeat.draining = True
@@ -214,6 +216,8 @@ class EngineLoop:
         """Turn until told to stop, or until drained or asleep. What the service raises passes through."""
         while not self._finished():
             changed = self._handle_messages()
+            if self._questions:  # one between two steps: those who ask wait rather than the requests
+                self._answer(self._questions.popleft())
             if self._service.has_work() and not self._stopped:
                 self._step()
             elif changed:  # an abort or a refusal with no step after it: the gauges would stay as they were
@@ -228,7 +232,9 @@ class EngineLoop:
 
     def _handle_messages(self) -> bool:
         wait_s = _IDLE_WAIT_S
-        if self._service.has_work():
+        if self._questions:
+            wait_s = 0.0
+        elif self._service.has_work():
             wait_s = _STALLED_WAIT_S if self._stalled else 0.0
         any_came = False
         for message in self._inbox.receive(wait_s):
@@ -261,9 +267,7 @@ class EngineLoop:
                 for gateway in message.gateways:
                     self._forget(gateway)
             case Ask():
-                if message.gateway in self._router.joined:
-                    answer = self._service.answer(message.question)
-                    self._router.tell(message.gateway, Answered(number=message.number, answer=answer))
+                self._questions.append(message)
             case ForgetTenant():
                 self._service.forget_tenant(message.tenant)
             case Supervise():
@@ -282,6 +286,11 @@ class EngineLoop:
                 reason = f"the engine cannot read this request: {message.problem}"
                 refused = Refused(request_id=message.request_id, reason=RefusalReason.INVALID, message=reason)
                 self._router.refuse(refused, message.gateway)
+
+    def _answer(self, ask: Ask) -> None:
+        if ask.gateway in self._router.joined:
+            answer = self._service.answer(ask.question)
+            self._router.tell(ask.gateway, EngineAnswer(number=ask.number, answer=answer))
 
     def _accept(self, request: Submit | Embed | LoadAdapter | UnloadAdapter) -> None:
         if request.gateway not in self._router.joined:

@@ -28,6 +28,8 @@ class Feedback(CountedOwned, Base):
     request_id: Mapped[str] = mapped_column(String(128))
     author: Mapped[str] = mapped_column(String(128))
     """End user, as the client names them, else the user of the key; empty: the project."""
+    given_by: Mapped[Id] = mapped_column(default="", server_default="")
+    """User or key that gave it, and may change it; empty: the project's programs."""
     model: Mapped[Name]
     version: Mapped[Name]
     rating: Mapped[str | None] = mapped_column(String(8))

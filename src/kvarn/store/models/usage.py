@@ -7,8 +7,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from kvarn.store.models.base import Base, Id, Name, Number, Seconds, Sequence
 
-NAMED = text("request_id NOT LIKE 'req-%'")
-"""Holds for requests whose ids are not the gateway's own: by those the event's id is known."""
+NAMED = text("request_id <> 'req-' || substr(id, 5, 32)")
+"""Holds for requests whose ids are not the gateway's own, which are made of the event's id."""
 
 
 class UsageEvent(Base):

@@ -10,17 +10,16 @@ from typing import Any
 from sqlalchemy import case, func, select
 
 from kvarn.store.engine import Store
-from kvarn.store.ids import new_id
+from kvarn.store.errors import ConflictError, NotFoundError
+from kvarn.store.ids import event_ids, new_id
 from kvarn.store.models import Feedback, UsageEvent
 from kvarn.store.models.usage import NAMED
-from kvarn.store.owner import Owner
+from kvarn.store.owner import Owner, Principal, Role
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import insert
+from kvarn.store.repositories.queries import find_owned, insert
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes, storing
 
 MAX_GROUPS = 1000
-_TURNS = 4
-"""Turns of one request that are looked for: it has several where a model could not begin."""
 _ANSWER_ID = re.compile(r"(?:req-|chatcmpl-|cmpl-|msg_|resp_)([0-9a-f]{32})")
 _DAY_S = 24 * 3600
 
@@ -28,11 +27,9 @@ _DAY_S = 24 * 3600
 async def find_answered(store: Store, owner: Owner, request: str) -> UsageEvent | None:
     """The usage event of a project's request: of the latest turn, and of requests with one id the latest. `request` is
     the id of an answer, or what the header `x-request-id` says."""
-    if (own := _ANSWER_ID.fullmatch(request)) is not None:
-        stem = f"use_{own[1]}"
-        found = UsageEvent.id.in_([stem, *(f"{stem}.{turn}" for turn in range(1, _TURNS))])
-        if (event := await _latest(store, owner, found)) is not None:
-            return event
+    own = _ANSWER_ID.fullmatch(request)
+    if own and (event := await _latest(store, owner, UsageEvent.id.in_(event_ids(own[1])))) is not None:
+        return event
     return await _latest(store, owner, NAMED & (UsageEvent.request_id == request))
 
 
@@ -55,9 +52,12 @@ class Opinion:
     extra: Mapping[str, str] | None = None
 
 
-async def keep_feedback(store: Store, owner: Owner, event: UsageEvent, author: str, opinion: Opinion) -> Feedback:
-    """Keep what an author thinks of an answer; what they thought before is replaced. Raises as `storing` does."""
-    now = int(store.now())
+async def keep_feedback(
+    store: Store, principal: Principal, event: UsageEvent, author: str | None, opinion: Opinion
+) -> Feedback:
+    """Keep what an author (None: the user of the key) thinks of an answer; what they thought before is replaced. Raises
+    as `storing` does, and `ConflictError`: another one gave the opinion that it would replace."""
+    now, owner, giver = int(store.now()), principal.owner, _giver(principal)
     model, version = model_and_version(event.model, event.model_version)
     labels, extra = list(opinion.labels), dict(opinion.extra or {})
     counted = ROW_BYTES + len((opinion.comment or "").encode()) + json_bytes(labels, extra)
@@ -77,16 +77,37 @@ async def keep_feedback(store: Store, owner: Owner, event: UsageEvent, author: s
         "created_at": now,
         "event_id": event.id,
         "request_id": event.request_id,
-        "author": author,
+        "author": author or principal.user_id or "",
+        "given_by": giver,
         "model": model,
         "version": version,
     }
     async with storing(store, owner.organization_id, counted) as session:
         statement = insert(session, Feedback).values(first | changes)
         same = ["project_id", "event_id", "author"]
-        written = statement.on_conflict_do_update(index_elements=same, set_=changes).returning(Feedback)
-        kept: Feedback = (await session.execute(written, execution_options={"populate_existing": True})).scalar_one()
+        written = statement.on_conflict_do_update(
+            index_elements=same, set_=changes, where=Feedback.given_by == giver
+        ).returning(Feedback)
+        found = await session.execute(written, execution_options={"populate_existing": True})
+        kept: Feedback | None = found.scalar_one_or_none()
+        if kept is None:
+            raise ConflictError("Another key's user gave this author's feedback on the answer: name another 'user'.")
     return kept
+
+
+async def delete_feedback(store: Store, principal: Principal, feedback_id: str) -> None:
+    """Delete an opinion. Raises `NotFoundError`: there is none, or another one gave it and the key is no
+    administrator's."""
+    async with store.transaction() as session:
+        found = await find_owned(session, principal.owner, Feedback, feedback_id, to_change=True)
+        if principal.role is not Role.ADMIN and found.given_by != _giver(principal):
+            raise NotFoundError(f"This key gave no feedback {feedback_id!r}.")
+        await session.delete(found)
+
+
+def _giver(principal: Principal) -> str:
+    """The user in whose name a key gives feedback, else the key; all programs of a project are one."""
+    return principal.user_id or ("" if principal.role is Role.SERVICE else principal.key_id or "")
 
 
 def model_and_version(model: str, fingerprint: str) -> tuple[str, str]:

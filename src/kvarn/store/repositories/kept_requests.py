@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -53,6 +54,7 @@ class KeptFilter:
     end_user: str | None = None
     model: str | None = None
     model_version: str | None = None
+    batch_id: str | None = None
     endpoint: str | None = None
     statuses: tuple[int, int] | None = None
     """First and last HTTP status."""
@@ -71,19 +73,19 @@ class KeptPage:
     """Beginning of the next page; None: this is the last."""
 
 
-async def add_kept(store: Store, rows: Sequence[Row], details: Mapping[str, bytes]) -> int:
-    """Write requests in one transaction, one that is there already once; how many could not be: their organisations
-    have been deleted. `details`: by the id of the request."""
+async def add_kept(store: Store, rows: Sequence[Row], details: Mapping[str, bytes]) -> Counter[str]:
+    """Write requests in one transaction, one that is there already once. Returns those that are there now by reason:
+    others' organisations have been deleted. `details`: by the id of the request."""
     try:
         await _add(store, rows, details)
     except IntegrityError:
-        if len({row["organization_id"] for row in rows}) == 1:
-            return len(rows)
-        lost = 0
-        for organization_id in {row["organization_id"] for row in rows}:
-            lost += await add_kept(store, [row for row in rows if row["organization_id"] == organization_id], details)
-        return lost
-    return 0
+        written = Counter[str]()
+        organizations = {row["organization_id"] for row in rows}
+        for organization_id in organizations if len(organizations) > 1 else ():
+            own = [row for row in rows if row["organization_id"] == organization_id]
+            written += await add_kept(store, own, details)
+        return written
+    return Counter(row["reason"] for row in rows)
 
 
 async def _add(store: Store, rows: Sequence[Row], details: Mapping[str, bytes]) -> None:
@@ -206,6 +208,7 @@ def _conditions(where: KeptFilter, *, hinted: bool = False) -> list[ColumnElemen
         (KeptRequest.session, where.session),
         (KeptRequest.key_id, where.key_id),
         (KeptRequest.end_user, where.end_user),
+        (KeptRequest.batch_id, where.batch_id),
         (KeptRequest.outcome, where.outcome),
         (common(KeptRequest.organization_id, indexed=where.project_id is None), where.organization_id),
         (common(KeptRequest.model, indexed=where.project_id is None), where.model),

@@ -12,6 +12,7 @@ from sqlalchemy.orm import defer
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError
+from kvarn.store.ids import event_ids
 from kvarn.store.models import PromptSample
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.queries import find_one
@@ -105,18 +106,14 @@ def _of(organization_id: str | None, review: str | None) -> Select[PromptSample]
     return query if review is None else query.where(PromptSample.review == review)
 
 
-async def sample_of(
-    session: AsyncSession, owner: Owner, request_id: str, started_at: float, total_s: float
-) -> PromptSample | None:
-    """The prompt of a request that began at this time (seconds since 1970) and took so long; None: it is not kept."""
-    begun = PromptSample.created_at.between(int(started_at) - 1, int(started_at + total_s) + 1)
+async def sample_of(session: AsyncSession, owner: Owner, request: str) -> PromptSample | None:
+    """The prompt of a request, by the id that the gateway made for it: of its latest turn. None: it is not kept."""
     query = select(PromptSample).where(
         PromptSample.organization_id == owner.organization_id,
         PromptSample.project_id == owner.project_id,
-        PromptSample.request_id == request_id,
-        begun,
+        PromptSample.event_id.in_(event_ids(request)),
     )
-    return await session.scalar(query.limit(1))
+    return await session.scalar(query.order_by(PromptSample.id.desc()).limit(1))
 
 
 async def latest_samples(

@@ -79,14 +79,15 @@ class WebhookView(msgspec.Struct, frozen=True, kw_only=True):
 
 class AlertsView(msgspec.Struct, frozen=True, kw_only=True):
     """All rules, those that fire first, and the latest transitions, newest first. States are kept in memory:
-    `observed_since` is the start of the process that answers. `webhook` is null where none is configured, and in
-    processes that do not tell it."""
+    `observed_since` is the start of the process that answers. `webhook` is null where none is configured
+    (`webhook_configured`), and in processes that do not tell it."""
 
     enabled: bool
     evaluated_at: float | None
     observed_since: float
     rules: list[RuleView]
     transitions: list[TransitionView]
+    webhook_configured: bool
     webhook: WebhookView | None
 
 
@@ -125,6 +126,7 @@ def view_of(alerting: Alerting) -> AlertsView:
         observed_since=monitor.observed_since,
         rules=rules,
         transitions=[_transition_view(each) for each in reversed(monitor.transitions)],
+        webhook_configured=alerting.webhook_configured,
         webhook=told,
     )
 

@@ -21,6 +21,7 @@ from kvarn.observe.history import HistoryPage, HistoryQuery, Mark
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.store.errors import StoreError
 from kvarn.store.ledger import UsageFilter
+from kvarn.store.models import AuditEntry
 from kvarn.store.owner import Role
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.tenants.audit_log import list_audit_log
@@ -115,7 +116,8 @@ async def get_overview(gateway: GatewayDep, viewer: ConsoleViewer, query: RangeQ
     served = [each for each in gateway.models if model in (None, each.name) and viewer.may_use(each.name)]
     health = [_health(gateway, each, history) for each in served]
     recent = history.recent.get(model or "", {})
-    state = server_state(health, str(gateway.store.health.state), recent, history.whole)
+    database, sees_alerts = str(gateway.store.health.state), viewer.is_platform_admin
+    state = server_state(health, database, recent, history.whole, sees_alerts=sees_alerts)
     now = gateway.store.now()
     users, changes = await asyncio.gather(
         _users(gateway, viewer, now - query.seconds, now, model), _changes(gateway, viewer, now - query.seconds)
@@ -239,7 +241,7 @@ async def _changes(gateway: Gateway, viewer: Viewer, since: float) -> list[Chang
             if entry.type.startswith(("login.", "logout.")):
                 continue
             by = entry.actor if entry.actor_organization_id in (None, own) else "the platform"
-            text = f"{_words(entry.type)}: {entry.object_id}"
+            text = f"{_words(entry.type)}: {_name_of(entry)}"
             changes.append(Change(float(entry.effective_at), entry.type, entry.object_id, by, text))
     for rollout in gateway.control.rollouts.rollouts.values() if viewer.is_platform_admin else ():
         for each in rollout.log:
@@ -249,9 +251,17 @@ async def _changes(gateway: Gateway, viewer: Viewer, since: float) -> list[Chang
     return sorted(changes, key=lambda each: each.at, reverse=True)[:_MAX_CHANGES]
 
 
+def _name_of(entry: AuditEntry) -> str:
+    """Name of what was changed, where the entry has it; else its id."""
+    for told in (entry.detail, entry.detail.get("data"), entry.detail.get("changes_requested")):
+        if isinstance(told, dict) and (name := told.get("name") or told.get("email")):
+            return str(name)
+    return entry.object_id
+
+
 def _words(kind: str) -> str:
-    """`deployment.rolled_back` as `deployment rolled back`."""
-    return kind.replace(".", " ").replace("_", " ")
+    """`deployment.rolled_back` as `deployment rolled back`, `api_key.created` as `API key created`."""
+    return kind.replace(".", " ").replace("_", " ").replace("api key", "API key")
 
 
 def _with_marks(history: HistoryPage, changes: Sequence[Change]) -> HistoryPage:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
 from msgspec import Struct
 from msgspec.structs import replace
-from pydantic import AfterValidator
 from starlette.responses import Response
 
 from kvarn.gateway.answer import ContentStream
 from kvarn.gateway.console.request_contents import RequestContents, read_contents
 from kvarn.gateway.console.request_detail import RequestDetail, describe, find, scope_of, steps_of_request
-from kvarn.gateway.console.request_query import RequestFilterQuery, RequestQuery
+from kvarn.gateway.console.request_query import RecordId, RequestFilterQuery, RequestQuery
 from kvarn.gateway.console.request_rows import RequestRow, describe_rows
 from kvarn.gateway.console.router import console_router
 from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
@@ -97,10 +95,6 @@ async def export_requests(viewer: ConsoleViewer, query: RequestFilterQuery) -> A
     named = f'attachment; filename="requests-{datetime.now(UTC):%Y-%m-%d}.csv"'
     headers = {"content-type": "text/csv; charset=utf-8", "content-disposition": named}
     return ContentStream(_csv(viewer, query.filter_for(viewer), query.order), headers=headers)
-
-
-RecordId = Annotated[str, AfterValidator(lambda given: re.sub(r"^[a-z]+[-_](?=[0-9a-f]{32}$)", "", given))]
-"""A request's own id, also within the id of its answer (`chatcmpl-…`) or in the header (`req-…`)."""
 
 
 @router.get("/requests/{record_id}")

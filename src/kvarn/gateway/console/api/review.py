@@ -14,17 +14,17 @@ from msgspec import Struct
 from pydantic import AfterValidator, Field
 
 from kvarn.evaluations.operation import add_or_create
+from kvarn.gateway.console.request_contents import open_sealed
 from kvarn.gateway.console.router import console_router
 from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import AdminDep, current_admin
 from kvarn.gateway.query import CHECKED, LARGEST_ID, QueryModel, Text
-from kvarn.safety.errors import SafetyError
 from kvarn.store.models import PromptSample
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.prompt_samples import find_sample, list_samples
 from kvarn.wire.evaluations import EvaluationItem, SetName
 from kvarn.wire.openai.common import RequestModel, check_printable
-from kvarn.wire.openai.errors import ApiError, invalid_request
+from kvarn.wire.openai.errors import invalid_request
 
 router = console_router()
 
@@ -107,8 +107,8 @@ async def list_review(viewer: ConsoleViewer, query: ReviewQuery) -> SampleList:
 async def open_sample(admin: AdminDep, viewer: ConsoleViewer, sample_id: SampleId) -> OpenedSample:
     """One sample with its contents; the audit log has it first."""
     sample = await _find(viewer, sample_id)
-    given = await _open(admin, sample.sealed)
-    answer = None if sample.answer is None else (await _open(admin, sample.answer)).decode()
+    given = await open_sealed(admin.gateway, sample.sealed)
+    answer = None if sample.answer is None else (await open_sealed(admin.gateway, sample.answer)).decode()
     await _tell_read(admin, sample)
     row = _row(sample, await viewer.name_of(sample.organization_id), answer is not None)
     return OpenedSample(sample=row, input=msgspec.json.decode(given), answer=answer)
@@ -128,7 +128,7 @@ async def review(admin: AdminDep, viewer: ConsoleViewer, sample_id: SampleId, bo
 async def add_to_set(admin: AdminDep, viewer: ConsoleViewer, sample_id: SampleId, body: AddToSetRequest) -> AddedItem:
     """Make an item of a sample; its project reads it from then on, so that the audit log has it first."""
     sample = await _find(viewer, sample_id)
-    given = msgspec.json.decode(await _open(admin, sample.sealed), type=dict[str, Any])
+    given = msgspec.json.decode(await open_sealed(admin.gateway, sample.sealed), type=dict[str, Any])
     owner = replace(admin.principal, owner=Owner(sample.organization_id, sample.project_id))
     await _tell_read(admin, sample)
     made = await add_or_create(admin.gateway, owner, body.set, _item(given, body.expected), f"sample {sample.id}")
@@ -156,13 +156,6 @@ async def _tell_read(admin: AdminDep, sample: PromptSample) -> None:
     async with admin.audited_change() as change:
         data, owner = {"prompts": 1}, sample.project_id
         change.record("prompts.read", sample.organization_id, owner, project_id=owner, data=data)
-
-
-async def _open(admin: AdminDep, sealed: bytes) -> bytes:
-    try:
-        return await admin.gateway.moderation.prompts.open(sealed)
-    except SafetyError as error:
-        raise ApiError(409, f"The sample cannot be opened: {error}.", code="sealed") from None
 
 
 def _row(sample: PromptSample, organization: str, has_answer: bool | None) -> SampleRow:

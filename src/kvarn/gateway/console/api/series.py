@@ -11,7 +11,7 @@ from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.query import Texts
 from kvarn.observe.history import MAX_POINTS, HistoryPage, HistoryQuery
 from kvarn.observe.samples import SERIES
-from kvarn.wire.openai.errors import invalid_request, model_not_found
+from kvarn.wire.openai.errors import invalid_request
 
 router = console_router()
 
@@ -29,7 +29,6 @@ async def get_series(gateway: GatewayDep, viewer: ConsoleViewer, query: SeriesQu
     if unknown := [name for name in names if name not in SERIES]:
         message = f"There is no series {unknown[0]!r}. There are: {', '.join(SERIES)}."
         raise invalid_request(message, "names")
-    if query.model is not None and not viewer.may_use(query.model):
-        raise model_not_found(query.model, [each.name for each in gateway.models if viewer.may_use(each.name)])
-    asked = HistoryQuery(seconds=query.seconds, model=query.model or "", names=names, points=query.points)
+    model = "" if query.model is None else viewer.find_model(gateway.models, query.model).name
+    asked = HistoryQuery(seconds=query.seconds, model=model, names=names, points=query.points)
     return viewer.of_history(await gateway.control.history.read(asked))

@@ -23,7 +23,7 @@ MAX_OPEN = 20
 MAX_ERRORS = 0.1
 """Share of items without an answer with which a run still counts."""
 _SUMMED_RUNS = 1000
-"""Newest completed runs that scores are made of."""
+"""Newest completed runs that scores are made of, beside the pinned ones of their sets."""
 
 
 async def create_run(
@@ -198,13 +198,20 @@ async def finish_run(store: Store, holder: str, run_id: str, problem: str | None
 async def completed_runs(
     store: Store, organization_id: str | None = None, project_id: str | None = None
 ) -> list[tuple[EvaluationRun, EvaluationSet]]:
-    """The newest completed runs, each with its set: of a project, of an organisation, or of all."""
+    """The newest completed runs, then the older ones that their sets are measured by, each with its set: of a project,
+    of an organisation, or of all."""
     query = select(EvaluationRun, EvaluationSet).join(EvaluationSet, EvaluationSet.id == EvaluationRun.set_id)
     query = query.where(EvaluationRun.status == "completed")
     if organization_id is not None:
         query = query.where(EvaluationRun.organization_id == organization_id)
     if project_id is not None:
         query = query.where(EvaluationRun.project_id == project_id)
-    newest = query.order_by(EvaluationRun.created_at.desc(), EvaluationRun.id.desc()).limit(_SUMMED_RUNS)
+    query = query.order_by(EvaluationRun.created_at.desc(), EvaluationRun.id.desc())
     async with store.reporting() as session:
-        return [(run, of) for run, of in await session.execute(newest)]
+        found = [(run, of) for run, of in await session.execute(query.limit(_SUMMED_RUNS))]
+        if len(found) == _SUMMED_RUNS:
+            there = {run.id for run, _ in found}
+            pinned = {of.baseline_run_id for _, of in found if of.baseline_run_id} - there
+            older = query.where(EvaluationRun.id.in_(pinned))
+            found += [(run, of) for run, of in await session.execute(older)]
+    return found

@@ -17,8 +17,7 @@ from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import delete_owned, find_one, insert, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes, storing
-
-SET_PREFIX = "evalset_"
+from kvarn.wire.evaluations import SET_PREFIX
 
 Item = dict[str, Any]
 
