@@ -78,7 +78,7 @@ def test_boards_link_to_one_another() -> None:
 @pytest.mark.parametrize("start", ["promtool", "python"])
 def test_commands_of_the_page_run(start: str) -> None:
     """Those that end by themselves."""
-    text = PAGE.read_text().replace("python -m", f"{sys.executable} -m")
+    text = PAGE.read_text().replace(".venv/bin/python -m", f"{sys.executable} -m")
     program = sys.executable if start == "python" else start
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed: apt-get install prometheus")

@@ -10,10 +10,14 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from sqlalchemy import func, select
 
 from batch_jobs import CHAT, WaitFor, await_end, chat_line, outputs, read_file, send
+from gateway_fixtures import wait_for
 from kvarn.batches.worker import BatchWorker
 from kvarn.config.platform import BatchesConfig, RetentionConfig
+from kvarn.store.engine import Store
+from kvarn.store.models import Organization
 from profiles import thorough
 from stored_account import account
 
@@ -25,11 +29,18 @@ CHAT_HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hej"}]}
 
 @pytest.fixture
 def small(serve_stored: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A gateway on each database whose organisations may store 2 MiB each, summed when a test says so."""
+    """A gateway on each database whose organisations may store 2 MiB each, summed at its start, and when a test says
+    so."""
     monkeypatch.setattr("kvarn.jobs.database_jobs.SUM_EVERY_S", 3600.0)
     config = {"retention": RetentionConfig(max_stored_bytes=MOST), "batches": BatchesConfig(poll_s=0.05)}
     with serve_stored(config=config) as server:
+        wait_for(lambda: server.do(summed_at(server.gateway.store)) > 0, "the sum at the start")
         yield server
+
+
+async def summed_at(store: Store) -> int:
+    async with store.reading() as session:
+        return await session.scalar(select(func.max(Organization.summed_at))) or 0
 
 
 def fill(server: Any, client: httpx.Client, spare: int = 0) -> str:

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-REQUIRED = "KVARN_TEST_BROWSER"
+REQUIRED = "REQUIRE_BROWSER"
 """Environment variable; where it is set, a test that needs a browser fails without one."""
 
 
