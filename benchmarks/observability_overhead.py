@@ -92,8 +92,8 @@ class Spent:
 
 
 @contextmanager
-def watched(url: str, model: str) -> Iterator[None]:
-    """A viewer of the live page, and somebody who reads the metrics."""
+def watched(url: str, model: str, *, viewer: bool) -> Iterator[None]:
+    """A viewer of the live page where there is one, and somebody who reads the metrics."""
     over = threading.Event()
 
     def view() -> None:
@@ -107,7 +107,7 @@ def watched(url: str, model: str) -> Iterator[None]:
             while not over.wait(SCRAPE_S):
                 client.get(f"{url}/metrics")
 
-    threads = [threading.Thread(target=each, daemon=True) for each in (view, scrape)]
+    threads = [threading.Thread(target=each, daemon=True) for each in ((view, scrape) if viewer else (scrape,))]
     for thread in threads:
         thread.start()
     yield
@@ -119,6 +119,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=(DEMO, *SHAPES), default=DEMO)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workload", choices=tuple(WORKLOADS), default="W3")
+    parser.add_argument("--no-viewer", action="store_true", help="nobody looks at the live page")
     parser.add_argument("--smoke", action="store_true", help="the demo model and one short round")
     asked = parser.parse_args()
     shape, rounds, workload = (DEMO, 1, "W2") if asked.smoke else (asked.shape, asked.rounds, asked.workload)
@@ -145,7 +146,7 @@ def main() -> None:
                 for name in NAMES if turn % 2 == 0 else reversed(NAMES):
                     target = msgspec.structs.replace(targets[name], seed=100 * (turn + 1))
                     before = Spent.of(pids[name])
-                    with watched(on.url, "m") if name == "on" else nullcontext():
+                    with watched(on.url, "m", viewer=not asked.no_viewer) if name == "on" else nullcontext():
                         outcome = run_workload(WORKLOADS[workload], target, console)
                     spent[name].append(Spent.of(pids[name]).since(before))
                     summary = summarise(outcome, SLO)
