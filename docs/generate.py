@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
+from tools.first_settings import first_settings
+from tools.operations import operations_page
+
 from kvarn.config.documentation import field_documents
 from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
@@ -107,7 +110,7 @@ def sections_under(path: str, section: type[Section]) -> Iterator[tuple[str, typ
 
 def configuration_page() -> str:
     """The whole of docs/reference/configuration.md."""
-    lines = [INTRODUCTION]
+    lines = [INTRODUCTION, *first_settings()]
     for path, section in sections_under("", KvarnConfig):
         lines += section_page(path, section)
     return "\n".join(lines).rstrip() + "\n"
@@ -154,6 +157,7 @@ def generated_files() -> dict[Path, str]:
 
     return {
         Path("docs/reference/configuration.md"): configuration_page(),
+        Path("docs/reference/operations.md"): operations_page(),
         Path("docs/operate/runbook.md"): runbook_page(),
         Path("deploy/prometheus/kvarn.rules.yml"): rules_file(),
         **{Path(GRAFANA) / name: text for name, text in board_files().items()},
