@@ -12,7 +12,8 @@ INTRODUCTION = """\
 # Operations
 
 Generated from the server's OpenAPI document by `make docs`; do not edit by hand. A running server has the document
-itself at `/openapi.json`, and a page to try the operations out at `/docs/api`. [HTTP API](api.md) tells what holds for all.
+itself at `/openapi.json`, and a page to try the operations out at `/docs/api`. [HTTP API](api.md) tells what holds for
+all of them.
 
 Fields in **bold** are needed. Every operation may answer 401 `invalid_api_key`, 403 `insufficient_permissions`,
 429 `rate_limit_exceeded` and 503 `draining`. Those for which a model computes may also answer 404 `model_not_found` and
@@ -24,7 +25,8 @@ GROUPS = (
         ("chat", "completions", "responses", "messages", "ollama"),
         "`context_length_exceeded`, `never_fits`, `unsupported_parameter`, `unsupported_value`, `queue_full`, "
         "`queue_timeout`, `overloaded`, `insufficient_quota`, `replica_lost`, `grammar_limit_exceeded`, "
-        "`template_limit_exceeded`, `content_filter`; responses also `conversation_locked`, `response_in_progress`, `too_many_background`",
+        "`template_limit_exceeded`, `content_filter`; responses also `conversation_locked`, "
+        "`response_in_progress`, `too_many_background`",
     ),
     ("Conversations", ("conversations",), "`not_found`, `item_not_found`, `conversation_too_large`, `storage_full`"),
     (
