@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 _OPENING = re.compile(r"\s*(Of|That|What|Whose|Who|Whom|As|How|Where|When)\b")
 _INVERTED = re.compile(r"(?:^|[.!?]\s+|^[|*>-]\s+|\|\s+)(?:Of|That)\b", re.MULTILINE)
+_SOURCE = re.compile(r"`(?:src|tests|csrc)/|\w\.(?:py|cpp|h)\b")
 _FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
@@ -55,6 +56,17 @@ def pages_out_of_the_way() -> list[str]:
     there = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
     lost = [f"docs/{page}: name it in the navigation of mkdocs.yml, under its task" for page in sorted(there - named)]
     return lost + [f"mkdocs.yml: there is no docs/{page}" for page in sorted(named - there)]
+
+
+def source_in_user_pages() -> list[str]:
+    """Files of the source that pages for users name: how it is made, and how it was tested, is told in docs/internals."""
+    found = []
+    for folder in ("start", "guides", "operate"):
+        for page in sorted((ROOT / "docs" / folder).rglob("*.md")):
+            for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+                if _SOURCE.search(line) and not line.startswith("Generated from"):
+                    found.append(f"{page.relative_to(ROOT)}:{number}: names the source: move it to docs/internals")
+    return found
 
 
 def inverted_sentences() -> list[str]:
@@ -132,8 +144,9 @@ def known_words() -> set[str]:
 
 def main() -> int:
     """Print what is wrong; 1 if anything is."""
-    problems = long_files() + broken_links() + pages_out_of_the_way() + inverted_sentences() + loop_times()
-    problems += unclear_openings() + unknown_words(public_names(), known_words())
+    problems = long_files() + broken_links() + pages_out_of_the_way() + inverted_sentences()
+    problems += source_in_user_pages() + loop_times() + unclear_openings()
+    problems += unknown_words(public_names(), known_words())
     generated = subprocess.run([sys.executable, str(ROOT / "docs/generate.py"), "--check"], check=False)
     for problem in problems:
         print(problem)
