@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 _OPENING = re.compile(r"\s*(Of|That|What|Whose|Who|Whom|As|How|Where|When)\b")
 _INVERTED = re.compile(r"(?:^|[.!?]\s+|^[|*>-]\s+|\|\s+)(?:Of|That)\b", re.MULTILINE)
-_SOURCE = re.compile(r"`(?:src|tests|csrc)/|\w\.(?:py|cpp|h)\b")
+_SOURCE = re.compile(r"`(?:src|tests|csrc)/|\w\.(?:py|h)\b")
 _FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
@@ -59,7 +59,7 @@ def pages_out_of_the_way() -> list[str]:
 
 
 def source_in_user_pages() -> list[str]:
-    """Files of the source that pages for users name: how it is made, and how it was tested, is told in docs/internals."""
+    """Files of the source in pages for users: how it is made and was tested is told in docs/internals."""
     found = []
     for folder in ("start", "guides", "operate"):
         for page in sorted((ROOT / "docs" / folder).rglob("*.md")):
