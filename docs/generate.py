@@ -6,6 +6,7 @@ Usage: python docs/generate.py [--check]
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,14 +87,24 @@ def bounds_of(field: Any) -> str:
     return ", ".join(parts)
 
 
+def linked(text: str) -> str:
+    """A text whose names of pages are links with the titles of these pages."""
+
+    def link(name: re.Match[str]) -> str:
+        title = (ROOT / name[0]).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        return f"[{title}](../{name[1]})"
+
+    return re.sub(r"docs/([\w/-]+\.md)", link, text)
+
+
 def section_page(path: str, section: type[Section]) -> list[str]:
     """A heading and a table for one section."""
     documents = field_documents(section)
-    lines = [f"## `{path}`" if path else "## Top level", "", (section.__doc__ or "").strip(), ""]
+    lines = [f"## `{path}`" if path else "## Top level", "", linked(section.__doc__ or "").strip(), ""]
     lines += ["| setting | type | default | meaning |", "|---|---|---|---|"]
     for name, field in section.model_fields.items():
         kind = " ".join(filter(None, [type_name(field.annotation), bounds_of(field)]))
-        lines.append(f"| `{name}` | {kind} | {default_of(field)} | {documents[name]} |")
+        lines.append(f"| `{name}` | {kind} | {default_of(field)} | {linked(documents[name])} |")
     return [*lines, ""]
 
 
