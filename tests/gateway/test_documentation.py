@@ -101,7 +101,7 @@ async def test_without_a_built_site_the_operations_are_the_documentation(browser
         operations = await client.get("/docs/api")
         missing = await client.get("/docs/guides/limits/")
     assert operations.status_code == 200 and "<h1>Kvarn API</h1>" in operations.text
-    assert missing.status_code == 404
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "documentation_not_built")
 
 
 def test_only_its_own_paths_need_no_key() -> None:

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from kvarn.gateway.static_files import ASK_AGAIN, SECURITY_HEADERS, Asset, Assets, file_response, path_below, redirect
+from kvarn.wire.openai.errors import ApiError
 
 DOCS = "/docs"
 _OPERATIONS = "api"
@@ -75,6 +76,9 @@ async def documentation(request: Request, site: SiteDep, path: str = "") -> Resp
     if page is not None and below and not below.endswith(b"/"):
         return redirect(request, f"{path.rpartition('/')[2]}/")
     asset = page or site.by_path.get(path)
+    if asset is None and not has_site:
+        why = "The documentation is not in this installation: `make site` builds it. /docs/api lists the operations."
+        raise ApiError(404, why, code="documentation_not_built")
     if asset is None:
         raise HTTPException(404)
     return file_response(request, asset, ASK_AGAIN | {"content-security-policy": _policy(asset)})
