@@ -207,7 +207,7 @@ site: $(VENV)/.zensical
 	@rm -rf build/site
 	$(BIN)/zensical build --strict
 	@rm -rf $(SITE) && cp -r build/site $(SITE) && rm -rf $(SITE)/assets/stylesheets/classic
-	@find $(SITE) -type f ! -name '*.png' -exec gzip -9 --no-name {} +
+	@find $(SITE) -type f ! -name '*.png' ! -name '*.webp' -exec gzip -9 --no-name {} +
 
 # Compiles the kernels again where they changed, in seconds: for whoever works on csrc/. `make install` does it too.
 native: $(VENV)/.serve

@@ -22,6 +22,7 @@ _TYPES = {
     "png": "image/png",
     "svg": "image/svg+xml",
     "txt": "text/plain; charset=utf-8",
+    "webp": "image/webp",
     "xml": "application/xml",
 }
 FOR_EVER = {"cache-control": "public, max-age=31536000, immutable"}
