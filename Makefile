@@ -28,7 +28,7 @@ $(error DEVICE is '$(DEVICE)': it must be cpu or cuda; leave it out, and nvidia-
 endif
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: install serve services schema-suite test test-long kernels chaos conformance clients lint smoke bench docs site native console console-check console-modules console-shots clean
+.PHONY: install serve services schema-suite test test-long kernels chaos conformance clients lint smoke bench docs native console console-check console-modules console-shots clean
 
 install: $(VENV)/.serve
 
@@ -203,6 +203,7 @@ $(VENV)/.zensical: constraints.txt | $(VENV)/bin/python
 	$(PIP) zensical
 	@touch $@
 
+.PHONY: site
 site: $(VENV)/.zensical
 	@rm -rf build/site
 	$(BIN)/zensical build --strict
