@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 _OPENING = re.compile(r"\s*(Of|That|What|Whose|Who|Whom|As|How|Where|When)\b")
 _INVERTED = re.compile(r"(?:^|[.!?]\s+|^[|*>-]\s+|\|\s+)(?:Of|That)\b", re.MULTILINE)
-_SOURCE = re.compile(r"`(?:src|tests|csrc)/|\w\.(?:py|h)\b")
+_SOURCE = re.compile(r"`(?:src|tests|csrc)/|`(?!deploy/|examples/)[\w/]+\.(?:py|h)`")
 _FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
