@@ -101,6 +101,11 @@ def test_a_chat_is_found_by_all_that_is_known_of_it(kept: Kept, client: httpx.Cl
     assert sum(part["end_s"] - part["begin_s"] for part in parts) == pytest.approx(row["total_s"], abs=1e-5)
     assert all(one["end_s"] == other["begin_s"] for one, other in pairwise(parts))
     assert not found["with_steps"]
+    cause = explanation["cause"]
+    assert (row["cause"], row["cause_s"]) == (cause["code"], pytest.approx(cause["seconds"], abs=1e-5))
+    assert record in [each["id"] for each in kept.list(cause=cause["code"])]
+    assert kept.list(cause="failover") == []
+    assert client.get(f"{API}/requests", params={"cause": "the moon"}).status_code == 400
 
 
 def test_what_was_refused_and_what_failed_is_kept_with_its_code(kept: Kept, client: httpx.Client) -> None:

@@ -18,6 +18,9 @@ export interface RequestRow {
   outcome: string;
   error_code: string;
   reason: string;
+  /** Why it took as long as it did, one of `CAUSE_WORDS`; empty: not kept. */
+  cause: string;
+  cause_s: number;
   endpoint: string;
   model: string;
   model_version: string;

@@ -38,7 +38,8 @@ MAX_EXPORTED = 10_000
 _PAGE = 200
 _SAME = (
     *("session", "user", "endpoint", "model", "model_version", "adapter", "replica", "status", "outcome"),
-    *("error_code", "reason", "total_s", "ttft_s", "input_tokens", "cached_tokens", "output_tokens", "cost"),
+    *("error_code", "reason", "cause", "cause_s", "total_s", "ttft_s"),
+    *("input_tokens", "cached_tokens", "output_tokens", "cost"),
 )
 _COLUMNS = ("id", "request_id", "started_at", "organization", "project", "key", *_SAME)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
