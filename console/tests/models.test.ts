@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
-import { servedText, changedSettings, gateText, goldenText, kvUse, levelOf, modelSentence, modelsSentence, replicasOf } from "../src/pages/models/text";
-import type { Golden, ModelDetail, Replica } from "../src/pages/models/types";
+import { servedText, changedSettings, gateText, goldenText, kvUse, levelOf, modelSentence, modelsSentence, outcomeText, replicasOf, scoreText } from "../src/pages/models/text";
+import type { ComparedAnswers, Golden, ModelDetail, Outcome, Replica } from "../src/pages/models/types";
 
 const golden: Golden = { passed_at: 100, equal: 3, drifted: 0, unanswered: 0, problem: null, action: null };
 const replica = (more: Partial<Replica> = {}): Replica => ({
@@ -58,6 +58,18 @@ it("says how golden prompts are answered", () => {
   expect(goldenText(golden).text).toBe("as expected");
   expect(goldenText({ ...golden, passed_at: null }).text).toBe("not asked yet");
   expect(goldenText(null).text).toBe("not asked");
+});
+
+it("says what became of compared answers", () => {
+  const of = (more: Partial<Outcome> = {}): Outcome => ({ failed: false, ttft_s: 0.1, tpot_s: 0.01, completion_tokens: 48, refusal: false, record_id: "", ...more });
+  const pair = (more: Partial<ComparedAnswers>): ComparedAnswers => ({ kind: "matched", stable: of(), candidate: of(), equal: null, question: "", stable_right: null, candidate_right: null, ...more });
+  expect(outcomeText(of(), null)).toBe("TTFT 100 ms, 10 ms a token, 48 tokens");
+  expect([outcomeText(of({ failed: true }), null), outcomeText(null, false)]).toEqual(["failed", "wrong"]);
+  expect([
+    pair({ candidate: of({ ttft_s: 0.11 }) }), pair({ candidate: of({ ttft_s: null, completion_tokens: 23 }) }), pair({ candidate: of({ refusal: true }) }),
+    pair({ kind: "shadowed", equal: true }), pair({ kind: "shadowed", candidate: of({ failed: true }) }),
+    pair({ kind: "golden", stable: null, candidate: null, stable_right: true, candidate_right: false }),
+  ].map((each) => scoreText(each).text)).toEqual(["+10 % TTFT", "−51 % tokens", "only the new one refuses", "the same tokens", "the new one failed", "the new one is wrong"]);
 });
 
 it("says nothing of gates that have seen nothing", () => {
