@@ -4,7 +4,7 @@ import type { ComparedAnswers, Golden, ModelDetail, Outcome, Replica } from "../
 
 const golden: Golden = { passed_at: 100, equal: 3, drifted: 0, unanswered: 0, problem: null, action: null };
 const replica = (more: Partial<Replica> = {}): Replica => ({
-  name: "chat/0", version: 0, state: "ready", stage: null, progress: null, starts: 1, running: 0, waiting: 0,
+  name: "chat/0", version: 0, fingerprint: "3205", state: "ready", stage: null, progress: null, starts: 1, running: 0, waiting: 0,
   kv_blocks: 100, kv_blocks_free: 60, step_s: null, kernels: null, dtype: null, golden, ...more,
 });
 const model = (more: Partial<ModelDetail> = {}): ModelDetail => ({
@@ -79,5 +79,5 @@ it("says nothing of gates that have seen nothing", () => {
 });
 
 it("names the version and its checkpoint", () => {
-  expect([servedText({ version: 0, fingerprint: "3205" }), servedText({ version: 3, fingerprint: "" })]).toEqual(["configured · 3205", "@3"]);
+  expect([servedText({ version: 0, fingerprint: "3205" }), servedText({ version: 3, fingerprint: "" })]).toEqual(["3205", "@3"]);
 });

@@ -20,9 +20,9 @@ export function versionName(model: string, version: number): string {
   return version ? `${model}@${version}` : "the configuration's version";
 }
 
-/** The version that serves and its checkpoint, as requests name it: `@3 · 320526888fde`. */
+/** The version that serves and its checkpoint, as requests name it: `@3 · 320526888fde`, of the configuration's alone the checkpoint. */
 export function servedText({ version, fingerprint }: Pick<ModelDetail, "version" | "fingerprint">): string {
-  return [version ? `@${version}` : "configured", fingerprint].filter(Boolean).join(" · ");
+  return [version ? `@${version}` : "", fingerprint].filter(Boolean).join(" · ") || "configured";
 }
 
 /** Share of the KV blocks of all replicas that are in use; null: not known. */

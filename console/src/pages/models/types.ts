@@ -26,6 +26,8 @@ export interface ModelDetail {
 export interface Replica {
   name: string;
   version: number;
+  /** The checkpoint's; empty: not known yet. */
+  fingerprint: string;
   state: string;
   stage: string | null;
   progress: number | null;
