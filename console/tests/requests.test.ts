@@ -103,7 +103,7 @@ describe("sending it again", () => {
   const detail = { request: row({ user: "o'hara" }), turns: [{ id: "a", model: "chat-8b", max_tokens: 40 }] };
   it("has the prompt where it is kept, and says so where not", () => {
     const prompt = [{ role: "user", content: "it's" }];
-    expect(bodyOf(detail, { prompt, answer: null, source: "sample" })).toEqual({ model: "chat-8b", messages: prompt, max_tokens: 40, user: "o'hara" });
+    expect(bodyOf(detail, { prompt, answer: null, is_whole: true, source: "sample" })).toEqual({ model: "chat-8b", messages: prompt, max_tokens: 40, user: "o'hara" });
     expect(JSON.stringify(bodyOf(detail))).toContain("the prompt is not kept");
     expect(bodyOf({ ...detail, request: row({ endpoint: "/v1/embeddings" }) })).toMatchObject({ input: "(the prompt is not kept)" });
   });

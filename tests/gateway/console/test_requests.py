@@ -304,6 +304,7 @@ def test_prompts_and_answers_are_shown_where_they_are_kept_and_reading_is_noted(
         assert contents["answer"] == stored.json()["choices"]
         name = plain.json()["id"].partition("-")[2]
         contents = kept.detail(name, sampled, "/contents")
+        assert contents.pop("is_whole") is True
         assert contents == {"prompt": ["open"], "answer": plain.json()["choices"][0]["text"], "source": "sample"}
         log = sampled.get("/v1/organization/audit_logs", params={"event_types[]": "prompts.read"}).json()["data"]
         assert log[0]["prompts.read"]["data"] == {"prompts": 1, "request": name}

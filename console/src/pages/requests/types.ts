@@ -108,6 +108,8 @@ export interface RequestDetail {
 export interface Contents {
   prompt: unknown;
   answer: unknown;
+  /** Whether the prompt is all that the model was given. */
+  is_whole: boolean;
   source: "" | "stored" | "sample";
 }
 

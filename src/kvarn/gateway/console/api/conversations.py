@@ -38,7 +38,7 @@ class ConversationRow(Struct, frozen=True, kw_only=True):
     id: str
     created_at: int
     changed_at: int
-    """When it was last added to, or its metadata were changed."""
+    """Time of its last item, or of the last change of its metadata."""
     items: int
     metadata: dict[str, Any]
 

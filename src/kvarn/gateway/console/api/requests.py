@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace as replace_principal
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -12,7 +13,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 
+from kvarn.evaluations.operation import add_or_create
 from kvarn.gateway.answer import ContentStream
+from kvarn.gateway.console.api.review import AddedItem, AddToSetRequest
+from kvarn.gateway.console.evaluation_items import item_of
 from kvarn.gateway.console.request_contents import RequestContents, read_contents
 from kvarn.gateway.console.request_detail import RequestDetail, describe, find, scope_of, steps_of_request
 from kvarn.gateway.console.request_query import RecordId, RequestFilterQuery, RequestQuery
@@ -21,6 +25,7 @@ from kvarn.gateway.console.router import console_router
 from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.query import CHECKED
+from kvarn.store.owner import Owner
 from kvarn.store.repositories.kept_requests import (
     KeptFilter,
     KeptOrder,
@@ -29,6 +34,7 @@ from kvarn.store.repositories.kept_requests import (
     owner_and_time,
     session_of,
 )
+from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.step_records import StepTurn, TurnSteps
 
 router = console_router()
@@ -116,6 +122,25 @@ async def get_contents(gateway: GatewayDep, viewer: ConsoleViewer, record_id: Re
     """Prompt and answer, where the project or the client had them kept. The audit log names who reads a prompt."""
     row, _ = await find(viewer, record_id)
     return await read_contents(gateway, viewer, row)
+
+
+@router.post("/requests/{record_id}/item")
+async def add_request_to_set(
+    gateway: GatewayDep, viewer: ConsoleViewer, record_id: RecordId, body: AddToSetRequest
+) -> AddedItem:
+    """Make an item of an evaluation set of the request's project from its prompt, with what should have been answered.
+    Who may not read the prompt may not; the audit log has the reading. Raises `ApiError`: 404, it is not kept; 400, it
+    cannot be asked again."""
+    row, _ = await find(viewer, record_id)
+    contents = await read_contents(gateway, viewer, row)
+    if not contents.source:
+        raise ApiError(404, "The prompt of this request is not kept.", code="prompt_not_kept")
+    if not contents.is_whole:
+        raise invalid_request("This response goes on from others: alone, it cannot be asked again.", "request")
+    owner = replace_principal(viewer.principal, owner=Owner(row.organization_id, row.project_id))
+    item = item_of(contents.prompt, body.expected)
+    made = await add_or_create(gateway, owner, body.set, item, f"request {row.id}")
+    return AddedItem(set_id=made.id, version=made.version, num_items=made.num_items)
 
 
 @router.get("/sessions/{name:path}")
