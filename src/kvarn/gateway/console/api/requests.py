@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace as replace_principal
 from datetime import UTC, datetime
@@ -16,6 +14,7 @@ from starlette.responses import Response
 from kvarn.evaluations.operation import add_or_create
 from kvarn.gateway.answer import ContentStream
 from kvarn.gateway.console.api.review import AddedItem, AddToSetRequest
+from kvarn.gateway.console.csv_lines import csv_headers, csv_lines
 from kvarn.gateway.console.evaluation_items import item_of
 from kvarn.gateway.console.request_contents import RequestContents, read_contents
 from kvarn.gateway.console.request_detail import RequestDetail, describe, find, scope_of, steps_of_request
@@ -48,8 +47,6 @@ _SAME = (
     *("input_tokens", "cached_tokens", "output_tokens", "cost"),
 )
 _COLUMNS = ("id", "request_id", "started_at", "organization", "project", "key", *_SAME)
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Beginnings of a cell that spreadsheets would run."""
 
 
 class RequestList(Struct):
@@ -99,9 +96,7 @@ async def list_requests(gateway: GatewayDep, viewer: ConsoleViewer, query: Reque
 @router.get("/requests.csv", dependencies=CHECKED)
 async def export_requests(viewer: ConsoleViewer, query: RequestFilterQuery) -> Annotated[Response, str]:
     """The same as CSV, 10,000 rows at most."""
-    named = f'attachment; filename="requests-{datetime.now(UTC):%Y-%m-%d}.csv"'
-    headers = {"content-type": "text/csv; charset=utf-8", "content-disposition": named}
-    return ContentStream(_csv(viewer, query.filter_for(viewer), query.order), headers=headers)
+    return ContentStream(_csv(viewer, query.filter_for(viewer), query.order), headers=csv_headers("requests"))
 
 
 @router.get("/requests/{record_id}")
@@ -169,23 +164,17 @@ async def _csv(viewer: Viewer, where: KeptFilter, order: KeptOrder) -> AsyncGene
     while True:
         async with viewer.store.reading() as session:
             page = await list_kept(session, where, order, min(_PAGE, MAX_EXPORTED - written), after)
-        text = io.StringIO()
-        lines = csv.writer(text)
-        if not begun:
-            lines.writerow(_COLUMNS)
-            begun = True
-        lines.writerows(_cells(row) for row in await describe_rows(viewer, page.items))
-        yield text.getvalue().encode()
+        head = [] if begun else [_COLUMNS]
+        yield csv_lines([*head, *map(_cells, await describe_rows(viewer, page.items))])
+        begun = True
         written, after = written + len(page.items), page.next
         if after is None or written >= MAX_EXPORTED:
             return
 
 
-def _cells(row: RequestRow) -> list[str]:
-    """Cells of a row, in the order of `_COLUMNS`. What clients wrote is no formula of the spreadsheet that opens it."""
+def _cells(row: RequestRow) -> list[object]:
+    """Cells of a row, in the order of `_COLUMNS`."""
     at = datetime.fromtimestamp(row.started_at, UTC).isoformat(timespec="milliseconds")
     key = "" if row.key is None else row.key.name
     names = [row.organization.name, row.project.name, key]
-    values = [row.id, row.request_id, at, *names, *(getattr(row, name) for name in _SAME)]
-    texts = ["" if value is None else str(value) for value in values]
-    return [f"'{text}" if text.startswith(_FORMULA) else text for text in texts]
+    return [row.id, row.request_id, at, *names, *(getattr(row, name) for name in _SAME)]
