@@ -19,16 +19,15 @@ import { listSentence, modelOf, statusLevel, statusText } from "./words";
 function columnsOf(currency: string): Column<RequestRow>[] {
   return [
     { key: "time", title: "Began", cell: (row) => <Time at={row.started_at} /> },
-    { key: "endpoint", title: "Endpoint", cell: (row) => row.endpoint || "batch line", line: 2, grow: true },
-    { key: "model", title: "Model", cell: (row) => modelOf(row) ?? <Unknown why="no model was reached" />, grow: true },
-    { key: "project", title: "Project", cell: (row) => (hasRole("platform") ? `${row.organization.name} / ${row.project.name}` : row.project.name), line: 2 },
+    { key: "endpoint", title: "Endpoint", cell: (row) => <span class="nowrap" title={row.endpoint}>{row.endpoint.replace("/v1/", "") || "batch line"}</span>, line: 0 },
+    { key: "model", title: "Model", cell: (row) => <span class="nowrap">{modelOf(row) ?? <Unknown why="no model was reached" />}</span>, grow: true },
+    { key: "project", title: "Project", cell: (row) => (hasRole("platform") ? `${row.organization.name} / ${row.project.name}` : row.project.name), line: 2, grow: true },
     { key: "who", title: "Session or user", cell: (row) => row.session ?? row.user ?? "", line: 0 },
     { key: "status", title: "Status", cell: (row) => <Badge level={statusLevel(row)}>{statusText(row)}</Badge> },
     { key: "total", title: "Total", number: true, cell: (row) => duration(row.total_s) },
     { key: "ttft", title: "TTFT", number: true, cell: (row) => (row.ttft_s === null ? <Unknown why="no token was given" /> : <><span class="phone">TTFT </span>{duration(row.ttft_s)}</>), line: 2 },
-    { key: "cause", title: "Mostly", cell: (row) => causeText(row) ?? <Unknown why="it was kept before causes were" />, line: 2 },
-    { key: "in", title: "In", number: true, cell: (row) => number(row.input_tokens), line: 0 },
-    { key: "cached", title: "Cached", number: true, cell: (row) => number(row.cached_tokens), line: 0 },
+    { key: "cause", title: "Mostly", cell: (row) => <span class="nowrap">{causeText(row) ?? <Unknown why="it was kept before causes were" />}</span>, line: 2 },
+    { key: "in", title: "In", number: true, cell: (row) => <span title={`${number(row.cached_tokens)} of them cached`}>{number(row.input_tokens)}</span>, line: 0 },
     { key: "out", title: "Out", number: true, cell: (row) => number(row.output_tokens), line: 0 },
     { key: "cost", title: "Cost", number: true, cell: (row) => money(row.cost, currency), line: 0 },
   ];
