@@ -55,7 +55,7 @@ describe("sentences", () => {
     const source = readFileSync(new URL("../../src/kvarn/explain/explanation.py", import.meta.url), "utf8");
     const codes = [.../class CauseCode\(StrEnum\):([^]*?)\n\n\nclass/.exec(source)![1]!.matchAll(/= "(.+?)"/g)].map(([, code]) => code);
     expect(Object.keys(CAUSE_WORDS)).toEqual(codes);
-    expect([causeText(row({ cause: "queue: KV blocks", cause_s: 1.44 })), causeText(row({ cause: "" }))]).toEqual(["KV blocks 72 %", null]);
+    expect([causeText(row({ cause: "queue: KV blocks", cause_s: 1.44 })), causeText(row({ cause: "" })), causeText(row({ outcome: "refused" }))]).toEqual(["KV blocks 72 %", null, null]);
   });
   it("name tokens", () => {
     expect(tokensText(row())).toBe("1,204 in (0 cached) + 312 out");

@@ -40,7 +40,7 @@ SECTIONS = {
 SETTINGS = {"dtype": "float32", "kv_cache_gib": 0.01, "engine": {"max_num_seqs": 8}}
 STATES = {
     "overview": "overview?range=15m",
-    "live": "live",
+    "requests": "requests?status=2xx",
     "usage": "usage?range=24h",
 }
 """Addresses of pages that show more than their plain one does."""

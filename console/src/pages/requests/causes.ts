@@ -29,9 +29,9 @@ export const CAUSE_WORDS: Record<string, string> = {
   "own work": "own work",
 };
 
-/** The largest cause and its share of the total: `KV blocks 72 %`; null where none is kept. */
-export function causeText({ cause, cause_s, total_s }: Pick<RequestRow, "cause" | "cause_s" | "total_s">): string | null {
-  if (!cause) return null;
+/** The largest cause and its share of the total: `KV blocks 72 %`; null where none is kept, and of what was refused: it was over at once. */
+export function causeText({ cause, cause_s, total_s, outcome }: Pick<RequestRow, "cause" | "cause_s" | "total_s" | "outcome">): string | null {
+  if (!cause || outcome === "refused") return null;
   const word = CAUSE_WORDS[cause] ?? cause;
   return total_s > 0 ? `${word} ${percent(Math.min(1, cause_s / total_s))}` : word;
 }
