@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kvarn.gateway.console.server_state import SIGNS, ModelHealth, ServerState, began, seconds, server_state
+from kvarn.gateway.console.server_state import SIGNS, ModelHealth, ServerState, seconds, server_state, state_begin
 from kvarn.observe.samples import SERIES
 
 GOOD = {"requests": 100.0, "judged_requests": 100.0, "goodput_ratio": 0.99, "error_ratio": 0.0, "kv_utilisation": 0.4}
@@ -117,7 +117,7 @@ def test_what_is_broken_comes_before_what_is_slow_and_the_database_before_all() 
 )
 def test_a_trouble_began_after_the_last_intervals_without(values: list[float | None], since: float | None) -> None:
     at = [10.0 * (place + 1) for place in range(len(values))]
-    assert began(at, values, lambda value: value <= 0.5) == since
+    assert state_begin(at, values, lambda value: value <= 0.5) == since
 
 
 def test_each_trouble_with_a_series_is_told_by_one_that_the_history_has() -> None:

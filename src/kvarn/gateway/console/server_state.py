@@ -39,7 +39,7 @@ class ServerState(Struct, frozen=True):
     model: str = ""
     """The model that it is about; empty: all."""
     sign: str = ""
-    """What tells how long it has been so, one of `SIGNS`; empty: nothing does."""
+    """Key of `SIGNS`, which tells how long it has been so; empty: nothing does."""
     since: float | None = None
     """UNIX seconds since when it has been so; null: it is not known."""
 
@@ -61,7 +61,7 @@ _WELL_FOR = 2
 """Intervals in a row that were well before a trouble began: one between two bad ones is of the same trouble."""
 
 
-def began(at: Sequence[float], values: Sequence[float | None], is_well: Callable[[float], bool]) -> float | None:
+def state_begin(at: Sequence[float], values: Sequence[float | None], is_well: Callable[[float], bool]) -> float | None:
     """UNIX seconds since when something has not been well, by a series whose intervals end `at`; those of which nothing
     is known are of what was before them. None: it was never otherwise in this time, or is well now."""
     first, well = None, 0

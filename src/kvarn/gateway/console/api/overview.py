@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kvarn.catalog.models import ServedModel
 from kvarn.gateway.console.router import console_router
-from kvarn.gateway.console.server_state import SIGNS, ModelHealth, ServerState, began, server_state
+from kvarn.gateway.console.server_state import SIGNS, ModelHealth, ServerState, server_state, state_begin
 from kvarn.gateway.console.time_range import RangeQuery
 from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import GatewayDep
@@ -143,7 +143,7 @@ async def _with_beginning(gateway: Gateway, state: ServerState) -> ServerState:
         return state
     asked = HistoryQuery(seconds=_SINCE_S, model=state.model, names=[sign.series])
     page = await gateway.control.history.read(asked)
-    return replace(state, since=began(page.at, page.series[sign.series], sign.is_well))
+    return replace(state, since=state_begin(page.at, page.series[sign.series], sign.is_well))
 
 
 def _health(gateway: Gateway, model: ServedModel, history: HistoryPage) -> ModelHealth:
