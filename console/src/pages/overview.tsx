@@ -63,7 +63,7 @@ interface Overview {
 
 /** Charts: title, unit, and the history's series with the names of their lines. */
 const CHARTS: { title: string; unit: string; lines: [series: string, name: string][]; target?: string }[] = [
-  { title: "Requests", unit: "/s", lines: [["requests_per_s", "all"], ["errors_per_s", "failed"]] },
+  { title: "Requests", unit: "/s", lines: [["requests_per_s", "all"], ["errors_per_s", "failed"], ["refused_per_s", "refused"]] },
   { title: "Time to first token", unit: "s", lines: [["ttft_p50_s", "p50"], ["ttft_p95_s", "p95"]], target: "ttft_p95_s" },
   { title: "Time per output token, p95", unit: "s", lines: [["tpot_p95_s", "p95"]], target: "tpot_p95_s" },
   { title: "Tokens", unit: "/s", lines: [["input_tokens_per_s", "in"], ["cached_tokens_per_s", "cached"], ["output_tokens_per_s", "out"]] },

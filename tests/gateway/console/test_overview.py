@@ -27,18 +27,20 @@ def test_an_open_server_tells_all(server, client) -> None:
         return next(tile["value"] or 0 for tile in overview()["tiles"] if tile["name"] == "requests")
 
     def are_counted() -> bool:
-        """A request counts once its answer is out."""
+        """Requests count once their answers are out."""
         sample(server)
-        return requests() > before
+        return requests() >= before + 2
 
     sample(server)
     before = requests()
     assert client.post(CHAT, json=chat()).status_code == 200
-    wait_for(are_counted, "the request to be counted")
+    assert client.post(CHAT, json=chat(max_tokens=-1)).status_code == 400
+    wait_for(are_counted, "the requests to be counted")
     told = overview()
     assert told["state"]["sentence"] and told["state"]["level"] in ("good", "warn", "bad"), "others' tests share it"
     tiles = {tile["name"]: tile for tile in told["tiles"]}
     assert tiles["ttft_p95_s"]["value"] > 0
+    assert tiles["refused_ratio"]["value"] > 0 == tiles["error_ratio"]["value"], "what was refused has not failed"
     history = told["history"]
     assert {len(values) for values in history["series"].values()} == {len(history["at"])} == {360}
     assert any(history["series"]["requests_per_s"]) and history["marks"][0]["kind"] == "start"

@@ -33,7 +33,7 @@ _MAX_USERS = 8
 _MAX_CHANGES = 20
 _REPORT_S = 2.0
 """Seconds that sums of the ledger may take: the page is shown without them then."""
-_SHOWN = ("requests_per_s", "errors_per_s", "ttft_p50_s", "ttft_p95_s", "tpot_p95_s", "goodput_ratio")
+_SHOWN = ("requests_per_s", "errors_per_s", "refused_per_s", "ttft_p50_s", "ttft_p95_s", "tpot_p95_s", "goodput_ratio")
 _FULL = ("kv_utilisation", "running", "waiting", "hit_ratio", "preemptions_per_s", "replicas_ready", "step_s")
 _TOKENS = ("input_tokens_per_s", "cached_tokens_per_s", "output_tokens_per_s")
 
@@ -176,7 +176,8 @@ def _tiles(history: HistoryPage, models: Sequence[ModelHealth]) -> list[Tile]:
     return [
         Tile("requests", "Requests", whole("requests"), "", "requests"),
         Tile("requests_per_s", "Request rate", whole("requests_per_s"), "1/s", "requests"),
-        Tile("error_ratio", "Failed", whole("error_ratio"), "ratio", "requests?status=5xx"),
+        Tile("error_ratio", "Failed", whole("error_ratio"), "ratio", "requests?outcome=failed"),
+        Tile("refused_ratio", "Refused", whole("refused_ratio"), "ratio", "requests?outcome=refused"),
         Tile("ttft_p95_s", "TTFT p95", whole("ttft_p95_s"), "s", slowest, ttft_target_s),
         Tile("tpot_p95_s", "TPOT p95", whole("tpot_p95_s"), "s", slowest, tpot_target_s),
         Tile("goodput_ratio", "Goodput", whole("goodput_ratio"), "ratio", slowest),
