@@ -82,4 +82,22 @@ def test_each_viewer_sees_what_is_theirs(server, client) -> None:
     changes = acme.get(OVERVIEW).json()["changes"]
     assert [change["kind"] for change in changes][-1:] == ["organization.created"]
     assert changes[0]["text"] == "project created: pilot", "names rather than ids"
+    (project, *_) = acme.get("/v1/organization/projects").json()["data"]
+    path = f"/v1/organization/projects/{project['id']}"
+    key = acme.post(f"{path}/api_keys", json={"name": "ci-deploy"}).json()["id"]
+    for limits in (f"{path}/rate_limits", f"{path}/api_keys/{key}/rate_limits"):
+        assert acme.post(f"{limits}/rl-*", json={"max_requests_per_1_minute": 60}).status_code == 200
+    budget = {"project_id": project["id"], "unit": "tokens", "period": "day", "hard_limit": 10**9}
+    assert acme.post("/v1/organization/budgets", json=budget).status_code == 200
+    texts = [change["text"] for change in acme.get(OVERVIEW).json()["changes"]]
+    assert texts[:3] == [
+        f"budget created: {project['name']}",
+        "rate limit updated: ci-deploy, each model",
+        f"rate limit updated: {project['name']}, each model",
+    ]
+    limits = (
+        f"/v1/organization/tenants/{acme.get('/console/api/session').json()['organization']['id']}/rate_limits/rl-*"
+    )
+    assert client.post(limits, json={"max_requests_per_1_minute": 600}).status_code == 200
+    assert client.get(OVERVIEW).json()["changes"][0]["text"] == "rate limit updated: acme-overview, each model"
     assert other.get(OVERVIEW).json()["changes"] == [], "a member of a project is no administrator"

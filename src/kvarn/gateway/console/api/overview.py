@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,7 +25,9 @@ from kvarn.store.models import AuditEntry
 from kvarn.store.owner import Role
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.tenants.audit_log import list_audit_log
+from kvarn.store.repositories.tenants.keys import labels_of_keys
 from kvarn.store.repositories.tenants.projects import find_projects
+from kvarn.store.repositories.tenants.users import names_of_users
 
 router = console_router()
 
@@ -235,14 +237,14 @@ async def _changes(gateway: Gateway, viewer: Viewer, since: float) -> list[Chang
     try:
         async with gateway.store.reading() as session:
             page = await list_audit_log(session, own, Cursor(limit=2 * _MAX_CHANGES), times={"gte": int(since)})
+        entries = [entry for entry in page.items if not entry.type.startswith(("login.", "logout."))]
+        names = await _names(gateway, viewer, entries)
     except StoreError as error:
         _log.warning("the console's overview is without the audit log: %s", error)
     else:
-        for entry in page.items:
-            if entry.type.startswith(("login.", "logout.")):
-                continue
+        for entry in entries:
             by = entry.actor if entry.actor_organization_id in (None, own) else "the platform"
-            text = f"{_words(entry.type)}: {_name_of(entry)}"
+            text = f"{_words(entry.type)}: {_name_of(entry, names)}"
             changes.append(Change(float(entry.effective_at), entry.type, entry.object_id, by, text))
     for rollout in gateway.control.rollouts.rollouts.values() if viewer.is_platform_admin else ():
         for each in rollout.log:
@@ -252,12 +254,35 @@ async def _changes(gateway: Gateway, viewer: Viewer, since: float) -> list[Chang
     return sorted(changes, key=lambda each: each.at, reverse=True)[:_MAX_CHANGES]
 
 
-def _name_of(entry: AuditEntry) -> str:
-    """Name of what was changed, where the entry has it; else its id."""
-    for told in (entry.detail, entry.detail.get("data"), entry.detail.get("changes_requested")):
-        if isinstance(told, dict) and (name := told.get("name") or told.get("email")):
-            return str(name)
-    return entry.object_id
+async def _names(gateway: Gateway, viewer: Viewer, entries: Sequence[AuditEntry]) -> dict[str, str]:
+    """Names of what entries tell only ids of: organisations, projects, keys and users."""
+    ids = {each for entry in entries for each in (entry.object_id, entry.project_id, _told(entry, "holder")) if each}
+    async with gateway.store.reading() as session:
+        names = {each.id: each.name for each in await find_projects(session, ids)}
+        names |= {each: name for each, (name, _) in (await labels_of_keys(session, ids)).items()}
+        names |= await names_of_users(session, ids)
+    return names | await viewer.names_of({each for each in ids if each.startswith("org-")})
+
+
+def _name_of(entry: AuditEntry, names: Mapping[str, str]) -> str:
+    """Name of what was changed, where it is known, else its id; of limits and budgets, of whose they are."""
+    if name := _told(entry, "name") or _told(entry, "email"):
+        return name
+    holder = _told(entry, "holder")
+    if holder:
+        model = _told(entry, "model")
+        return f"{names.get(holder, holder)}, {'each model' if model == '*' else model}"
+    if entry.type.startswith("budget."):
+        return names.get(entry.project_id or "", entry.project_id or "the organisation")
+    return names.get(entry.object_id, entry.object_id)
+
+
+def _told(entry: AuditEntry, name: str) -> str:
+    """A text among the details of an entry; empty where it is not told."""
+    for details in (entry.detail, entry.detail.get("data"), entry.detail.get("changes_requested")):
+        if isinstance(details, dict) and (value := details.get(name)):
+            return str(value)
+    return ""
 
 
 def _words(kind: str) -> str:
