@@ -16,6 +16,7 @@ from kvarn.gateway.console.time_range import RangeQuery
 from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.state import Gateway
+from kvarn.identity.scopes import sees_usage
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.observe.history import HistoryPage, HistoryQuery, Mark
 from kvarn.replica.client.protocol import ReplicaState
@@ -104,7 +105,7 @@ class Overview(Struct, frozen=True):
     history: HistoryPage
     models: list[ModelRow]
     users: list[UserRow] | None
-    """The projects with the most tokens; null: the ledger does not answer now."""
+    """The projects with the most tokens; null: the ledger does not answer now. Empty for keys that see no usage."""
     changes: list[Change]
     """Newest first; only administrators see them."""
 
@@ -190,6 +191,8 @@ def _tiles(history: HistoryPage, models: Sequence[ModelHealth]) -> list[Tile]:
 
 
 async def _users(gateway: Gateway, viewer: Viewer, start: float, end: float, model: str | None) -> list[UserRow] | None:
+    if not sees_usage(viewer.principal):
+        return []
     where = UsageFilter(
         organization_id=viewer.organization_id,
         project_ids=None if viewer.project_id is None else (viewer.project_id,),

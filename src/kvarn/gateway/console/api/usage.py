@@ -14,6 +14,7 @@ from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.query import CHECKED, QueryModel, Text
 from kvarn.gateway.state import Gateway
+from kvarn.identity.scopes import check_sees_usage
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.store.ledger import DAY_S, HOUR_S, UsageFilter, UsageSum
 from kvarn.store.repositories.tenants.keys import labels_of_keys
@@ -116,7 +117,9 @@ class UsageView(Struct, frozen=True, kw_only=True):
 
 @router.get("/usage", dependencies=CHECKED)
 async def get_usage(gateway: GatewayDep, viewer: ConsoleViewer, query: UsageQuery) -> UsageView:
-    """Three sums of the ledger: by group, by time, and by time of the largest groups."""
+    """Three sums of the ledger: by group, by time, and by time of the largest groups. Raises `ApiError`: 403, the key
+    is a program's."""
+    check_sees_usage(viewer.principal)
     end, width = int(gateway.store.now()) + 1, _WIDTH[query.range]
     start = end - _SECONDS[query.range]
     start -= start % width
