@@ -8,6 +8,7 @@ import { withQuery } from "../lib/api";
 import { exampleChat } from "../lib/curl";
 import { duration, money, number, percent, withUnit } from "../lib/format";
 import { useResource } from "../lib/resource";
+import { hasRole } from "../lib/session";
 
 interface Figure {
   name: string;
@@ -148,14 +149,14 @@ function Content({ data, seconds }: { data: Overview; seconds: number }) {
           sortName="models" empty={<Empty what="No model is served." />} />
       </section>
       <div class="columns">
-        <section class="section">
+        {hasRole("usage") && <section class="section">
           <h2>Who uses it</h2>
           {data.users === null ? <p class="quiet">The usage ledger does not answer now. Nothing of it is lost; load the page again.</p> : (
             <Table label="Projects by tokens" columns={USERS} rows={data.users} rowKey={(row) => row.project_id}
               rowHref={(row) => href("usage", { project: row.project_id })} sortName="users" main={false}
               empty={<Empty what="Projects by their tokens are listed here once requests have come in this range." command={exampleChat(data.models[0]?.name)} />} />
           )}
-        </section>
+        </section>}
         <section class="section">
           <h2>What changed</h2>
           {data.changes.length === 0 ? <Empty what="Nothing was changed or deployed in this range." /> : (
