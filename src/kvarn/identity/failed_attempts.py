@@ -15,8 +15,8 @@ _MAX_ADDRESSES = 4096
 
 
 class FailedAttempts:
-    """Failed guesses in this process by client address (a network of IPv6: its owner has many addresses), in windows of a
-    minute. Behind a proxy all clients are one."""
+    """Failed guesses in this process by client address (a network of IPv6: its owner has many addresses), in windows
+    of a minute. Behind a proxy all clients are one."""
 
     def __init__(self, clock: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         self._clock = clock
