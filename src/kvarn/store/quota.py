@@ -23,7 +23,7 @@ class Balance:
 
     stored: int = 0  # bytes, as the database said last
     summed_at: int = -1
-    """When the periodic sum that it holds began, in milliseconds (`repositories/stored_bytes.py`)."""
+    """Beginning of the periodic sum that it holds, in milliseconds (`repositories/stored_bytes.py`)."""
     since: dict[int, int] = field(default_factory=dict)
     """Bytes that this process admitted since then, by the millisecond, the oldest first."""
     read_at: float = -math.inf
