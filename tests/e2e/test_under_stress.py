@@ -146,13 +146,17 @@ def test_a_filled_kv_cache_is_told_with_who_filled_it(serving, tmp_path):
             openai.OpenAI(base_url=f"{server.url}/v1", api_key=tenant["admin_api_key"]["value"]) as theirs,
             openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as sdk,
         ):
-            stream = theirs.completions.create(prompt=[7] * 1000, max_tokens=1000, stream=True, **asked)
-            next(iter(stream))
-            rest = threading.Thread(target=list, args=(stream,))
-            rest.start()
-            answer = sdk.completions.create(prompt=[9] * 1300, max_tokens=1, **asked)
-            rest.join()
-        found = explanation(server, answer.id)
+            for attempt in range(5):  # the prompts are other ones each time: none is cached
+                stream = theirs.completions.create(prompt=[7 + attempt] * 1000, max_tokens=1000, stream=True, **asked)
+                next(iter(stream))
+                rest = threading.Thread(target=list, args=(stream,))
+                rest.start()
+                answer = sdk.completions.create(prompt=[99 + attempt] * 1300, max_tokens=1, **asked)
+                rest.join()
+                found = explanation(server, answer.id)
+                # Else others took the machine meanwhile, or the other answer had ended before.
+                if found["cause"]["code"] not in ("slow steps", "long prompt"):
+                    break
     assert found["cause"]["code"] == "queue: KV blocks", found["sentence"]
     assert found["cause"]["agent"] == "an answer of globex"
     assert found["sentence"].endswith(" went to waiting for KV blocks behind an answer of globex.")
