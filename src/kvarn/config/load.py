@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from kvarn.config.environment import read_environment
 from kvarn.config.extras import missing_extra_of
 from kvarn.config.schema import KvarnConfig
+from kvarn.config.yaml import parse_yaml
 
 
 class ConfigError(ValueError):
@@ -57,7 +58,7 @@ def load_config(
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
