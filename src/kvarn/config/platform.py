@@ -41,7 +41,7 @@ class AuthConfig(Section):
 class StoreConfig(Section):
     """Database of tenants, keys, the ledger and conversations."""
 
-    url: str | None = Field(None, min_length=1)
+    url: str | None = Field(None, min_length=1, repr=False)
     """Database: `sqlite:////path/kvarn.db` or `postgresql://user:password@host/name`, there with libpq's options
     for SSL, such as `?sslmode=verify-full&sslrootcert=/path/ca.pem`, and several hosts of
     which one takes writes (`//user@a:5432,b:5432/name`). Default: `kvarn.db` in `data_dir`."""
@@ -67,7 +67,7 @@ class StoreConfig(Section):
 class LimitsConfig(Section):
     """Requests and tokens per minute, and how many requests may run at once."""
 
-    redis_url: str | None = Field(None, pattern=r"^(rediss?|unix)://")
+    redis_url: str | None = Field(None, pattern=r"^(rediss?|unix)://", repr=False)
     """`redis://host:6379/0`: gateways share their counts there, and what they reserve of budgets. Default: both are
     kept in the main gateway process, exact for all processes of one server."""
 
@@ -107,7 +107,7 @@ class KafkaConfig(Section):
     group: str = Field("kvarn-meter", min_length=1)
     """Consumer group of `kvarn meter`."""
 
-    settings: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    settings: dict[str, str | int | float | bool] = Field(default_factory=dict, repr=False)
     """More settings of librdkafka, such as `security.protocol`."""
 
 

@@ -92,6 +92,16 @@ class Blobs:
         finally:
             await _in_thread(file.close)
 
+    def open_reader(self, name: str) -> Any:
+        """A blob's content as a file, for threads. Raises OSError, also where there is none."""
+        files, root = self.open()
+        return files.open(f"{root}/{name}", "rb")
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder of this machine's file system."""
+        return self._is_local(self.open()[0])
+
     async def rename(self, name: str, to: str) -> None:
         """Give a blob another name, in place of one that has it."""
 

@@ -54,6 +54,13 @@ async def read_content(store: Store, file: File) -> AsyncGenerator[bytes, None]:
         raise StoreAwayError(f"the content of {file.id} at store.blobs has {read} bytes, not {file.size}")
 
 
+async def list_blobs(session: AsyncSession) -> list[tuple[str, int]]:
+    """Ids and sizes of the contents that lie outside the database, of files that are whole."""
+    is_there = File.in_blobs & (File.size > 0) & (File.status != INCOMPLETE)
+    query = select(File.id, File.size).where(is_there).order_by(File.id)
+    return [(file_id, size) for file_id, size in await session.execute(query)]
+
+
 def check_blobs(store: Store, file: File) -> None:
     """Raise `StoreAwayError` where a content would stay behind: it lies at a `store.blobs` that is not configured."""
     if file.in_blobs and file.size:
