@@ -37,14 +37,14 @@ _PIECE_BYTES = 1 << 20
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What the manifest says of an entry."""
+    """Size and digest of an entry."""
 
     size: int
     sha256: str
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What an archive holds, and where it comes from."""
+    """Contents of an archive, and their origin."""
 
     format: int = FORMAT
     kvarn: str
@@ -64,6 +64,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_keys: tuple[str, ...] = ()
     """Fingerprints of the keys that seal kept prompts."""
     entries: dict[str, Entry]
+
+
+class _Format(msgspec.Struct):
+    format: int
 
 
 class ArchiveWriter:
@@ -163,8 +167,7 @@ def _unpack(tar: tarfile.TarFile, path: Path, into: Path | None) -> Manifest:
 
 def _read_manifest(path: Path, text: bytes) -> Manifest:
     try:
-        known = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        if msgspec.json.decode(known.get("format", msgspec.Raw(b"0"))) != FORMAT:
+        if msgspec.json.decode(text, type=_Format).format > FORMAT:
             raise StoreError(f"{path} was made by a newer Kvarn, in a format that this one does not know")
         return msgspec.json.decode(text, type=Manifest)
     except msgspec.MsgspecError as error:

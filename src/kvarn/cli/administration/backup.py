@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from kvarn.backups.archive import BLOBS, Manifest, unpack
-from kvarn.backups.making import make_backup
-from kvarn.backups.restoring import restore as restore_backup
+from kvarn.backups.restore import restore as restore_backup
+from kvarn.backups.write import make_backup
 from kvarn.cli.administration.database import Database, database_command
 from kvarn.cli.application import application
 from kvarn.safety.sealing import key_path

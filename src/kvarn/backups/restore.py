@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvarn.backups.archive import BLOBS, DATABASES, PROMPT_KEYS, Manifest, unpack
 from kvarn.backups.databases import kind_of, load
-from kvarn.backups.making import fingerprints
+from kvarn.backups.write import fingerprints
 from kvarn.store import migrate
 from kvarn.store.blobs import CHUNK_BYTES, Blobs
 from kvarn.store.engine import Store
@@ -23,7 +23,7 @@ class Restored:
 
     manifest: Manifest
     missing: tuple[str, ...]
-    """What is to be done by hand, a line each."""
+    """Lines that say what is to be done by hand."""
 
 
 async def restore(store: Store, path: Path, *, folder: Path, prompt_keys: Path, force: bool = False) -> Restored:
