@@ -56,12 +56,22 @@ class StoreConfig(Section):
     """Seconds a report (usage, costs, `kvarn usage`) may take."""
 
     blobs: str | None = Field(None, min_length=1)
-    """Storage of file contents: a folder or an fsspec URL (`file:///srv/kvarn`, `s3://bucket/kvarn`, which needs the
-    package `s3fs`), the same for all servers of a deployment; or `database`: in its rows. Default: with SQLite a folder
+    """Storage of file contents: a folder or an fsspec URL (`file:///srv/kvarn`, `s3://bucket/kvarn`, which needs
+    the extra `s3`), the same for all servers of a deployment; or `database`: in its rows. Default: with SQLite a folder
     beside the database, with PostgreSQL `database`. Contents in rows are moved out after the start."""
+
+    old_blobs: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Places that `blobs` named before: contents are read there too, and moved to `blobs` after the start (`kvarn blobs
+    status` tells what is left). With SQLite the folder beside the database is one without being named."""
 
     migrate: bool = True
     """Upgrade the schema at the start. Off: the start fails on an old schema and names `kvarn store upgrade`."""
+
+    @model_validator(mode="after")
+    def _places_differ(self) -> StoreConfig:
+        if self.blobs is not None and self.blobs in self.old_blobs:
+            raise ValueError(f"old_blobs names {self.blobs!r}, which is blobs: leave it out")
+        return self
 
 
 class LimitsConfig(Section):
