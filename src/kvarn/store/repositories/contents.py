@@ -70,7 +70,7 @@ def check_blobs(store: Store, file: File) -> None:
 
 
 def _places_of(store: Store, file_id: str) -> list[Blobs]:
-    """Where a content may lie, the most likely first."""
+    """Places of a content, the most likely first."""
     places = [*filter(None, [store.blobs]), *store.old_blobs]
     if not places:
         raise StoreAwayError(f"the content of {file_id} lies outside the database: set store.blobs as it was")
@@ -136,7 +136,7 @@ async def _check_apart(blobs: Blobs, old: Blobs) -> None:
 
 
 async def count_places(store: Store) -> dict[str, int]:
-    """How many files' contents lie at each place."""
+    """Numbers of the files whose contents lie at each place."""
     counts = {"rows of the database": len([file.id async for file in _in_rows(store)])}
     for old in store.old_blobs:
         counts[old.url] = len([file.id async for file in _at(store, old)])
