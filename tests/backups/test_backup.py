@@ -93,6 +93,10 @@ def drafts(folder: Path) -> list[str]:
     return [each.name for each in folder.iterdir() if each.name.startswith(".")]
 
 
+def list_files(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
 async def number(store: Store, query: str) -> int:
     async with store.reading() as session:
         return int(await session.scalar(text(query)) or 0)
@@ -254,6 +258,14 @@ def test_an_archive_that_is_not_whole_is_refused(archive: Path, tmp_path: Path) 
     ):
         with pytest.raises(StoreError, match=says):
             unpack(path, None)
+
+
+async def test_a_database_that_is_missing_is_not_made(tmp_path: Path) -> None:
+    store = Store(make_url(f"sqlite+aiosqlite:///{tmp_path}/nowhere.db"))
+    with pytest.raises(StoreError, match=r"nowhere\.db cannot be copied: unable to open"):
+        await back_up(store, tmp_path)
+    await store.close()
+    assert list_files(tmp_path) == []
 
 
 async def test_a_failed_backup_leaves_no_file(

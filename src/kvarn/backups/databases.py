@@ -72,10 +72,11 @@ async def load(store: Store, file: Path) -> None:
 def _copy_sqlite(source: Path, target: Path) -> None:
     """One step is one transaction that reads: it sees no half of what others write, and they go on."""
     try:
-        with closing(sqlite3.connect(source)) as reading, closing(sqlite3.connect(target)) as writing:
+        there = f"{source.absolute().as_uri()}?mode=rw"  # one that is missing is not made
+        with closing(sqlite3.connect(there, uri=True)) as reading, closing(sqlite3.connect(target)) as writing:
             reading.backup(writing)
     except sqlite3.Error as error:
-        raise StoreError(f"the database {source} cannot be copied: {error}") from error
+        raise StoreError(f"the database {source} cannot be copied: {error}; see store.url") from error
 
 
 def _close_sqlite(file: Path) -> None:

@@ -37,7 +37,7 @@ def _run(program: str, arguments: Sequence[str], url: URL, folder: Path) -> None
     if shutil.which(program) is None:
         raise StoreError(
             f"{program} is not installed on this machine: install PostgreSQL's programs for clients, of the server's "
-            "version or newer (Debian: apt-get install postgresql-client)"
+            "version (Debian: apt-get install postgresql-client)"
         )
     service = folder / "service.conf"  # the password in a file: arguments and variables can be seen by others
     service.touch(mode=0o600)

@@ -43,7 +43,7 @@ _VERSIONS = Table(
 )
 _OLDEST = "0011"
 _LOCK = 0x6B7661726E  # "kvarn": the number of PostgreSQL's advisory lock
-_LOCK_TIMEOUT_S = 3
+_LOCK_TIMEOUT_S = 1
 """Seconds that a change waits for a table in PostgreSQL, and requests behind it: less than `store.timeout_s`."""
 _TRIES = 5
 _PAUSE_S = 1.0

@@ -35,5 +35,5 @@ async def move(
         if not quiet:
             typer.echo(f"{file.id} ({file.size} bytes)")
 
-    moved = await move_contents(database.store, tell)
+    moved = await move_contents(database.store, tell, alone=False)
     typer.echo(f"{moved} files moved to {database.store.blobs.url}")

@@ -102,14 +102,18 @@ async def _delete_rows(store: Store, file_id: str) -> None:
     await delete_rows(store, FileChunk, "position", FileChunk.file_id == file_id, at_once=_CHUNKS_AT_ONCE)
 
 
-async def move_contents(store: Store, on_moved: Callable[[File], object] = lambda _: None) -> int:
+async def move_contents(
+    store: Store, on_moved: Callable[[File], object] = lambda _: None, *, alone: bool = True
+) -> int:
     """Move contents from rows and from `store.old_blobs` to `store.blobs`, one file after another; how many were moved.
-    Interrupted, it may be called again: what a file had before goes once its blob is whole and the same.
+    Interrupted, it may be called again: what a file had before goes once its blob is whole and the same. `alone`: no
+    other process moves, so that copies which are not whole are of one that died.
     """
     blobs, moved = store.blobs, 0
     if blobs is None:
         return 0
-    await blobs.delete_folder(_MOVING)  # copies of a process that died
+    if alone:
+        await blobs.delete_folder(_MOVING)
     async for file in _in_rows(store):
         if file.in_blobs or await _move(store, blobs, file, _read_rows(store, file.id)):
             await _delete_rows(store, file.id)
