@@ -59,6 +59,8 @@ async def keep(store: Store, owner: Owner) -> File:
 
 
 async def back_up(store: Store, folder: Path, name: str = "backup.tar", **options: bool) -> Path:
+    if not store.is_sqlite and shutil.which("pg_dump") is None:
+        pytest.skip("pg_dump is not installed: apt-get install postgresql-client")
     path = folder / name
     await make_backup(store, path, prompt_keys=folder / "prompts.key", **options)
     return path
