@@ -68,4 +68,4 @@ async def downgrade(
     if not yes:
         typer.confirm(f"Take the schema back to {revision}? Data that it has no place for is lost.", abort=True)
     await migrate.downgrade(database.store, revision)
-    typer.echo(f"the schema is at {revision}")
+    typer.echo(f"the schema is at {(await migrate.read_state(database.store)).version or 'nothing'}")
