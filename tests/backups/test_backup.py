@@ -279,3 +279,18 @@ async def test_a_failed_backup_leaves_no_file(
         await back_up(store, tmp_path)
     await store.close()
     assert not drafts(tmp_path)
+
+
+async def test_a_restore_does_not_wait_for_ever_for_those_who_use_the_tables(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if store.is_sqlite:
+        pytest.skip("SQLite tells at once, see above")
+    monkeypatch.setattr("kvarn.backups.postgres._LOCK_TIMEOUT_S", 1)
+    await create_organization(store, "red")
+    path = await back_up(store, tmp_path)
+    async with store.migrating() as busy:
+        await busy.execute(text("SELECT * FROM organizations"))
+        with pytest.raises(StoreError, match="lock timeout"):
+            await put_back(store, path, force=True)
+    assert await number(store, "SELECT count(*) FROM organizations WHERE name = 'red'") == 1, "as it was"

@@ -98,8 +98,10 @@ async def test_the_newest_schema_only_adds_to_the_oldest_that_is_served_on_it(st
         for name, column in columns.items():
             found = newest[table].get(name)
             assert found is not None, f"{table}.{name} is gone: {hint}"
-            same = (repr(found["type"]), found["nullable"]) == (repr(column["type"]), column["nullable"])
-            assert same or found["nullable"], f"{table}.{name} is another or asks for more: {hint}"
+            same = repr(found["type"]) == repr(column["type"])
+            assert same and found["nullable"] >= column["nullable"], (
+                f"{table}.{name} is another or asks for more: {hint}"
+            )
         for name, column in newest[table].items():
             has_value = name in columns or column["nullable"] or column["default"] is not None
             assert has_value, f"{table}.{name} has no default, which the older release does not write: {hint}"

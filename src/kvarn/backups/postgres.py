@@ -14,6 +14,8 @@ from kvarn.store.connecting import DRIVERS_OWN, FILE_OPTIONS
 from kvarn.store.errors import StoreError
 
 _SERVICE = "kvarn"
+_LOCK_TIMEOUT_S = 10
+"""Seconds for which a restore waits for those who use the tables."""
 
 
 def dump(url: URL, snapshot: str, target: Path) -> None:
@@ -28,7 +30,8 @@ def load(url: URL, source: Path, tables: Sequence[str]) -> None:
     script = source.with_suffix(".sql")
     _run("pg_restore", ["--no-owner", "--no-privileges", f"--file={script}", str(source)], url, source.parent)
     names = ", ".join(f'"{table}"' for table in tables)
-    drop = [f"--command=DROP TABLE {names} CASCADE"] if tables else []
+    wait = f"--command=SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_S}s'"
+    drop = [wait, f"--command=DROP TABLE {names} CASCADE"] if tables else []
     options = ["--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--single-transaction", "--output=/dev/null"]
     _run("psql", [*options, *drop, f"--file={script}", f"--dbname=service={_SERVICE}"], url, source.parent)
 

@@ -76,6 +76,16 @@ def _add_file(archive: ArchiveWriter, name: str, path: Path) -> None:
 
 
 def _add_blobs(archive: ArchiveWriter, blobs: Blobs, wanted: list[tuple[str, int]]) -> list[str]:
+    """Add contents; the ids of those that could not be read whole."""
+    try:
+        return _read_blobs(archive, blobs, wanted)
+    except (OSError, StoreError):
+        raise
+    except Exception as error:  # each file system has errors of its own
+        raise StoreError(f"contents at {blobs.url} cannot be read: {error}") from error
+
+
+def _read_blobs(archive: ArchiveWriter, blobs: Blobs, wanted: list[tuple[str, int]]) -> list[str]:
     lost = []
     for file_id, size in wanted:
         try:

@@ -154,7 +154,10 @@ def _state(connection: Connection) -> SchemaState:
 def _run(connection: Connection, change: Literal["upgrade", "downgrade"], revision: str) -> None:
     if connection.dialect.name == "postgresql":
         _lock(connection)
-    if change == "upgrade" and _state(connection).version is None:
+    state = _state(connection)
+    if change == "upgrade" and state.is_newer_for(head()):
+        return  # a newer release came first
+    if change == "upgrade" and state.version is None:
         _create(connection)
         change = "downgrade"  # to an older revision, where one is asked for
     if _state(connection).version != (head() if revision == "head" else revision):
