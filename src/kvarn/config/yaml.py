@@ -8,18 +8,20 @@ from typing import Any
 import yaml
 
 
-class _Loader(yaml.SafeLoader):
+class YamlLoader(yaml.SafeLoader):
     """PyYAML's safe loader reads YAML 1.1, where the key `off` is false and a day is a date."""
 
 
 _loose = {"tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp"}
-_Loader.yaml_implicit_resolvers = {
+YamlLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in _loose]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), "tTfF")
+YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), "tTfF"
+)
 
 
 def parse_yaml(text: str) -> Any:
     """Value of one YAML document. Raises yaml.YAMLError."""
-    return yaml.load(text, Loader=_Loader)  # a safe loader: it makes no objects
+    return yaml.load(text, Loader=YamlLoader)  # a safe loader: it makes no objects
