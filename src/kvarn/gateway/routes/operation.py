@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from functools import cache
 from importlib.resources import files
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from fastapi import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -147,22 +147,21 @@ async def health() -> Health:
 
 
 @router.get("/ready", summary="Whether every model takes requests", responses=_NOT_READY)
-async def ready(gateway: GatewayDep) -> Annotated[Response, Readiness]:
+async def ready(gateway: GatewayDep, models: Literal["all", "any"] = "all") -> Annotated[Response, Readiness]:
     """Answer 200 when all models are ready, else 503 with the progress of each: send traffic when this succeeds. Models
-    that are to have no replicas now are not waited for. A gateway that stands by is not ready.
+    that are to have no replicas now are not waited for. A gateway that stands by is not ready. `models=any`: one model
+    that is ready is enough, for gateways in front of many.
 
     `database` is `up`, `read_only` or `away`. Answers are given without it, so it makes no server less ready.
     """
-    models = list(gateway.models)
-    all_ready = (
-        all(model.ready or not model.replicas for model in models) and not gateway.catalog.held_requests.is_standby
-    )
+    taken = [model.ready or not model.replicas for model in gateway.models]
+    is_ready = (all if models == "all" else any)(taken) and not gateway.catalog.held_requests.is_standby
     answer: Readiness = {
-        "status": "ready" if all_ready else "not_ready",
-        "models": {model.name: _state(model, gateway.control.monitor) for model in models},
+        "status": "ready" if is_ready else "not_ready",
+        "models": {model.name: _state(model, gateway.control.monitor) for model in gateway.models},
         "database": str(gateway.store.health.state),
     }
-    return json_response(answer, 200 if all_ready else 503)
+    return json_response(answer, 200 if is_ready else 503)
 
 
 def _state(model: ServedModel, monitor: QualityMonitor | None) -> ModelState:
