@@ -9,7 +9,7 @@ from typing import Any
 from chart import ROOT, Object, Rendered, name_of
 from chart_policies import policy
 
-_METRICS = ROOT / "docs" / "metrics.md"
+_METRICS = ROOT / "docs" / "reference" / "metrics.md"
 _LAUNCHER_VERBS = {"create", "delete", "get", "list", "watch"}
 
 
