@@ -150,11 +150,14 @@ def runbook_section(rule: Rule) -> str:
 def generated_files() -> dict[Path, str]:
     """The text of each generated file, by its path in the repository."""
     sys.path.insert(0, str(ROOT / GRAFANA))
+    from tools.chart_values import values_page
+
     from boards import board_files  # a folder of files for operators, no package
 
     return {
         Path("docs/reference/configuration.md"): configuration_page(),
         Path("docs/operate/runbook.md"): runbook_page(),
+        Path("docs/reference/chart.md"): values_page(),
         Path("deploy/prometheus/kvarn.rules.yml"): rules_file(),
         **{Path(GRAFANA) / name: text for name, text in board_files().items()},
     }
