@@ -95,6 +95,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if and $values.secret.settings (not (include "kvarn.secret" .)) -}}
   {{- fail "secret.settings name entries of a Secret: give its name as secret.existing, or its entries in secret.create" -}}
 {{- end -}}
+{{- if regexMatch "://[^/\\s:@]+:[^/\\s@]+@" (toYaml $values.config) -}}
+  {{- fail "config has a password in a URL, which everybody who may read ConfigMaps would see: put it into a Secret, and name it in secret.settings" -}}
+{{- end -}}
 {{- if and $values.secret.existing $values.secret.create -}}
   {{- fail "secret.existing and secret.create are both set: keep one" -}}
 {{- end -}}
