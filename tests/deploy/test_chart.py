@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import jsonschema
@@ -138,10 +139,18 @@ def _is_default(path: str) -> bool:
     return True
 
 
+@pytest.fixture(scope="module")
+def kubernetes() -> Any:
+    """The strict schemas of Kubernetes' own objects, each read once."""
+    found = pytest.importorskip("kubernetes_validate", reason="pip install 'kvarn[chart]'")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(found.utils, "schema_contents", cache(found.utils.schema_contents))
+        yield found
+
+
 @pytest.mark.parametrize("release", KUBERNETES)
 @pytest.mark.parametrize("values", VALUE_SETS)
-def test_kubernetes_takes_each_object(values: str, release: str) -> None:
-    kubernetes = pytest.importorskip("kubernetes_validate", reason="pip install 'kvarn[chart]'")
+def test_kubernetes_takes_each_object(kubernetes: Any, values: str, release: str) -> None:
     objects = render_set(values).objects
     assert objects
     for each in objects:

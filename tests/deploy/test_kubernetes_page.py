@@ -1,4 +1,4 @@
-"""Commands of the page on Kubernetes: Helm's library renders what `helm` would install, and `kubectl` names its objects."""
+"""Commands of the page on Kubernetes: Helm's library renders what `helm` would install, `kubectl` names its objects."""
 
 from __future__ import annotations
 

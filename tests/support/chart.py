@@ -17,6 +17,7 @@ CHART = ROOT / "deploy" / "chart" / "kvarn"
 EXAMPLES = ROOT / "deploy" / "chart" / "examples"
 RELEASE, NAMESPACE = "kvarn", "llm"
 WORKLOADS = ("Deployment", "StatefulSet")
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Object = dict[str, Any]
 
@@ -113,7 +114,7 @@ def render(values: Object | None = None, *, release: str = RELEASE, path: Path =
     files: dict[str, str] = _chart(path).render(values or {}, name=release, namespace=NAMESPACE)
     notes = "".join(text for name, text in files.items() if name.endswith("NOTES.txt"))
     texts = [text for name, text in files.items() if name.endswith(".yaml")]
-    objects = [each for text in texts for each in yaml.safe_load_all(text) if each is not None]
+    objects = [each for text in texts for each in yaml.load_all(text, _LOADER) if each is not None]
     return Rendered(objects, notes)
 
 
