@@ -26,7 +26,7 @@ MAX_VALUES = 60
 def _leaves(schema: Object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Paths of the values that a schema names; Kubernetes' own objects are one."""
     if "$ref" in schema:
-        schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
+        schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
     inner = schema.get("properties", {}) if schema.get("additionalProperties") is False else {}
     if not inner or path[-1:] == ("resources",):
         yield path
