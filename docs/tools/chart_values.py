@@ -1,4 +1,4 @@
-"""The page of the Helm chart's values: its values.yaml, whose comments say what each is for."""
+"""The page of the Helm chart's values, from the comments of values.yaml; names of Kvarn's settings in its schema."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
 
-VALUES = Path(__file__).resolve().parents[2] / "deploy/chart/kvarn/values.yaml"
+from kvarn.config.gateway import OLD_NAMES
+from kvarn.config.schema import KvarnConfig, ModelConfig
+from kvarn.config.section import Section
+
+CHART = Path(__file__).resolve().parents[2] / "deploy/chart/kvarn"
+VALUES = CHART / "values.yaml"
+_OF_THE_CHART = ("models", "data_dir")
+"""Settings that have a value of their own, or none."""
+_LINE = 116
 _KEY = re.compile(r"( *)(\w+):(.*)")
 _OBJECTS = frozenset({"models", "resources"})
 """Values that are one whole although they have parts."""
@@ -62,3 +70,46 @@ def _at(values: Any, path: list[str]) -> Any:
 
 def _shown(default: Any) -> str:
     return "" if default in ("", [], {}) else f"`{json.dumps(default)}`"
+
+
+def values_schema() -> str:
+    """The chart's values.schema.json, with the names of Kvarn's settings as they are now: a misspelt one would end the
+    server when it is replaced. What they may hold is left to Kvarn."""
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    config, model = _names(KvarnConfig), _names(ModelConfig)
+    config["properties"] |= dict.fromkeys(_OF_THE_CHART, False)
+    config["properties"]["gateway"]["properties"] |= {name: {} for name in OLD_NAMES}
+    model["properties"]["name"] = {"type": "string", "minLength": 1}
+    schema["definitions"]["config"] = {"type": "object", **config}
+    schema["definitions"]["model"] = {"type": "object", "required": ["name"], **model}
+    return _json(schema) + "\n"
+
+
+def _names(section: type[Section]) -> dict[str, Any]:
+    properties: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        parts = list(_parts(field.annotation))
+        inner = next((_names(part) for part in parts if isinstance(part, type) and issubclass(part, Section)), {})
+        is_list = inner and any(get_origin(part) is tuple for part in parts)
+        properties[name] = {"items": inner} if is_list else inner
+    return {"additionalProperties": False, "properties": properties}
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for part in get_args(annotation):
+        yield from _parts(part)
+
+
+def _json(value: Any, indent: int = 0) -> str:
+    """Indented JSON whose short objects stand on one line."""
+    line = json.dumps(value)
+    if not isinstance(value, dict | list) or len(line) + indent <= _LINE:
+        return line
+    margin = " " * (indent + 2)
+    if isinstance(value, list):
+        inner = [_json(each, indent + 2) for each in value]
+    else:
+        inner = [f"{json.dumps(key)}: {_json(each, indent + 2)}" for key, each in value.items()]
+    start, end = "[]" if isinstance(value, list) else "{}"
+    return f"{start}\n{margin}" + f",\n{margin}".join(inner) + f"\n{' ' * indent}{end}"

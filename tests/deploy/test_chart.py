@@ -24,11 +24,11 @@ MAX_VALUES = 60
 
 
 def _leaves(schema: Object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Paths of the values that a schema names; Kubernetes' own objects are one."""
+    """Paths of the values that a schema names; Kubernetes' own objects and Kvarn's own settings are one."""
     if "$ref" in schema:
         schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
     inner = schema.get("properties", {}) if schema.get("additionalProperties") is False else {}
-    if not inner or path[-1:] == ("resources",):
+    if not inner or path[-1:] in (("resources",), ("config",)):
         yield path
         return
     for name, each in inner.items():
@@ -189,6 +189,9 @@ def test_one_command_installs_a_server_and_its_address_and_what_guards_them() ->
         ({"replicas": "two"}, "replicas"),
         ({"image": {"tag": "latest"}}, "tag"),
         ({"config": {"models": []}}, "models"),
+        ({"config": {"slo": {"ttft_targets": 1}}}, "ttft_targets"),
+        ({"models": [{"name": "a", "path": "b", "kv_cache_gb": 1}]}, "kv_cache_gb"),
+        ({"models": [{"name": "a", "path": "b", "fallback": [{"modle": "c"}]}]}, "modle"),
         ({"models": []}, "no model to serve"),
         ({"models": [{"path": "kvarn-demo"}]}, "name"),
         ({"replicas": 2}, "one PostgreSQL"),
