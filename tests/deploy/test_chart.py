@@ -13,6 +13,7 @@ import yaml
 
 from chart import CHART, EXAMPLES, ROOT, VALUE_SETS, Object, Rendered, merged, name_of, render, render_set
 from custom_resources import SCHEMAS
+from kvarn.config.schema import KvarnConfig
 
 KUBERNETES = ("1.37", "1.30")
 """The newest release whose schemas we have, and the oldest that the chart says it runs on."""
@@ -212,6 +213,14 @@ def test_one_command_installs_a_server_and_its_address_and_what_guards_them() ->
 def test_what_cannot_work_is_refused_with_what_to_do(values: Object, words: str) -> None:
     with pytest.raises(Exception, match=words):
         render(values)
+
+
+def test_all_settings_of_kvarn_are_taken_as_they_are() -> None:
+    config = KvarnConfig().model_dump(mode="json", exclude={"data_dir"})
+    models = config.pop("models")
+    rendered = render({"config": config, "models": models})
+    settings = rendered.settings(rendered.workloads()[0])
+    assert settings == {**config, "models": models, "data_dir": "/data"}
 
 
 def test_a_setting_of_kvarn_keeps_its_type_however_large_it_is() -> None:
