@@ -70,7 +70,7 @@ def test_what_helm_is_told_renders(words: list[str]) -> None:
     assert render(_values_of(rest[1:])).workloads()
 
 
-@pytest.mark.parametrize("text", blocks("yaml"))
+@pytest.mark.parametrize("text", [each for each in blocks("yaml") if not each.startswith("# rules of")])
 def test_values_that_are_shown_are_values(text: str) -> None:
     assert render(yaml.safe_load(text)).workloads()
 
