@@ -1,4 +1,4 @@
-"""The README's way from one process to many machines: each of its commands runs, in its order."""
+"""The way of docs/start/machines.md from one process to many machines: each of its commands runs, in its order."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ import pytest
 
 from ray_cluster import RayCluster
 
-SECTION = re.search(
-    r"## From one process to many machines\n(.*?)\n## ",
-    (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8"),
-    re.DOTALL,
-)[1]
-COMMANDS = [line.split() for line in re.findall(r"^    kvarn (.*)$", SECTION, re.MULTILINE)]
-TWO_YAML, CLUSTER_YAML = re.findall(r"```yaml\n(.*?)```", SECTION, re.DOTALL)
+PAGE = (Path(__file__).parents[2] / "docs/start/machines.md").read_text(encoding="utf-8")
+COMMANDS = [line.split() for line in re.findall(r"^    kvarn (.*)$", PAGE, re.MULTILINE)]
+TWO_YAML, CLUSTER_YAML = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 SMALL = ("--max-model-len", "256", "--kv-cache-memory-bytes", "32M")
 
 
@@ -25,7 +21,7 @@ def answers(served, model: str) -> None:
     assert httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=120).status_code == 200
 
 
-def test_the_section_has_the_commands_that_are_run_here():
+def test_the_page_has_the_commands_that_are_run_here():
     assert [command[0] for command in COMMANDS] == [
         *("serve", "serve"),
         *("scale", "deploy", "rollback", "deploy", "status"),

@@ -1,4 +1,4 @@
-"""The lines that the README prints for users of Claude Code, Codex and Ollama lead their clients to this server.
+"""The lines that docs/start/clients.md prints for users of Claude Code, Codex and Ollama lead their clients here.
 
 `make clients` runs the programs themselves; here the official packages read the same variables and settings.
 """
@@ -19,8 +19,8 @@ from lazy_modules import LazyModule
 
 anthropic = LazyModule("anthropic")
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-SECTION = re.search(r"## Coding agents and Ollama's clients\n(.*?)\n## ", README, re.DOTALL)
+PAGE = (Path(__file__).parents[2] / "docs/start/clients.md").read_text(encoding="utf-8")
+SECTION = re.search(r"## Coding agents and Ollama's clients\n(.*)", PAGE, re.DOTALL)
 MODEL = "kvarn-demo"
 
 
