@@ -105,6 +105,11 @@ BREAKAGES: list[tuple[str, str, Breakage]] = [
     ),
     (
         "kvarn_takes_the_configuration",
+        "available",
+        lambda r: _container(r)["volumeMounts"][-1].update(mountPath="/run/other"),
+    ),
+    (
+        "kvarn_takes_the_configuration",
         "groups",
         lambda r: _first("ConfigMap", r)["data"].update({"kvarn.yaml": "models: [{name: a, pth: b}]"}),
     ),

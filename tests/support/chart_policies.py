@@ -193,13 +193,7 @@ def kvarn_takes_the_configuration(rendered: Rendered) -> Iterator[str]:
         ):
             continue
         with tempfile.TemporaryDirectory() as directory:
-            environment = {}
-            for each in container["env"]:
-                entry = Path(each["value"])
-                if each["name"].endswith("_FILE"):
-                    environment[each["name"].removesuffix("_FILE")] = SECRET_ENTRIES.get(entry.name, "")
-                elif each["name"].startswith("KVARN_"):
-                    environment[each["name"]] = each["value"]
+            environment = dict(_environment(container, Path(directory)))
             file = Path(directory) / "kvarn.yaml"
             file.write_text(next(_texts(rendered, pod)))
             warnings: list[str] = []
@@ -209,6 +203,22 @@ def kvarn_takes_the_configuration(rendered: Rendered) -> Iterator[str]:
                 except ConfigError as error:
                     warnings.append(str(error))
             yield from (f"{name_of(workload)}: {each}" for each in warnings)
+
+
+def _environment(container: Object, root: Path) -> Iterator[tuple[str, str]]:
+    """Kvarn's variables. The files of mounted secrets that they name are made below a directory."""
+    mounts = [each["mountPath"] for each in container["volumeMounts"] if each.get("readOnly")]
+    for each in container["env"]:
+        name, value = each["name"], each["value"]
+        if name.endswith("_FILE"):
+            file = root / value.lstrip("/")
+            if str(Path(value).parent) in mounts:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(SECRET_ENTRIES[file.name])
+                file.chmod(0o440)
+            value = str(file)
+        if name.startswith("KVARN_"):
+            yield name, value
 
 
 @policy
