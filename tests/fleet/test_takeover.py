@@ -21,7 +21,7 @@ from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.desired import Desired, DesiredModels, DesiredState
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
+from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher, ReportStage
 from kvarn.fleet.launch.process_exit import describe_exit, exit_of
 from kvarn.fleet.placement.places import Places
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
@@ -46,6 +46,7 @@ class Engine:
         self.endpoint = endpoint
         self.supervisor = supervisor
         self.exited: asyncio.Future[str | None] = asyncio.ensure_future(self._wait())
+        self.announced: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self.kill = popen.kill
 
     async def _wait(self) -> str | None:
@@ -68,7 +69,7 @@ class Machines(Launcher):
         self.script = {"step_s": 0.02}
         """See `scripted_engine`."""
 
-    async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
+    async def launch(self, spec: ReplicaSpec, run: int, report: ReportStage = lambda stage: None) -> LaunchedEngine:
         keys, supervisor = CurveKeys.make(), free_address(HOST)
         endpoint = Endpoint(engine=free_address(HOST), gateway_host=HOST)
         own = msgspec.structs.replace(endpoint, keys=keys.for_engine())

@@ -141,6 +141,10 @@ class ModelConfig(Section):
     """Engine processes that serve the model on this machine, each with weights and KV cache of its own; the cores are
     shared among them. When one fails, the others go on with its answers."""
 
+    spot: Literal["batch", "any"] | None = None
+    """The replicas run on capacity that may be taken away at short notice. `batch`: they take requests of the batch
+    tier alone, and the server is ready without them. `any`: they take all. See docs/spot.md."""
+
     routing: RoutingConfig = RoutingConfig()
     """Choice of the replica that answers a request."""
 
@@ -210,7 +214,7 @@ class ModelConfig(Section):
         if self.path and self.external is not None:
             raise ValueError(f"the model {self.name!r} has a `path` and is `external`: leave one out")
         if self.external is not None:
-            own = {"adapters": (), "kv_tiers": None, "disaggregation": None, "replicas": 1}
+            own = {"adapters": (), "kv_tiers": None, "disaggregation": None, "replicas": 1, "spot": None}
             for name, default in own.items():
                 if getattr(self, name) != default:
                     raise ValueError(f"{name} of {self.name!r} is its server's matter: the model is `external`")

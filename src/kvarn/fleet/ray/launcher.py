@@ -14,7 +14,7 @@ import msgspec
 
 from kvarn.config.fleet import RayConfig
 from kvarn.fleet.channel import Channel, ChannelClosedError
-from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
+from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher, ReportStage
 from kvarn.fleet.launch.process_exit import describe_exit, exit_of
 from kvarn.fleet.placement.packing import Needs
 from kvarn.fleet.placement.places import LaunchError, Places
@@ -37,11 +37,8 @@ class RayEngine:
         self.pid = place.pid
         self.node = place.node  # Ray's id of the machine
         self.kill = kill
-        self._exited: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def exited(self) -> asyncio.Future[str | None]:
-        return self._exited
+        self.exited: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self.announced: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     def close(self) -> None: ...
 
@@ -78,7 +75,7 @@ class RayLauncher(Launcher):
         if self._task is not None:
             await self._task
 
-    async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
+    async def launch(self, spec: ReplicaSpec, run: int, report: ReportStage = lambda stage: None) -> LaunchedEngine:
         channel = await self._agent()
         name, supervisor = f"{spec.replica}#{run}", free_address(self._host)
         remote = msgspec.structs.replace(
