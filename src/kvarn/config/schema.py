@@ -347,6 +347,11 @@ class KvarnConfig(Section):
             unknown = [name for name in route.models if name not in names and name.partition(":")[0] not in names]
             if unknown:
                 raise ValueError(f"the route {route.name!r} names {unknown[0]!r}, which is not a served model")
+            batch_only = [each.name for each in self.models if each.spot == "batch"]
+            open_to_all = [*route.targets, *route.pins, *[rule for rule in route.rules if not rule.batch]]
+            if found := [each.model for each in (*open_to_all, *route.fallback) if each.model in batch_only]:
+                why = f"the route {route.name!r} sends any request to {found[0]!r}, which takes the batch tier only"
+                raise ValueError(f"{why}: name it in a rule with `batch: true`")
 
     @property
     def prices(self) -> tuple[PriceConfig, ...]:
