@@ -18,7 +18,7 @@ from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher, ReportStage
 from kvarn.fleet.launch.process_exit import describe_exit, exit_of
 from kvarn.fleet.placement.packing import Needs
 from kvarn.fleet.placement.places import LaunchError, Places
-from kvarn.fleet.ray.messages import Ended, Host, Launch, Launched, ListPlaces, Place, StopEngine
+from kvarn.fleet.ray.messages import Announced, Ended, Host, Launch, Launched, ListPlaces, Place, StopEngine
 from kvarn.fleet.supervision.restart import keep_running
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
 from kvarn.replica.spec import ReplicaSpec
@@ -154,7 +154,7 @@ class RayLauncher(Launcher):
                 env=environment,
             )
         ended = exit_of(process)
-        channel = await Channel.open(own_end, {Ended: self._resolve})
+        channel = await Channel.open(own_end, {Ended: self._resolve, Announced: self._announce})
         connecting = asyncio.create_task(self._connect(channel))
         try:
             return describe_exit(await ended, "the agent that speaks to Ray")
@@ -184,6 +184,11 @@ class RayLauncher(Launcher):
         engine = self.engines.pop(end.name, None)
         if engine is not None and not engine.exited.done():
             engine.exited.set_result(end.reason)
+
+    def _announce(self, announced: Announced) -> None:
+        engine = self.engines.get(announced.name)
+        if engine is not None and not engine.announced.done():
+            engine.announced.set_result(announced.notice_s)
 
     @property
     def agent_pid(self) -> int | None:
