@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -12,14 +13,16 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from conditions import collect, until
 from kubernetes_api import OWN_POD, ROLE, FakeKubernetes
 from kvarn.config.kubernetes import KubernetesConfig
 from kvarn.config.load import ConfigError
 from kvarn.config.replica import ReplicaConfig
+from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.kubernetes.launcher import KubernetesLauncher
-from kvarn.fleet.kubernetes.manifest import EngineKeys, PodEngine, pod_manifest, pod_name
+from kvarn.fleet.kubernetes.manifest import EngineKeys, PodArguments, pod_manifest, pod_name
 from kvarn.fleet.placement.packing import GIB, Needs
 from kvarn.fleet.placement.places import LaunchError
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
@@ -86,7 +89,7 @@ def test_a_pod_asks_for_what_its_model_needs_and_has_no_secret_and_no_access(spe
         claims={"/models": "checkpoints"},
         env={"HF_HOME": "/models/hub"},
     )
-    told = PodEngine(name="p", port=config.engine_port, key_file=config.key_file, spec=spec())
+    told = PodArguments(name="p", port=config.engine_port, key_file=config.key_file, spec=spec())
     pod = pod_manifest(config, told, 3, Needs(8 * GIB, 4.0, gpus=2), "kvarn:1")
     (container,) = pod["spec"]["containers"]
     wanted = {"memory": str(8 * GIB), "cpu": "4", "nvidia.com/gpu": "2"}
@@ -120,7 +123,7 @@ def test_pods_of_models_on_spot_capacity_go_to_its_nodes(spec: Callable[..., Rep
             [{"key": "spot"}],
         ),
     ):
-        told = PodEngine(name="p", port=1, key_file="/k/key", spec=given)
+        told = PodArguments(name="p", port=1, key_file="/k/key", spec=given)
         made = pod_manifest(config, told, 1, Needs(GIB), "kvarn:1")["spec"]
         assert (made["nodeSelector"], made["tolerations"]) == (selector, tolerations)
 
@@ -360,3 +363,21 @@ async def test_an_engine_in_a_pod_answers_over_tcp_drains_when_evicted_and_is_st
         await supervisor.stop()
         await launcher.stop()
         await cluster.stop()
+
+
+# Documentation ------------------------------------------------------------------------------------------------------
+
+
+def documented(page: str) -> list[Any]:
+    """The YAML blocks of a page of docs/operate."""
+    text = (Path(__file__).parents[2] / "docs" / "operate" / page).read_text(encoding="utf-8")
+    return [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+
+
+def test_the_pages_settings_are_valid_and_its_role_has_the_verbs_that_are_used() -> None:
+    settings, role, secret = documented("kubernetes_launcher.md")
+    config = KvarnConfig.model_validate(settings).fleet.kubernetes
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": [*ROLE]}]
+    assert secret["metadata"]["name"] == config.key_secret and set(secret["stringData"]) == {Path(config.key_file).name}
+    (spot,) = documented("spot.md")
+    assert KvarnConfig.model_validate(spot).models[1].spot == "batch"

@@ -27,7 +27,7 @@ from kvarn.fleet.launch.process_exit import exit_of
 
 NAMESPACE, TOKEN, OWN_POD = "llm", "a token", "gateway-0"
 ROLE = ("create", "get", "list", "watch", "delete")
-"""The verbs on pods that docs/kubernetes_launcher.md gives the gateway."""
+"""The verbs on pods that docs/operate/kubernetes_launcher.md gives the gateway."""
 
 
 class FakeKubernetes:

@@ -13,7 +13,7 @@ Quantities = dict[str, Annotated[str, Field(pattern=r"^[0-9.]+[A-Za-z]*$")]]
 
 
 class KubernetesConfig(Section):
-    """The Kubernetes cluster in which engines run as pods. See docs/kubernetes_launcher.md."""
+    """The Kubernetes cluster in which engines run as pods. See docs/operate/kubernetes_launcher.md."""
 
     server: str = Field("kvarn", pattern=_LABEL, max_length=40)
     """Label of this server's pods. Two servers in one namespace need two."""

@@ -143,7 +143,7 @@ class ModelConfig(Section):
 
     spot: Literal["batch", "any"] | None = None
     """The replicas run on capacity that may be taken away at short notice. `batch`: they take requests of the batch
-    tier alone, and the server is ready without them. `any`: they take all. See docs/spot.md."""
+    tier alone, and the server is ready without them. `any`: they take all. See docs/operate/spot.md."""
 
     routing: RoutingConfig = RoutingConfig()
     """Choice of the replica that answers a request."""
@@ -348,8 +348,9 @@ class KvarnConfig(Section):
             if unknown:
                 raise ValueError(f"the route {route.name!r} names {unknown[0]!r}, which is not a served model")
             batch_only = [each.name for each in self.models if each.spot == "batch"]
-            open_to_all = [*route.targets, *route.pins, *[rule for rule in route.rules if not rule.batch]]
-            if found := [each.model for each in (*open_to_all, *route.fallback) if each.model in batch_only]:
+            parts = (*route.targets, *route.pins, *route.fallback)
+            open_to_all = [*[part.model for part in parts], *[rule.model for rule in route.rules if not rule.batch]]
+            if found := [name for name in open_to_all if name in batch_only]:
                 why = f"the route {route.name!r} sends any request to {found[0]!r}, which takes the batch tier only"
                 raise ValueError(f"{why}: name it in a rule with `batch: true`")
 

@@ -25,7 +25,7 @@ from kvarn.fleet.kubernetes.manifest import (
     REPLICA,
     RUN,
     EngineKeys,
-    PodEngine,
+    PodArguments,
     pod_manifest,
     pod_name,
     selector,
@@ -60,7 +60,7 @@ class EngineInPod:
 
 
 class FollowedPod:
-    """What is awaited of a pod."""
+    """Futures of a pod that is watched: that it has started, that its end is announced, that it has ended."""
 
     def __init__(self, name: str, delete: Callable[[str], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -147,7 +147,7 @@ class KubernetesLauncher(Launcher):
                 cpus=(),
                 gpus=(),
             )
-            told = PodEngine(name=name, port=self._config.engine_port, key_file=self._config.key_file, spec=remote)
+            told = PodArguments(name=name, port=self._config.engine_port, key_file=self._config.key_file, spec=remote)
             manifest = pod_manifest(self._config, told, run, self._needs_of(spec), image)
             pod = self._follow_pod(name)
             pod.on_stage = report
@@ -326,7 +326,7 @@ def _read_key(path: Path) -> bytes:
         key = path.read_bytes().strip()
     except OSError as error:
         why = f"fleet.kubernetes.key_file: {path} cannot be read ({error.strerror})"
-        raise ConfigError(f"{why}; see docs/kubernetes_launcher.md for the secret it comes from") from None
+        raise ConfigError(f"{why}; see docs/operate/kubernetes_launcher.md for the secret it comes from") from None
     if len(key) < LEAST_KEY_BYTES:
         raise ConfigError(f"fleet.kubernetes.key_file: {path} has fewer than {LEAST_KEY_BYTES} characters")
     return key

@@ -26,8 +26,8 @@ LEAST_KEY_BYTES = 32
 _MAX_SLUG = 30
 
 
-class PodEngine(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pod's process is told: the value of `ENGINE_VARIABLE`, as JSON."""
+class PodArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments of a pod's first process: the value of `ENGINE_VARIABLE`, as JSON."""
 
     name: str
     """Name of the pod."""
@@ -70,7 +70,7 @@ def selector(config: KubernetesConfig) -> str:
     return f"{SERVER_LABEL}={config.server}"
 
 
-def pod_manifest(config: KubernetesConfig, engine: PodEngine, run: int, needs: Needs, image: str) -> dict[str, Any]:
+def pod_manifest(config: KubernetesConfig, engine: PodArguments, run: int, needs: Needs, image: str) -> dict[str, Any]:
     """The pod of one run: it is never restarted in place, may write nothing but its scratch volumes, and has no access
     to the API."""
     spec = engine.spec

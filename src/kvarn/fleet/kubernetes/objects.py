@@ -97,7 +97,7 @@ class Pod(msgspec.Struct, frozen=True):
 
     @property
     def waits_for(self) -> str:
-        """What it waits for before its process runs."""
+        """Reason why its process does not run yet, in Kubernetes' words."""
         for condition in self.status.conditions:
             if condition.type == "PodScheduled" and condition.status == "False":
                 return f"no node has room for it: {condition.message or condition.reason}"

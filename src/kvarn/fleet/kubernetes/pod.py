@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvarn.fleet.kubernetes.manifest import ADDRESS_VARIABLE, ENGINE_VARIABLE, EngineKeys, PodEngine
+from kvarn.fleet.kubernetes.manifest import ADDRESS_VARIABLE, ENGINE_VARIABLE, EngineKeys, PodArguments
 from kvarn.fleet.launch.engine_process import EngineProcess
 from kvarn.fleet.launch.remote import with_local_checkpoint
 from kvarn.replica.endpoint import tcp_address
@@ -19,7 +19,7 @@ _SIGNALLED = 128
 
 
 def main() -> int:
-    told = msgspec.json.decode(os.environ.pop(ENGINE_VARIABLE), type=PodEngine)
+    told = msgspec.json.decode(os.environ.pop(ENGINE_VARIABLE), type=PodArguments)
     keys = EngineKeys(Path(told.key_file).read_bytes().strip()).of(told.name).for_engine()
     process = EngineProcess.spawn(told.spec.factory.partition(":")[0])
     signal.signal(signal.SIGTERM, lambda number, _: process.popen.send_signal(number))

@@ -1,4 +1,4 @@
-"""What engine processes on other machines do for themselves."""
+"""Preparation of an engine process on another machine than the gateway's."""
 
 from __future__ import annotations
 
