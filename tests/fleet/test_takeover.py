@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from conditions import until
+from conditions import collect, until
 from kvarn.catalog.live_models import LiveModels
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.autoscale.loop import Autoscaling
@@ -232,6 +232,23 @@ class Ears:
 
     def version_removed(self, model: str, version: int) -> None:
         self.removed.append(version)
+
+
+async def test_a_replica_whose_machine_ends_is_replaced_at_once_and_finishes_what_runs(
+    make_gateway: Callable[..., Gateway], machines: Machines, submit: Callable[..., Submit]
+) -> None:
+    gateway = make_gateway()
+    gateway.start()
+    (pid,) = await gateway.until_ready(1)
+    (engine,) = machines.engines.values()
+    client = next(iter(gateway.live.by_name["m"].replicas.values()))
+    running = asyncio.create_task(collect(client, submit(prompt=[1], max_tokens=250)))
+    await until(lambda: client.stats.running == 1)
+    engine.announced.set_result(WAIT_S)
+    await until(lambda: gateway.ready and pid not in gateway.ready, "another is ready")
+    assert await running == list(range(2, 252))
+    assert engine.exited.done() or client.state is ReplicaState.DRAINING
+    await until(lambda: engine.exited.done() and len(gateway.engines.supervisors) == 1, "the first has ended")
 
 
 async def test_an_engine_that_drains_is_left_to_end_and_another_takes_its_place(

@@ -348,9 +348,9 @@ class KvarnConfig(Section):
             if unknown:
                 raise ValueError(f"the route {route.name!r} names {unknown[0]!r}, which is not a served model")
             batch_only = [each.name for each in self.models if each.spot == "batch"]
-            parts = (*route.targets, *route.pins, *route.fallback)
-            open_to_all = [*[part.model for part in parts], *[rule.model for rule in route.rules if not rule.batch]]
-            if found := [name for name in open_to_all if name in batch_only]:
+            for_batches = {rule.model for rule in route.rules if rule.batch}
+            for_batches |= set() if route.shadow is None else {route.shadow.model}
+            if found := [name for name in route.models if name in batch_only and name not in for_batches]:
                 why = f"the route {route.name!r} sends any request to {found[0]!r}, which takes the batch tier only"
                 raise ValueError(f"{why}: name it in a rule with `batch: true`")
 
