@@ -180,6 +180,10 @@ async def test_a_pod_that_runs_is_an_engine_and_its_end_is_told(
         ({"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}, "Evicted: The"),
         ({"phase": "Failed", "exit": 1}, "ended with status 1"),
         ({"phase": "Failed", "exit": 139}, "SIGSEGV"),
+        (
+            {"phase": "Failed", "exit": 1, "log": "Traceback\nCheckpointError: no such model\n"},
+            "1: CheckpointError: no",
+        ),
     ],
 )
 async def test_the_reason_of_an_end_is_told(
@@ -192,7 +196,8 @@ async def test_the_reason_of_an_end_is_told(
     name, engine = await launched(cluster, make_launcher(), spec())
     code = status.pop("exit", None)
     if code is not None:
-        status["containerStatuses"] = [{"state": {"terminated": {"exitCode": code, "reason": "Error"}}}]
+        ended = {"exitCode": code, "reason": "Error", "message": status.pop("log", "")}
+        status["containerStatuses"] = [{"state": {"terminated": ended}}]
     cluster.set_status(name, **status)
     found = await asyncio.wait_for(engine.exited, 60)
     assert found is None if reason is None else reason in found

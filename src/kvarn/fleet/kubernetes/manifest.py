@@ -81,6 +81,7 @@ def pod_manifest(config: KubernetesConfig, engine: PodArguments, run: int, needs
         "env": _environment(config.env, msgspec.json.encode(engine).decode()),
         "ports": [{"name": "engine", "containerPort": config.engine_port}],
         "resources": _resources(config, needs, is_limited=spec.model_config.hardware.memory_gib is not None),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

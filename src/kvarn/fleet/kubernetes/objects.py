@@ -15,6 +15,8 @@ _CANNOT_START = frozenset(
 _SIGNALLED = 128
 """The exit status of a process that a signal ended is this plus the signal's number."""
 
+_MAX_MESSAGE = 300  # characters of the last line of its log
+
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     name: str = ""
@@ -34,6 +36,8 @@ class Waiting(msgspec.Struct, frozen=True):
 class Terminated(msgspec.Struct, frozen=True, rename="camel"):
     exit_code: int = 0
     reason: str = ""
+    message: str = ""
+    """End of the container's log."""
 
 
 class ContainerState(msgspec.Struct, frozen=True):
@@ -116,8 +120,11 @@ class Pod(msgspec.Struct, frozen=True):
             return f"{self.status.reason}: {self.status.message or 'the pod was ended'}"
         if ended is None:
             return None if self.status.phase == "Succeeded" else "the pod failed, and does not say why"
-        status = ended.exit_code
-        return describe_exit(status if status <= _SIGNALLED else _SIGNALLED - status) if status else None
+        if not (status := ended.exit_code):
+            return None
+        *_, last = ["", *ended.message.splitlines()]
+        said = f": {last.strip()[:_MAX_MESSAGE]}" if last.strip() else ""
+        return describe_exit(status if status <= _SIGNALLED else _SIGNALLED - status) + said
 
     @property
     def _state(self) -> ContainerState:
