@@ -14,8 +14,10 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from conditions import collect, until
+from conditions import until
+from kvarn.catalog.failover import ResumableRequest, generate_anywhere
 from kvarn.catalog.live_models import LiveModels
+from kvarn.config.replica import FailoverConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
@@ -24,6 +26,7 @@ from kvarn.fleet.engines import Engines
 from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher, ReportStage
 from kvarn.fleet.launch.process_exit import describe_exit, exit_of
 from kvarn.fleet.placement.places import Places
+from kvarn.fleet.supervision.lifecycle import LifecycleTimeouts
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
@@ -234,21 +237,31 @@ class Ears:
         self.removed.append(version)
 
 
-async def test_a_replica_whose_machine_ends_is_replaced_at_once_and_finishes_what_runs(
+async def test_a_replica_whose_machine_ends_is_replaced_at_once_and_hands_over_what_does_not_finish_in_time(
     make_gateway: Callable[..., Gateway], machines: Machines, submit: Callable[..., Submit]
 ) -> None:
     gateway = make_gateway()
     gateway.start()
     (pid,) = await gateway.until_ready(1)
     (engine,) = machines.engines.values()
-    client = next(iter(gateway.live.by_name["m"].replicas.values()))
-    running = asyncio.create_task(collect(client, submit(prompt=[1], max_tokens=250)))
+    replicas, moved = gateway.live.by_name["m"].replicas, list[str]()
+    (client,) = replicas.values()
+    request = submit(prompt=[1], max_tokens=250)  # at least five seconds
+    choice = replicas.choose(replicas.route_of(request))
+    assert choice is not None
+    resumable = ResumableRequest(
+        replicas, choice, request, FailoverConfig(), on_moved=lambda replica, pause_s: moved.append(replica)
+    )
+
+    async def answer() -> list[int]:
+        return [token async for delta in generate_anywhere(resumable) for token in delta.token_ids]
+
+    running = asyncio.create_task(answer())
     await until(lambda: client.stats.running == 1)
-    engine.announced.set_result(WAIT_S)
-    await until(lambda: gateway.ready and pid not in gateway.ready, "another is ready")
+    engine.announced.set_result(LifecycleTimeouts().hand_over_s + 0.5)
     assert await running == list(range(2, 252))
-    assert engine.exited.done() or client.state is ReplicaState.DRAINING
-    await until(lambda: engine.exited.done() and len(gateway.engines.supervisors) == 1, "the first has ended")
+    assert len(moved) == 1 and moved[0] != choice.replica
+    assert pid not in await gateway.until_ready(1)
 
 
 async def test_an_engine_that_drains_is_left_to_end_and_another_takes_its_place(

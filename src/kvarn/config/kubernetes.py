@@ -78,9 +78,9 @@ class KubernetesConfig(Section):
     """Environment variables of the pods, such as `HF_HOME: /models/hub`. No secrets: whoever may list pods can
     read them."""
 
-    place_timeout_s: float = Field(600.0, gt=0)
+    place_timeout_s: float = Field(480.0, gt=0)
     """Seconds for which a pod may wait for a node and its image, before it is deleted and another is made. Longer than
-    a cluster takes to add a node."""
+    a cluster takes to add a node, and shorter than `replica.start_timeout_s`."""
 
     orphan_timeout_s: float = Field(300.0, gt=0)
     """Seconds after which an engine without a gateway ends. Engines outlive their gateway for this long, and a gateway

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ class PodArguments(msgspec.Struct, frozen=True, kw_only=True):
 class EngineKeys:
     """The key that a server's gateways and pods share."""
 
-    master: bytes
+    master: bytes = field(repr=False)
 
     def of(self, pod: str) -> CurveKeys:
         """The keys of a pod's engine and of the gateways that use it: BLAKE2b of the pod's name under the shared key.
