@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -26,7 +28,7 @@ async def cluster(tmp_path: Path) -> AsyncGenerator[FakeKubernetes, None]:
 
 
 @pytest.mark.thorough
-async def test_pods_answer_move_when_they_are_evicted_and_outlive_their_gateway(
+async def test_pods_answer_are_replaced_when_evicted_or_lost_and_outlive_their_gateway(
     serve, cluster: FakeKubernetes, tmp_path: Path
 ) -> None:
     model = {"name": "small", "path": "kvarn-demo", "replicas": 2, "threads": 1, "kv_cache_gib": 0.05}
@@ -60,6 +62,10 @@ async def test_pods_answer_move_when_they_are_evicted_and_outlive_their_gateway(
     evicted = next(iter(cluster.processes))
     cluster.announce_end(evicted, 60)
     await until(lambda: evicted not in cluster.pods, "it ends")
+    await until_both_are_ready(first.url)
+    lost = next(iter(cluster.processes))
+    os.killpg(cluster.processes[lost].pid, signal.SIGKILL)
+    await until(lambda: lost not in cluster.pods, "what is left of it is removed")
     await until_both_are_ready(first.url)
     over.set()
     await asyncio.gather(*asking)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
@@ -19,6 +19,9 @@ _WATCH_S = 120
 """Seconds after which the API server ends a watch; one that is silent for longer is broken."""
 GONE = 410
 """Status of a watch from a version that the server does not remember: list again."""
+
+
+_ObjectT = TypeVar("_ObjectT")
 
 
 class KubernetesError(Exception):
@@ -51,10 +54,10 @@ class PodApi:
         await self._ask("POST", "/pods", content=msgspec.json.encode(manifest))
 
     async def get(self, name: str) -> Pod:
-        return msgspec.json.decode(await self._ask("GET", f"/pods/{name}"), type=Pod)
+        return _decoded(await self._ask("GET", f"/pods/{name}"), Pod)
 
     async def list(self, selector: str) -> PodList:
-        return msgspec.json.decode(await self._ask("GET", "/pods", params={"labelSelector": selector}), type=PodList)
+        return _decoded(await self._ask("GET", "/pods", params={"labelSelector": selector}), PodList)
 
     async def delete(self, name: str, grace_s: int) -> None:
         """Have a pod end within `grace_s` seconds (at least 1: only its node knows when its process is gone)."""
@@ -75,7 +78,6 @@ class PodApi:
             "timeoutSeconds": str(_WATCH_S),
         }
         timeout = httpx.Timeout(_TIMEOUT_S, read=_WATCH_S + _TIMEOUT_S)
-        decoder = msgspec.json.Decoder(WatchEvent[msgspec.Raw])
         try:
             async with self._client.stream(
                 "GET", "/pods", params=params, headers=self._headers(), timeout=timeout
@@ -85,12 +87,12 @@ class PodApi:
                 async for line in answer.aiter_lines():
                     if not line:
                         continue
-                    event = decoder.decode(line)
+                    event = _decoded(line, WatchEvent[msgspec.Raw])
                     if event.type == "ERROR":
-                        status = msgspec.json.decode(event.object, type=Status)
+                        status = _decoded(event.object, Status)
                         raise KubernetesError(status.message or status.reason, status.code)
-                    yield WatchEvent(event.type, msgspec.json.decode(event.object, type=Pod))
-        except (httpx.HTTPError, msgspec.MsgspecError) as error:
+                    yield WatchEvent(event.type, _decoded(event.object, Pod))
+        except httpx.HTTPError as error:
             raise KubernetesError(_text(error)) from None
 
     async def _ask(self, method: str, path: str, **request: Any) -> bytes:
@@ -130,6 +132,13 @@ def _context(authority: Path) -> Any:
     import ssl
 
     return ssl.create_default_context(cafile=str(authority))
+
+
+def _decoded(text: bytes | str | msgspec.Raw, form: type[_ObjectT]) -> _ObjectT:
+    try:
+        return msgspec.json.decode(text, type=form)
+    except msgspec.MsgspecError as error:
+        raise KubernetesError(f"the API server sent what cannot be read: {error}") from None
 
 
 def _refusal(status: int, body: bytes) -> KubernetesError:
