@@ -43,16 +43,17 @@ class Tally:
         return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-def template(directory: Path) -> PodTemplate:
+def template(directory: Path, shutdown_delay_s: float = SHUTDOWN_DELAY_S, pre_stop_s: float = 0.0) -> PodTemplate:
     """A pod of `kvarn serve` with the demo model. All share one data directory."""
     flags = ["--port", "{port}", "--kv-cache-gib", "0.05", "--max-context-length", "512"]
     return PodTemplate(
         command=(sys.executable, "-c", ENTRY, "serve", *flags),
         environment={
             "KVARN_DATA_DIR": str(directory / "data"),
-            "KVARN_GATEWAY__SHUTDOWN_DELAY_S": str(SHUTDOWN_DELAY_S),
+            "KVARN_GATEWAY__SHUTDOWN_DELAY_S": str(shutdown_delay_s),
             "KVARN_CONSOLE__ENABLED": "false",
         },
+        pre_stop_s=pre_stop_s,
     )
 
 
@@ -118,7 +119,8 @@ async def replace_under_load(
 async def run(options: argparse.Namespace, directory: Path) -> int:
     """Both phases; returns the number of failures."""
     steady_requests = options.requests // 4
-    async with Deployment.running(template(directory), options.replicas, directory) as (deployment, url):
+    pod = template(directory, options.shutdown_delay_s, options.pre_stop_s)
+    async with Deployment.running(pod, options.replicas, directory) as (deployment, url):
         steady = await load(url, iter(range(steady_requests)), options.clients)
         began = time.perf_counter()
         rolling, replaced, wrong = await replace_under_load(
@@ -142,6 +144,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--shutdown-delay-s", type=float, default=SHUTDOWN_DELAY_S, help="gateway.shutdown_delay_s")
+    parser.add_argument("--pre-stop-s", type=float, default=0.0, help="sleep before SIGTERM, as a preStop hook has it")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         if asyncio.run(run(options, Path(directory))):

@@ -49,6 +49,7 @@ class PodTemplate:
     startup: Probe = Probe("/health", period_s=0.2, failure_threshold=1500)
     readiness: Probe = Probe("/ready", period_s=0.2, failure_threshold=1)
     liveness: Probe = Probe("/health", period_s=5.0, timeout_s=10.0)
+    pre_stop_s: float = 0.0  # lifecycle.preStop.sleep, part of the grace
     grace_s: float = 60.0  # terminationGracePeriodSeconds
 
 
@@ -83,11 +84,12 @@ class Pod:
         return self._log.read_text(errors="replace")[-2000:]
 
     async def end(self) -> None:
-        """Delete it: no endpoint any more, SIGTERM, and SIGKILL after its grace."""
+        """Delete it: no endpoint any more, the sleep before SIGTERM, and SIGKILL after its grace."""
         self._show("terminating")
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        await self._stop_process()
+        await asyncio.sleep(self._template.pre_stop_s)
+        await self._stop_process(self._template.grace_s - self._template.pre_stop_s)
         await self._client.aclose()
         self._show("gone")
 
@@ -102,7 +104,7 @@ class Pod:
                 probes.cancel()
                 await asyncio.gather(probes, return_exceptions=True)
             self._show("starting")
-            await self._stop_process()
+            await self._stop_process(self._template.grace_s)
             self.restarts += 1
             self._on_changed()
 
@@ -147,7 +149,7 @@ class Pod:
         with self._log.open("ab") as log:
             return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
-    async def _stop_process(self) -> None:
+    async def _stop_process(self, grace_s: float) -> None:
         process = self.process
         if process is None:
             return
@@ -155,7 +157,7 @@ class Pod:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         try:
-            async with asyncio.timeout(self._template.grace_s):
+            async with asyncio.timeout(grace_s):
                 status = await asyncio.shield(ended)
         except TimeoutError:
             self.was_killed = True
