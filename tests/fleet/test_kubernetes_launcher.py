@@ -108,6 +108,14 @@ def test_a_pod_asks_for_what_its_model_needs_and_has_no_secret_and_no_access(spe
     assert len(set(names)) == len(names) == len(container["volumeMounts"])
 
 
+def test_what_a_pod_is_told_is_not_expanded_by_kubernetes(spec: Callable[..., ReplicaSpec]) -> None:
+    model = spec().model_config.model_copy(update={"chat_template": "{{ '$$' }} $(HOME) ü"})
+    given = msgspec.structs.replace(spec(), model=model.model_dump_json())
+    told = PodArguments(name="p", port=1, key_file="/k/key", spec=given)
+    assert "$" not in told.as_text()
+    assert msgspec.json.decode(told.as_text(), type=PodArguments) == told
+
+
 def test_pods_of_models_on_spot_capacity_go_to_its_nodes(spec: Callable[..., ReplicaSpec]) -> None:
     config = KubernetesConfig(
         node_selector={"pool": "gpu"}, spot_node_selector={"spot": "true"}, spot_tolerations=({"key": "spot"},)

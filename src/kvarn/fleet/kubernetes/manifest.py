@@ -36,6 +36,10 @@ class PodArguments(msgspec.Struct, frozen=True, kw_only=True):
     spec: ReplicaSpec
     """Without keys: who may read pods reads this."""
 
+    def as_text(self) -> str:
+        """JSON without a `$`, which Kubernetes expands in the values of variables."""
+        return msgspec.json.encode(self).decode().replace("$", r"\u0024")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineKeys:
@@ -78,7 +82,7 @@ def pod_manifest(config: KubernetesConfig, engine: PodArguments, run: int, needs
         "name": "engine",
         "image": image,
         "command": ["python", "-P", "-m", "kvarn.fleet.kubernetes.pod"],
-        "env": _environment(config.env, msgspec.json.encode(engine).decode()),
+        "env": _environment(config.env, engine.as_text()),
         "ports": [{"name": "engine", "containerPort": config.engine_port}],
         "resources": _resources(config, needs, is_limited=spec.model_config.hardware.memory_gib is not None),
         "terminationMessagePolicy": "FallbackToLogsOnError",

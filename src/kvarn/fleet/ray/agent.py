@@ -177,6 +177,7 @@ class Agent:
         self._channel.send(Ended(name, reason))
         del self._followed[name]
         self._nodes.pop(name, None)
+        self._announced.discard(name)
 
 
 def _group(group_id: str) -> Any:
