@@ -108,6 +108,15 @@ def test_a_pod_asks_for_what_its_model_needs_and_has_no_secret_and_no_access(spe
     assert len(set(names)) == len(names) == len(container["volumeMounts"])
 
 
+def test_a_pod_is_valid_by_kubernetes_own_schema(spec: Callable[..., ReplicaSpec]) -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="pip install 'kvarn[chart]'")
+    config = KubernetesConfig(
+        tolerations=({"key": "gpu", "operator": "Exists"},), claims={"/models": "checkpoints"}, limits={"cpu": "8"}
+    )
+    told = PodArguments(name="p", port=config.engine_port, key_file=config.key_file, spec=spec())
+    kubernetes.validate(pod_manifest(config, told, 3, Needs(8 * GIB, 4.5, gpus=2), "kvarn:1"), "1.37", strict=True)
+
+
 def test_what_a_pod_is_told_is_not_expanded_by_kubernetes(spec: Callable[..., ReplicaSpec]) -> None:
     model = spec().model_config.model_copy(update={"chat_template": "{{ '$$' }} $(HOME) ü"})
     given = msgspec.structs.replace(spec(), model=model.model_dump_json())
