@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -13,7 +16,9 @@ import yaml
 
 from chart import CHART, EXAMPLES, ROOT, VALUE_SETS, Object, Rendered, merged, name_of, render, render_set
 from custom_resources import SCHEMAS
+from kubelet import PodTemplate
 from kvarn.config.schema import KvarnConfig
+from kvarn.fleet.kubernetes.manifest import SERVER_LABEL
 
 KUBERNETES = ("1.37", "1.30")
 """The newest release whose schemas we have, and the oldest that the chart says it runs on."""
@@ -72,7 +77,6 @@ CHANGES: dict[str, tuple[tuple[str, ...], Any]] = {
     "secret.create": ((), {"tls.key": "secret"}),
     "secret.settings": (AVAILABLE, {"metering.currency": "currency"}),
     "secret.engineKey": (GROUPS, "engine-key"),
-    "leaveSeconds": ((), 20),
     "startSeconds": ((), 7200),
     "service.type": ((), "LoadBalancer"),
     "service.port": ((), 8080),
@@ -286,6 +290,35 @@ def test_gateways_and_engines_read_the_same_key_which_no_object_but_its_secret_h
 
 def name(thing: Object) -> str:
     return str(thing["metadata"]["name"])
+
+
+def test_the_launcher_may_do_what_its_page_says_and_has_the_key_that_its_pods_mount() -> None:
+    rendered = render_set("launcher")
+    page = (ROOT / "docs" / "operate" / "kubernetes_launcher.md").read_text()
+    (described,) = [
+        yaml.safe_load(each) for each in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "Role" in each
+    ]
+    (role,) = rendered.of("Role")
+    (allowed,), (wanted,) = role["rules"], described["rules"]
+    assert {key: sorted(each) for key, each in allowed.items()} == {key: sorted(each) for key, each in wanted.items()}
+    ((workload, pod, container),) = rendered.containers()
+    cluster = rendered.settings(workload)["fleet"]["kubernetes"]
+    secret = {each["name"]: each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each}
+    mounts = {each["mountPath"]: secret.get(each["name"]) for each in container["volumeMounts"]}
+    assert mounts[str(Path(cluster["key_file"]).parent)] == cluster["key_secret"]
+    (made,) = rendered.of("Secret")
+    assert name(made) == cluster["key_secret"] and Path(cluster["key_file"]).name in made["data"]
+    peers = [
+        rule["from"] for each in rendered.of("NetworkPolicy") for rule in each["spec"]["ingress"] if "from" in rule
+    ]
+    assert [{"podSelector": {"matchLabels": {SERVER_LABEL: cluster["server"]}}}] in peers
+
+
+def test_the_kubelet_of_our_tests_asks_what_the_chart_has_kubelets_ask() -> None:
+    ((_, _, container),) = render().containers()
+    for field in fields(PodTemplate):
+        if field.name in ("startup", "readiness", "liveness"):
+            assert container[f"{field.name}Probe"]["httpGet"]["path"] == field.default.path
 
 
 def test_autoscaled_servers_measure_what_their_models_need() -> None:
