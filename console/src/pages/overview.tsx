@@ -6,7 +6,7 @@ import { PageHead } from "../frame/head";
 import { RANGES, href, model, range, type Range } from "../lib/address";
 import { withQuery } from "../lib/api";
 import { exampleChat } from "../lib/curl";
-import { duration, money, number, percent, withUnit } from "../lib/format";
+import { duration, money, number, percent, sinceText, withUnit } from "../lib/format";
 import { useResource } from "../lib/resource";
 
 interface Figure {
@@ -53,7 +53,7 @@ interface History {
 /** Answer of `GET /console/api/overview`. */
 interface Overview {
   at: number;
-  state: { level: Level; sentence: string; link: string };
+  state: { level: Level; sentence: string; link: string; since: number | null };
   tiles: Figure[];
   history: History;
   models: ModelRow[];
@@ -105,7 +105,7 @@ export default function OverviewPage() {
   return (
     <>
       <PageHead title="Overview" ranges={RANGES_SHOWN}
-        sentence={state && { text: state.sentence, level: state.level, to: state.link || null }} />
+        sentence={state && { text: sinceText(state.sentence, state.since, overview.data.value?.at ?? 0), level: state.level, to: state.link || null }} />
       <Loaded of={overview} what="The overview">{(data) => <Content data={data} seconds={RANGES[shown]} />}</Loaded>
     </>
   );

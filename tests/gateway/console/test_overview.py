@@ -36,6 +36,7 @@ def test_an_open_server_tells_all(server, client) -> None:
     assert client.post(CHAT, json=chat()).status_code == 200
     wait_for(are_counted, "the request to be counted")
     told = overview()
+    assert told["state"]["since"] is None or told["state"]["since"] < told["at"]
     assert told["state"]["sentence"] and told["state"]["level"] in ("good", "warn", "bad"), "others' tests share it"
     tiles = {tile["name"]: tile for tile in told["tiles"]}
     assert tiles["ttft_p95_s"]["value"] > 0

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kvarn.catalog.models import ServedModel
 from kvarn.gateway.console.router import console_router
-from kvarn.gateway.console.server_state import ModelHealth, ServerState, server_state
+from kvarn.gateway.console.server_state import SIGNS, ModelHealth, ServerState, server_state, state_begin
 from kvarn.gateway.console.time_range import RangeQuery
 from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import GatewayDep
@@ -33,6 +33,8 @@ _MAX_USERS = 8
 _MAX_CHANGES = 20
 _REPORT_S = 2.0
 """Seconds that sums of the ledger may take: the page is shown without them then."""
+_SINCE_S = 6 * 3600.0
+"""Seconds within which the beginning of a trouble is looked for, by the minute."""
 _SHOWN = ("requests_per_s", "errors_per_s", "ttft_p50_s", "ttft_p95_s", "tpot_p95_s", "goodput_ratio")
 _FULL = ("kv_utilisation", "running", "waiting", "hit_ratio", "preemptions_per_s", "replicas_ready", "step_s")
 _TOKENS = ("input_tokens_per_s", "cached_tokens_per_s", "output_tokens_per_s")
@@ -118,6 +120,7 @@ async def get_overview(gateway: GatewayDep, viewer: ConsoleViewer, query: RangeQ
     recent = history.recent.get(model or "", {})
     database, sees_alerts = str(gateway.store.health.state), viewer.is_platform_admin
     state = server_state(health, database, recent, history.whole, sees_alerts=sees_alerts)
+    state = await _with_beginning(gateway, state)
     now = gateway.store.now()
     users, changes = await asyncio.gather(
         _users(gateway, viewer, now - query.seconds, now, model), _changes(gateway, viewer, now - query.seconds)
@@ -131,6 +134,16 @@ async def get_overview(gateway: GatewayDep, viewer: ConsoleViewer, query: RangeQ
         users=users,
         changes=changes,
     )
+
+
+async def _with_beginning(gateway: Gateway, state: ServerState) -> ServerState:
+    """The state with the time since when it has been so, as far as the history tells."""
+    sign = SIGNS.get(state.sign)
+    if sign is None:
+        return state
+    asked = HistoryQuery(seconds=_SINCE_S, model=state.model, names=[sign.series])
+    page = await gateway.control.history.read(asked)
+    return replace(state, since=state_begin(page.at, page.series[sign.series], sign.is_well))
 
 
 def _health(gateway: Gateway, model: ServedModel, history: HistoryPage) -> ModelHealth:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from pydantic import AfterValidator, Field
 
 from kvarn.evaluations.operation import add_or_create
+from kvarn.gateway.console.evaluation_items import item_of
 from kvarn.gateway.console.request_contents import open_sealed
 from kvarn.gateway.console.router import console_router
 from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
@@ -22,9 +23,8 @@ from kvarn.gateway.query import CHECKED, LARGEST_ID, QueryModel, Text
 from kvarn.store.models import PromptSample
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.prompt_samples import find_sample, list_samples
-from kvarn.wire.evaluations import EvaluationItem, SetName
+from kvarn.wire.evaluations import SetName
 from kvarn.wire.openai.common import RequestModel, check_printable
-from kvarn.wire.openai.errors import invalid_request
 
 router = console_router()
 
@@ -131,20 +131,14 @@ async def add_to_set(admin: AdminDep, viewer: ConsoleViewer, sample_id: SampleId
     given = msgspec.json.decode(await open_sealed(admin.gateway, sample.sealed), type=dict[str, Any])
     owner = replace(admin.principal, owner=Owner(sample.organization_id, sample.project_id))
     await _tell_read(admin, sample)
-    made = await add_or_create(admin.gateway, owner, body.set, _item(given, body.expected), f"sample {sample.id}")
+    made = await add_or_create(
+        admin.gateway,
+        owner,
+        body.set,
+        item_of(given.get("messages") or given.get("prompt"), body.expected),
+        f"sample {sample.id}",
+    )
     return AddedItem(set_id=made.id, version=made.version, num_items=made.num_items)
-
-
-def _item(given: dict[str, Any], expected: str) -> EvaluationItem:
-    """The item that a kept prompt makes. Raises `ApiError`: 400, it is none that can be asked again."""
-    prompt, messages = given.get("prompt"), given.get("messages")
-    if isinstance(prompt, list) and len(prompt) == 1:
-        (prompt,) = prompt
-    if isinstance(messages, list) and messages:
-        return EvaluationItem(messages=messages, expected=expected)
-    if isinstance(prompt, str) and prompt:
-        return EvaluationItem(prompt=prompt, expected=expected)
-    raise invalid_request("This sample is neither a chat nor one text: it cannot become an item.", "sample_id")
 
 
 async def _find(viewer: Viewer, sample_id: int) -> PromptSample:
