@@ -68,12 +68,14 @@ export function oidcAddress(of: Session): string | null {
   return begin.href;
 }
 
-export type Role = "member" | "admin" | "platform";
+/** `usage`: sees sums of usage, which a program's key does not. */
+export type Role = "member" | "usage" | "admin" | "platform";
 
 /** Whether the signed-in person may use what needs `role`. The server decides again. */
 export function hasRole(role: Role): boolean {
   const now = session.value;
   if (!now) return false;
+  if (role === "usage") return now.open || now.role !== "service";
   if (role === "member" || now.open || now.is_platform_admin) return true;
   return role === "admin" && now.role === "admin";
 }

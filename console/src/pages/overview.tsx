@@ -8,6 +8,7 @@ import { withQuery } from "../lib/api";
 import { exampleChat } from "../lib/curl";
 import { duration, money, number, percent, sinceText, withUnit } from "../lib/format";
 import { useResource } from "../lib/resource";
+import { hasRole } from "../lib/session";
 
 interface Figure {
   name: string;
@@ -63,7 +64,7 @@ interface Overview {
 
 /** Charts: title, unit, and the history's series with the names of their lines. */
 const CHARTS: { title: string; unit: string; lines: [series: string, name: string][]; target?: string }[] = [
-  { title: "Requests", unit: "/s", lines: [["requests_per_s", "all"], ["errors_per_s", "failed"]] },
+  { title: "Requests", unit: "/s", lines: [["requests_per_s", "all"], ["errors_per_s", "failed"], ["refused_per_s", "refused"]] },
   { title: "Time to first token", unit: "s", lines: [["ttft_p50_s", "p50"], ["ttft_p95_s", "p95"]], target: "ttft_p95_s" },
   { title: "Time per output token, p95", unit: "s", lines: [["tpot_p95_s", "p95"]], target: "tpot_p95_s" },
   { title: "Tokens", unit: "/s", lines: [["input_tokens_per_s", "in"], ["cached_tokens_per_s", "cached"], ["output_tokens_per_s", "out"]] },
@@ -148,14 +149,14 @@ function Content({ data, seconds }: { data: Overview; seconds: number }) {
           sortName="models" empty={<Empty what="No model is served." />} />
       </section>
       <div class="columns">
-        <section class="section">
+        {hasRole("usage") && <section class="section">
           <h2>Who uses it</h2>
           {data.users === null ? <p class="quiet">The usage ledger does not answer now. Nothing of it is lost; load the page again.</p> : (
             <Table label="Projects by tokens" columns={USERS} rows={data.users} rowKey={(row) => row.project_id}
               rowHref={(row) => href("usage", { project: row.project_id })} sortName="users" main={false}
               empty={<Empty what="Projects by their tokens are listed here once requests have come in this range." command={exampleChat(data.models[0]?.name)} />} />
           )}
-        </section>
+        </section>}
         <section class="section">
           <h2>What changed</h2>
           {data.changes.length === 0 ? <Empty what="Nothing was changed or deployed in this range." /> : (

@@ -42,6 +42,16 @@ def test_usage_is_told_to_those_whose_it_is(server, client) -> None:
     assert details(member, organization=of_acme) == {}
 
 
+def test_a_programs_key_sees_no_usage_here_as_on_the_api(server) -> None:
+    service = server.add_tenant("initech-usage", role=Role.SERVICE)
+    assert service.post(CHAT, json=chat()).status_code == 200
+    here = service.get(USAGE)
+    api = service.get("/v1/organization/usage/completions", params={"start_time": 1})
+    assert here.status_code == api.status_code == 403
+    assert here.json()["error"]["message"] == api.json()["error"]["message"]
+    assert service.get("/console/api/overview").json()["users"] == []
+
+
 @pytest.mark.parametrize("group", ["organization", "project", "model", "key", "user"])
 def test_rows_buckets_and_lines_are_of_the_same_requests(server, client, group) -> None:
     assert client.post(CHAT, json=chat()).status_code == 200

@@ -1,6 +1,8 @@
 """`/console/api/review`: sampled prompts and answers of projects that allow it, for administrators to judge.
 
-A list holds no contents. Each prompt that is opened is told in the audit log of its organisation (`prompts.read`).
+Only those of the administrator's own organisation are there, as with the contents of kept requests: the platform's
+administrators read no tenant's. A list holds no contents. Each prompt that is opened is told in the audit log
+(`prompts.read`).
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ class AddedItem(Struct, frozen=True, kw_only=True):
 async def list_review(viewer: ConsoleViewer, query: ReviewQuery) -> SampleList:
     rows = await list_samples(
         viewer.store,
-        viewer.organization_id,
+        viewer.principal.organization_id,
         review=query.state,
         model=query.model,
         after=query.after,
@@ -118,7 +120,7 @@ async def open_sample(admin: AdminDep, viewer: ConsoleViewer, sample_id: SampleI
 async def review(admin: AdminDep, viewer: ConsoleViewer, sample_id: SampleId, body: ReviewRequest) -> SampleRow:
     """Keep a verdict, in place of the one before."""
     async with viewer.store.transaction() as session:
-        sample = await find_sample(session, viewer.organization_id, sample_id)
+        sample = await find_sample(session, viewer.principal.organization_id, sample_id)
         sample.review, sample.note = body.state, body.note
         sample.reviewed_by, sample.reviewed_at = admin.actor.name[:256], int(viewer.store.now())
     return _row(sample, await viewer.name_of(sample.organization_id), sample.answer is not None)
@@ -143,7 +145,7 @@ async def add_to_set(admin: AdminDep, viewer: ConsoleViewer, sample_id: SampleId
 
 async def _find(viewer: Viewer, sample_id: int) -> PromptSample:
     async with viewer.store.reading() as session:
-        return await find_sample(session, viewer.organization_id, sample_id)
+        return await find_sample(session, viewer.principal.organization_id, sample_id)
 
 
 async def _tell_read(admin: AdminDep, sample: PromptSample) -> None:

@@ -17,6 +17,7 @@ from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.query import CHECKED, QueryModel, Text
 from kvarn.gateway.state import Gateway
+from kvarn.identity.scopes import check_sees_usage
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.store.ledger import DAY_S, HOUR_S, UsageFilter, UsageSum
 from kvarn.store.repositories.tenants.keys import labels_of_keys
@@ -127,7 +128,9 @@ class UsageView(Struct, frozen=True, kw_only=True):
 
 @router.get("/usage", dependencies=CHECKED)
 async def get_usage(gateway: GatewayDep, viewer: ConsoleViewer, query: UsageQuery) -> UsageView:
-    """Three sums of the ledger: by group, by time, and by time of the largest groups."""
+    """Three sums of the ledger: by group, by time, and by time of the largest groups. Raises `ApiError`: 403, the key
+    is a program's."""
+    check_sees_usage(viewer.principal)
     (start, end), width = _span(gateway, query), _WIDTH[query.range]
     where, column = query.filter_for(viewer), _COLUMNS[query.group]
     tenant, currency = viewer.principal.organization_id, gateway.config.metering.currency
@@ -162,7 +165,9 @@ async def get_usage(gateway: GatewayDep, viewer: ConsoleViewer, query: UsageQuer
 
 @router.get("/usage.csv", dependencies=CHECKED)
 async def export_usage(gateway: GatewayDep, viewer: ConsoleViewer, query: UsageQuery) -> Annotated[Response, str]:
-    """The same use by day (UTC) and group, as CSV. Raises `ApiError`: 400, there are more than 10,000 rows."""
+    """The same use by day (UTC) and group, as CSV. Raises `ApiError`: 400, there are more than 10,000 rows; 403, the
+    key is a program's."""
+    check_sees_usage(viewer.principal)
     start, end = _span(gateway, query)
     column, tenant = _COLUMNS[query.group], viewer.principal.organization_id
     found = await gateway.control.reports.sums(
