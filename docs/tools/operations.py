@@ -15,7 +15,10 @@ Generated from the server's OpenAPI document by `make docs`; do not edit by hand
 itself at `/openapi.json`, and a page to try the operations out at `/docs/api`. [HTTP API](api.md) tells what holds for
 all of them.
 
-Fields in **bold** are needed. Every operation may answer 401 `invalid_api_key`, 403 `insufficient_permissions`,
+Fields in **bold** are needed. A field that is listed may still be refused by name:
+[fields that are not supported](api.md#fields-that-are-not-supported).
+
+Every operation may answer 401 `invalid_api_key`, 403 `insufficient_permissions`,
 429 `rate_limit_exceeded` and 503 `draining`. Those for which a model computes may also answer 404 `model_not_found` and
 503 `model_not_ready`. More errors stand at each group. [Errors by code](errors.md) explains them.
 """
