@@ -244,8 +244,9 @@ class _Gateway:
         from kvarn.store.repositories import leases
 
         fleet, store = self._config.fleet, self._app.state.gateway.store
+        name = fleet.ray.namespace if fleet.launcher == "ray" else fleet.kubernetes.server
         with contextlib.suppress(StoreAwayError):
-            self._holds_fleet = await leases.take(store, f"fleet {fleet.ray.namespace}", self._holder, fleet.lease_s)
+            self._holds_fleet = await leases.take(store, f"fleet {name}", self._holder, fleet.lease_s)
         return self._holds_fleet
 
     async def _start_processes(self) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.load import ConfigError
 
@@ -28,6 +29,7 @@ _GC_THRESHOLDS = (20_000, 20, 50)
 _FIRST_INHERITED = 3
 _LAST_REQUESTS_S = 0.5
 """Seconds for the last connections to send their requests, after another server has taken over the socket."""
+_FORCED_WITHIN_S = 0.1  # seconds within which a second signal ends the wait for them
 _LAST_BYTES_S = 1.0  # seconds for slow readers after all requests were ended
 _OTHER_FILES = 512  # files and sockets of this process that are not clients: databases, engines, logs
 
@@ -98,20 +100,24 @@ class GatewayServer(uvicorn.Server):
     hands_over = False
     """The socket lives on when this server stops and another one accepts, so no request may fail meanwhile."""
 
-    def __init__(self, settings: uvicorn.Config, stopping: asyncio.Event) -> None:
-        """`stopping`: set when it begins to stop."""
+    def __init__(self, settings: uvicorn.Config, stopping: asyncio.Event, delay_s: float = 0.0) -> None:
+        """`stopping`: set when it begins to stop; it takes requests for `delay_s` seconds more."""
         super().__init__(settings)
         self.stopping = stopping
+        self._delay_s = delay_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop; where the socket is handed over, what was accepted last may still send its request. uvicorn does not
-        wait for requests that it cancelled, nor for what they have written."""
+        """Stop; while a balancer learns of it, or where the socket is handed over, what comes last is still answered,
+        and each answer closes its connection. uvicorn does not wait for requests that it cancelled, nor for what they
+        have written."""
         self.stopping.set()
         if self.hands_over:
             for server in self.servers:
                 server.close()
-            self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
-            await asyncio.sleep(_LAST_REQUESTS_S)
+        self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
+        ends_at = SYSTEM_CLOCK.now() + max(self._delay_s, _LAST_REQUESTS_S if self.hands_over else 0.0)
+        while (left_s := ends_at - SYSTEM_CLOCK.now()) > 0 and not self.force_exit:  # noqa: ASYNC110
+            await asyncio.sleep(min(left_s, _FORCED_WITHIN_S))
         await super().shutdown(sockets)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_BYTES_S):
@@ -166,8 +172,8 @@ def _unusable(config: GatewayConfig, error: OSError) -> str:
 
 def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
     """A server for the application; run it with `await server.serve(sockets=[bind(config)])`. Told to stop
-    (`handle_exit`), it takes no new requests, gives running ones `drain_timeout_s` to finish, then cancels them. Raises
-    `ConfigError`: the certificate or its key cannot be used."""
+    (`handle_exit`), it takes no new requests after `shutdown_delay_s`, gives running ones `drain_timeout_s` to finish,
+    then cancels them. Raises `ConfigError`: the certificate or its key cannot be used."""
     allow_connections(config.max_connections)
     settings = uvicorn.Config(
         app,
@@ -194,7 +200,7 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
     if settings.ssl is not None:
         settings.callback_notify = Certificate(config, settings.ssl).refresh
     stopping = getattr(getattr(app, "state", None), "stopping", None)  # another application may have no such streams
-    return GatewayServer(settings, stopping or asyncio.Event())
+    return GatewayServer(settings, stopping or asyncio.Event(), config.shutdown_delay_s)
 
 
 def allow_connections(wanted: int) -> int:

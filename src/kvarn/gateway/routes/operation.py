@@ -132,16 +132,18 @@ async def health() -> Health:
 
 
 @router.get("/ready", summary="Whether every model takes requests", responses=_NOT_READY)
-async def ready(gateway: GatewayDep) -> Annotated[Response, Readiness]:
+async def ready(request: Request, gateway: GatewayDep) -> Annotated[Response, Readiness]:
     """Answer 200 when all models are ready, else 503 with the progress of each: send traffic when this succeeds. Models
-    that are to have no replicas now are not waited for. A gateway that stands by is not ready.
+    that are to have no replicas now, or have them on spot capacity for the batch tier, are not waited for. A gateway
+    that stands by or is being stopped is not ready.
 
     `database` is `up`, `read_only` or `away`. Answers are given without it, so it makes no server less ready.
     """
     models = list(gateway.models)
-    all_ready = (
-        all(model.ready or not model.replicas for model in models) and not gateway.catalog.held_requests.is_standby
-    )
+    may_miss = [not model.replicas or model.config.spot == "batch" for model in models]
+    all_ready = all(model.ready or missing for model, missing in zip(models, may_miss, strict=True))
+    is_away = gateway.catalog.held_requests.is_standby or request.app.state.stopping.is_set()
+    all_ready = all_ready and not is_away
     answer: Readiness = {
         "status": "ready" if all_ready else "not_ready",
         "models": {model.name: _state(model, gateway.control.monitor) for model in models},
