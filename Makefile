@@ -206,7 +206,7 @@ native: $(VENV)/.serve
 
 # The image (docs/docker.md): `make image DEVICE=cuda BASE=registry.example.com/python:3.11-slim TAG=kvarn:0.2.0`. Where no registry of
 # images is reached, `make image-base` makes a base of Debian's packages, as localhost/kvarn-base.
-TAG ?= kvarn
+TAG ?= kvarn:local
 image:
 	$(PYTHON) deploy/image/build.py --device $(DEVICE) --tag $(TAG) $(if $(BASE),--base $(BASE)) $(if $(EXTRAS),--build-arg EXTRAS=$(EXTRAS)) $(ARGS)
 
@@ -220,18 +220,18 @@ image-test: $(VENV)/.test
 
 # Versions of the packages in the image, from those that are installed here: before a release, when the tests have passed with them.
 image-lock: $(VENV)/.test
-	$(PIP) $(BUILD) setuptools-scm cyclonedx-bom
+	$(PIP) $(BUILD) setuptools-scm
 	$(BIN)/python deploy/supply_chain/packages.py > $(VENV)/versions.txt && mv $(VENV)/versions.txt deploy/image/versions.txt
 
 # What Kvarn needs, as it is installed here (build/sbom): a bill of materials in CycloneDX's form, and licences; fails on one that is not allowed.
 sbom: $(VENV)/.test
-	$(PIP) cyclonedx-bom
 	$(BIN)/python deploy/supply_chain/sbom.py build/sbom
 
-# Known vulnerabilities of the packages in the image. It asks PyPI's advisories, so it needs the network, and is not part of `make test`.
+# Known vulnerabilities of the packages in the image, by PyPI's advisories. It fails where they cannot be had, mirrors do not have them, so it
+# is not part of `.ci/run`.
 audit: $(VENV)/bin/python
 	$(PIP) pip-audit
-	$(BIN)/pip-audit --requirement deploy/image/versions.txt --no-deps --disable-pip
+	$(BIN)/pip-audit --strict --requirement deploy/image/versions.txt --no-deps --disable-pip
 
 clean:
 	rm -rf $(VENV) build dist console/node_modules .pytest_cache .mypy_cache .ruff_cache
