@@ -214,9 +214,9 @@ image-base:
 	deploy/image/base.sh
 
 # Builds the image twice on that base, and serves from it in bubblewrap. Needs root, and what apt-get installs: mmdebstrap, buildah, umoci,
-# bubblewrap. Not part of `make test`.
+# bubblewrap. With IMAGE=FOLDER, that `make image ARGS="--oci FOLDER"` wrote, it builds once. Not part of `make test`.
 image-test: $(VENV)/.test
-	IMAGE_TEST=1 $(BIN)/python -m pytest tests/deploy/test_image.py $(ARGS)
+	IMAGE_TEST=$(or $(IMAGE),1) $(BIN)/python -m pytest tests/deploy/test_image.py $(ARGS)
 
 # Versions of the packages in the image, from those that are installed here: before a release, when the tests have passed with them.
 image-lock: $(VENV)/.test
