@@ -73,6 +73,7 @@ def layout(build: Callable[[str], Path]) -> Path:
 def bundle(layout: Path, folder: Path) -> Path:
     """The image unpacked: its files in `rootfs`, how it is run in `config.json`."""
     subprocess.run(["umoci", "unpack", "--image", f"{layout}:kvarn", folder / "bundle"], check=True)
+    (folder / "bundle").chmod(0o755)
     return folder / "bundle"
 
 
@@ -118,7 +119,8 @@ def _wait(condition: Callable[[], object], what: str = "the server is ready") ->
     asyncio.run(until(lambda: bool(condition()), what))
 
 
-def _is_ready(client: httpx.Client) -> bool:
+def _is_ready(server: subprocess.Popen[bytes], client: httpx.Client) -> bool:
+    assert server.poll() is None, f"the server ended with {server.returncode}"
     try:
         return client.get("/ready").status_code == 200
     except httpx.TransportError:
@@ -163,7 +165,7 @@ def test_the_image_is_small_and_says_how_it_is_run(layout: Path, bundle: Path) -
 
 def test_it_serves_and_answers_to_the_end_when_it_is_told_to_stop(start, client: httpx.Client) -> None:
     with start() as server:
-        _wait(lambda: _is_ready(client))
+        _wait(lambda: _is_ready(server, client))
         with start(program="healthcheck") as check:
             assert check.wait(60) == 0
         asked = {"model": "kvarn-demo", "prompt": "What is Kvarn?", "max_tokens": 8}
@@ -183,7 +185,7 @@ def test_it_serves_and_answers_to_the_end_when_it_is_told_to_stop(start, client:
 
 def test_processes_of_an_engine_that_was_killed_do_not_stay_as_zombies(start, client: httpx.Client) -> None:
     with start("--tensor-parallel-size", "2") as server:
-        _wait(lambda: _is_ready(client))
+        _wait(lambda: _is_ready(server, client))
 
         def engines() -> list[int]:
             return [pid for pid in _children(server.pid) if b"replica.server.build" in _command(pid)]
@@ -192,7 +194,7 @@ def test_processes_of_an_engine_that_was_killed_do_not_stay_as_zombies(start, cl
         (follower,) = [pid for pid in _children(server.pid) if b"follower" in _command(pid)]
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
-        _wait(lambda: _is_ready(client) and set(engines()) - set(killed))
+        _wait(lambda: _is_ready(server, client) and set(engines()) - set(killed))
         _wait(lambda: follower not in _children(server.pid), "the rank of the engine is gone")
         _wait(lambda: all(map(lives, _children(server.pid))), "zombies are gone")
 
