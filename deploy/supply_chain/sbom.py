@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 ALLOWED = {
     *("0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0"),
-    *("ISC", "MIT", "MIT-0", "PSF-2.0", "Unlicense", "Zlib"),
+    *("ISC", "MIT", "MIT-0", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib"),
     "MPL-2.0",  # holds for its own files, which are passed on unchanged
     "LicenseRef-NVIDIA-Proprietary",  # CUDA's libraries, beside torch for GPUs: NVIDIA's terms hold for them
 }
