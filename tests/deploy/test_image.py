@@ -1,6 +1,6 @@
 """The image: built twice with the same digest, small, and served from by a user who can write to /data alone.
 
-`make image-test` runs this: it takes some minutes, root, and what apt-get installs. `make image-test IMAGE=FOLDER` takes
+`make image-test` runs this: it takes some minutes, root, what apt-get installs. `make image-test IMAGE=FOLDER` takes
 the image that `make image ARGS="--oci FOLDER"` wrote, and builds another one only for the comparison.
 """
 
