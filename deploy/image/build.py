@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,19 +21,23 @@ PASSED_ON = ("index-url", "extra-index-url", "trusted-host")
 
 
 def build_command(
-    builder: str, device: str, base: str | None, tag: str, epoch: int, pip: Mapping[str, str]
+    builder: str, device: str, base: str | None, tag: str, epoch: int, version: str | None, pip: Mapping[str, str]
 ) -> list[str]:
     """The command that builds the image in this repository.
 
     Args:
         builder: Path of buildah or podman.
         epoch: Time that all files of the image have, in seconds since 1970.
+        version: Kvarn's, or None where no tag tells it.
         pip: Settings of this machine's pip by name: the build finds packages where it does.
     """
     command = [builder, "build", "--file", CONTAINERFILE, "--tag", tag, "--network", "host", "--timestamp", str(epoch)]
     command += ["--format", "docker"]  # OCI's format has no health check
     arguments = {"DEVICE": device, "SOURCE_DATE_EPOCH": str(epoch)}
     arguments |= {"BASE": base} if base else {}
+    if version:
+        arguments["VERSION"] = version
+        command += ["--label", f"org.opencontainers.image.version={version}"]
     for name in PASSED_ON:
         if words := " ".join(word for word in pip.get(name, "").split() if not word.startswith("file:")):
             arguments[f"PIP_{name.upper().replace('-', '_')}"] = words
@@ -72,7 +77,8 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    command = build_command(builder, chosen.device, chosen.base, chosen.tag, commit_time(), pip_settings())
+    version = version_of(_git("describe", "--tags", "--long", "--match", "v*"))
+    command = build_command(builder, chosen.device, chosen.base, chosen.tag, commit_time(), version, pip_settings())
     done = subprocess.run([*command, *more, "."], cwd=ROOT, check=False)
     if done.returncode == 0 and chosen.oci:
         shutil.rmtree(chosen.oci, ignore_errors=True)
@@ -82,11 +88,22 @@ def main() -> int:
 
 def commit_time() -> int:
     """Time of the last commit, or of `SOURCE_DATE_EPOCH`, in seconds since 1970."""
-    given = os.environ.get("SOURCE_DATE_EPOCH")
-    if given is None:
-        command = ["git", "log", "-1", "--format=%ct"]
-        given = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout.strip() or "0"
-    return int(given)
+    return int(os.environ.get("SOURCE_DATE_EPOCH") or _git("log", "-1", "--format=%ct") or 0)
+
+
+def version_of(described: str) -> str | None:
+    """Version of a commit that git describes by the last tag, made as that of the wheels: `v0.2.0-0-gabc` is 0.2.0,
+    `v0.2.0-3-gabc` is 0.2.1.dev3+gabc. None where there is no such tag."""
+    found = re.fullmatch(r"v((?:\d+\.)*)(\d+)-(\d+)-(g[0-9a-f]+)", described)
+    if found is None:
+        return None
+    start, last, commits, commit = found.groups()
+    return f"{start}{last}" if commits == "0" else f"{start}{int(last) + 1}.dev{commits}+{commit}"
+
+
+def _git(*arguments: str) -> str:
+    """What git says here; nothing where this is no checkout."""
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=False, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -67,12 +67,13 @@ def test_the_build_finds_packages_where_pip_does_here() -> None:
         "cert": "/etc/ssl/own.pem",
         "timeout": "60",
     }
-    command = BUILD["build_command"]("buildah", "cuda", "debian-python:3.11", "kvarn:1", 1700000000, pip)
+    command = BUILD["build_command"]("buildah", "cuda", "debian-python:3.11", "kvarn:1", 1700000000, "0.2.0", pip)
     arguments = {text for flag, text in pairwise(command) if flag == "--build-arg"}
     assert arguments == {
         "DEVICE=cuda",
         "BASE=debian-python:3.11",
         "SOURCE_DATE_EPOCH=1700000000",
+        "VERSION=0.2.0",
         "PIP_INDEX_URL=https://mirror.example.com/simple",
         "PIP_EXTRA_INDEX_URL=https://more.example.com/simple",
     }
@@ -84,9 +85,22 @@ def test_the_build_finds_packages_where_pip_does_here() -> None:
 
 
 def test_a_build_without_settings_of_pip_asks_for_none() -> None:
-    command = BUILD["build_command"]("podman", "cpu", None, "kvarn", 0, {})
+    command = BUILD["build_command"]("podman", "cpu", None, "kvarn", 0, None, {})
     assert not {"--build-context", "--secret"} & set(command)
-    assert [text for text in command if text.startswith(("PIP_", "BASE="))] == []
+    assert [text for text in command if text.startswith(("PIP_", "BASE=", "VERSION="))] == []
+
+
+@pytest.mark.parametrize(
+    ("described", "version"),
+    [
+        ("v0.2.0-0-g1a2b3c4", "0.2.0"),
+        ("v0.2.9-12-g1a2b3c4", "0.2.10.dev12+g1a2b3c4"),
+        ("", None),
+        ("nightly-0-gab", None),
+    ],
+)
+def test_the_version_is_that_of_the_last_tag(described: str, version: str | None) -> None:
+    assert BUILD["version_of"](described) == version
 
 
 def test_without_a_builder_docker_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
