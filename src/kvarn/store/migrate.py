@@ -27,7 +27,7 @@ _log = logging.getLogger("kvarn.store")
 async def upgrade(store: Store, revision: str = "head") -> None:
     """Bring the schema up to `revision`. Several may call it at once: one works, the others wait and find it done.
     Raises `StoreError` where there is no such revision, or this Kvarn does not know that of the database."""
-    found, newest = await _found(store), head()
+    found, newest = await found_revision(store), head()
     if found is not None and found > newest:
         raise StoreError(
             f"the database's schema is at {found}, this Kvarn knows {newest} at most: use the Kvarn that upgraded it"
@@ -53,7 +53,7 @@ async def downgrade(store: Store, revision: str) -> None:
 async def check(store: Store) -> None:
     """Raise `StoreError` where the schema is older or newer than this version of Kvarn works with; it says what to
     do."""
-    found, newest = await _found(store), head()
+    found, newest = await found_revision(store), head()
     if found != newest:
         raise StoreError(
             f"the database's schema is at {found or 'nothing'}, this Kvarn needs {newest}: run `kvarn store upgrade`"
@@ -66,7 +66,8 @@ def head() -> str:
     return max(path.name.partition("_")[0] for path in (_MIGRATIONS / "versions").glob("[0-9]*.py"))
 
 
-async def _found(store: Store) -> str | None:
+async def found_revision(store: Store) -> str | None:
+    """The revision of the database's schema; None where it has none yet. Raises `StoreError`."""
     with store.explained():
         async with store.reading() as session:
             return await (await session.connection()).run_sync(_version)
