@@ -173,9 +173,9 @@ console-check:
 	@if $(HAS_NODE); then $(MAKE) --no-print-directory $(NODE_MODULES) && cd console && npm run --silent check; \
 	else echo "note: npm of Node 20 or newer is missing: the console's source was not checked against its built files"; fi
 
-# Pictures of every page with a plausible organisation under load (build/console-shots), and those of docs/console.md.
+# Pictures of every page with a plausible organisation under load (build/console-shots), and those of docs/operate/console.md.
 console-shots: $(VENV)/.test $(NODE_MODULES)
-	$(BIN)/python docs/console_shots.py $(ARGS)
+	$(BIN)/python docs/tools/console_shots.py $(ARGS)
 
 # What the tests in a browser need.
 console-modules:

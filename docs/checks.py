@@ -34,7 +34,7 @@ def long_files() -> list[str]:
 def broken_links() -> list[str]:
     """Relative links in Markdown pages that name no file."""
     found = []
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if not (page.parent / target).exists():
                 found.append(f"{page.relative_to(ROOT)}: the link to {target} leads nowhere")
@@ -89,15 +89,15 @@ def unknown_words(names: Iterable[tuple[str, str]], known: set[str]) -> list[str
             if not any(word.removesuffix(ending) in known for ending in endings if word.endswith(ending)):
                 found.append(
                     f"{where}: {word!r} in {name!r} is not known: use a term of the field, explain it in "
-                    "docs/glossary.md, or add it to docs/words.txt if it is an ordinary word"
+                    "docs/reference/glossary.md, or add it to docs/tools/words.txt if it is an ordinary word"
                 )
     return found
 
 
 def known_words() -> set[str]:
     """Words in bold in the glossary, and those of the list beside it."""
-    glossary = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
-    ordinary = (ROOT / "docs/words.txt").read_text(encoding="utf-8")
+    glossary = (ROOT / "docs/reference/glossary.md").read_text(encoding="utf-8")
+    ordinary = (ROOT / "docs/tools/words.txt").read_text(encoding="utf-8")
     return {word for term in re.findall(r"\*\*([^*]+)\*\*", glossary) for word in words_of(term)} | set(
         ordinary.split()
     )

@@ -106,7 +106,7 @@ def sections_under(path: str, section: type[Section]) -> Iterator[tuple[str, typ
 
 
 def configuration_page() -> str:
-    """The whole of docs/configuration.md."""
+    """The whole of docs/reference/configuration.md."""
     lines = [INTRODUCTION]
     for path, section in sections_under("", KvarnConfig):
         lines += section_page(path, section)
@@ -124,7 +124,7 @@ P1: users are hurt now. P2: a part is lost, or users will be hurt. P3: this week
 
 
 def runbook_page() -> str:
-    """The whole of docs/runbook.md."""
+    """The whole of docs/operate/runbook.md."""
     return RUNBOOK + "".join(map(runbook_section, RULES))
 
 
@@ -153,8 +153,8 @@ def generated_files() -> dict[Path, str]:
     from boards import board_files  # a folder of files for operators, no package
 
     return {
-        Path("docs/configuration.md"): configuration_page(),
-        Path("docs/runbook.md"): runbook_page(),
+        Path("docs/reference/configuration.md"): configuration_page(),
+        Path("docs/operate/runbook.md"): runbook_page(),
         Path("deploy/prometheus/kvarn.rules.yml"): rules_file(),
         **{Path(GRAFANA) / name: text for name, text in board_files().items()},
     }

@@ -7,7 +7,8 @@ order of arrival, as before the engine knew targets.
 
 Three servers run, one in each mode; each measurement has one of them to itself. First the capacity is sought with
 closed loops on the one that serves in order of arrival. Then the levels come in turns, the servers alternating. Each
-measurement is a line of JSON in `--results`; at the end comes the Markdown table of docs/overload.md, of medians.
+measurement is a line of JSON in `--results`; at the end comes the Markdown table of docs/internals/overload.md, of
+medians.
 """
 
 from __future__ import annotations

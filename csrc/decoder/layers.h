@@ -1,7 +1,7 @@
 // The layers of a decoder in one call: what kvarn/models/layer.py computes with a call for each product and attention.
 //
 // Between those calls the interpreter works alone while the threads wait: over 100 microseconds a layer, since the weights
-// have evicted its code from the caches. docs/kernels.md says what that took of a step.
+// have evicted its code from the caches. docs/internals/kernels.md says what that took of a step.
 #pragma once
 
 #include <cstdint>

@@ -28,7 +28,7 @@ HIT_RATE = Panel(
 )
 UP = Panel("Replicas that take requests", "none", "Of each model.", [(gauge("kvarn_replica_up"), "{{model}}")])
 IN_FLIGHT = Panel("Requests in flight", "none", "Waiting ones too.", [("sum(kvarn_requests_in_flight)", "requests")])
-ALERTS = Panel("Alerts that fire", "none", "docs/runbook.md tells what to do.", [(_FIRING, "alerts")])
+ALERTS = Panel("Alerts that fire", "none", "docs/operate/runbook.md tells what to do.", [(_FIRING, "alerts")])
 KV = Panel(
     "KV cache in use",
     "percentunit",
@@ -136,7 +136,7 @@ ENGINE = Board(
             Panel(
                 "Waiting, by reason",
                 "none",
-                "For what: docs/metrics.md explains the reasons.",
+                "For what: docs/reference/metrics.md explains the reasons.",
                 gauges("kvarn_queue_waiting", by="model, reason"),
             ),
             Panel("Wait in the engine", "s", "Before the first step.", percentiles("kvarn_queue_seconds")),

@@ -51,7 +51,7 @@ def held_out_table(classifier: Classifier, threshold: float) -> str:
 
 def prose_line(classifier: Classifier, threshold: float) -> str:
     """How much of harmless text that was not made for this is flagged: the repository's pages, the demo's essays."""
-    pages = [path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]]
+    pages = [path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]]
     essays = tomllib.loads((ROOT / "recipes/demo/texts/essays.toml").read_text(encoding="utf-8"))
     texts = [part for page in [*pages, *map(str, essays.values())] for part in page.split("\n\n") if len(part) > 40]
     flagged = [text for text in texts if max(classifier.score(text).values()) >= threshold]
@@ -60,7 +60,7 @@ def prose_line(classifier: Classifier, threshold: float) -> str:
 
 
 def main() -> None:
-    """Print what docs/safety.md tells."""
+    """Print what docs/guides/safety.md tells."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threshold", type=float, default=0.5)
     options = parser.parse_args()

@@ -129,7 +129,7 @@ def test_help_cuts_no_flag_name_at_80_columns(kvarn_inside):
 
 
 def test_the_page_of_the_command_line_names_every_option_of_serve() -> None:
-    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     command = get_command(options.app)
     serve = command.commands["serve"] if isinstance(command, TyperGroup) else command
     names = [name for parameter in serve.params for name in parameter.opts if name.startswith("--")]

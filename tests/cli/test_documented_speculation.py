@@ -1,4 +1,4 @@
-"""The commands of docs/speculation.md, run as they are printed."""
+"""The commands of docs/guides/speculation.md, run as they are printed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from profiles import thorough
 
-PAGE = Path(__file__).parents[2] / "docs" / "speculation.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "speculation.md"
 DRAFT, HEAD = re.findall(r"^ +kvarn serve (kvarn-demo .*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 SMALL = ("--max-model-len", "256", "--kv-cache-memory-bytes", "64M")
 

@@ -1,4 +1,4 @@
-"""Coding agents from npm and PyPI, headless and at the settings of docs/coding_agents.md, write a file with Kvarn."""
+"""Coding agents of npm and PyPI, headless, at the settings of docs/guides/coding_agents.md, write a file with Kvarn."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_an_old_name_is_that_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> 
     ("name", "value", "hint"),
     [
         ("KVARN_ISE", "generic", "KVARN_ISA"),
-        ("KVARN_NOTHING_LIKE_IT", "1", "docs/configuration.md"),
+        ("KVARN_NOTHING_LIKE_IT", "1", "docs/reference/configuration.md"),
         ("KVARN_GATWAY__PORT", "1", "KVARN_GATEWAY__PORT"),
         ("KVARN_GATEWAY__PROT", "1", "KVARN_GATEWAY__PORT"),
         ("KVARN_PORT", "9000", "KVARN_GATEWAY__PORT"),

@@ -20,7 +20,7 @@ from panels import COLUMNS, DATASOURCE, Unit
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAFANA = ROOT / "deploy" / "grafana"
-PAGE = ROOT / "docs" / "monitoring.md"
+PAGE = ROOT / "docs" / "operate" / "monitoring.md"
 
 
 def _panels(board: dict[str, Any]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ CHECKS = runpy.run_path(str(Path(__file__).parents[2] / "docs/checks.py"))
 def test_a_word_that_nobody_explains_is_named_with_what_to_do():
     (problem,) = CHECKS["unknown_words"]([("a.py", "BlockWhatsit")], {"block"})
     assert problem.startswith("a.py: 'whatsit' in 'BlockWhatsit' is not known")
-    assert "docs/glossary.md" in problem and "docs/words.txt" in problem
+    assert "docs/reference/glossary.md" in problem and "docs/tools/words.txt" in problem
 
 
 def test_forms_of_a_known_word_are_known():

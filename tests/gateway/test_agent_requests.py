@@ -1,6 +1,6 @@
 """Sessions of coding agents: requests of the shapes they send at their default settings, with texts of our own.
 
-`make clients` runs the agents themselves and keeps what they sent; docs/coding_agents.md names them.
+`make clients` runs the agents themselves and keeps what they sent; docs/guides/coding_agents.md names them.
 """
 
 from __future__ import annotations

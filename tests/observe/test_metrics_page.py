@@ -1,4 +1,4 @@
-"""docs/metrics.md lists what `/metrics` gives: no more, no less, and with the right type."""
+"""docs/reference/metrics.md lists what `/metrics` gives: no more, no less, and with the right type."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kvarn.observe.traces.exporter import ExportMetrics
 from kvarn.quality.metrics import QualityCollector
 from kvarn.quality.monitor import Drift, QualityMonitor
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 
 
 def test_the_page_and_the_registry_agree() -> None:

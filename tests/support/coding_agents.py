@@ -1,4 +1,4 @@
-"""Coding agents with the settings that `docs/coding_agents.md` prints for them."""
+"""Coding agents with the settings that `docs/guides/coding_agents.md` prints for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "docs/coding_agents.md"
+PAGE = Path(__file__).parents[2] / "docs/guides/coding_agents.md"
 PRINTED_URL, PRINTED_MODEL = "http://127.0.0.1:8000", "coder"
 FILE, CONTENT, DONE = "hello.txt", "hello\n", "The file is written."
 """What each agent is told to write, and what the model says at the end."""

@@ -213,7 +213,9 @@ def _serve(
         str | None,
         typer.Argument(help="Checkpoint directory, hub id (owner/name) or packaged model.", show_default="kvarn-demo"),
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; see docs/configuration.md.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="YAML file; see docs/reference/configuration.md.")
+    ] = None,
     named: Annotated[
         list[str] | None,
         typer.Option("--model", "-m", metavar="NAME=PATH", help="A model and its name; repeatable."),

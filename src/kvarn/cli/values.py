@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-ConfigPath = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; see docs/configuration.md.")]
+ConfigPath = Annotated[
+    Path | None, typer.Option("--config", "-c", help="YAML file; see docs/reference/configuration.md.")
+]
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
 _KEY = re.compile(r"[!-~]*")

@@ -8,10 +8,10 @@ from kvarn.config.section import Section
 
 
 class AlertsConfig(Section):
-    """Alerts that the server evaluates itself, without Prometheus. See docs/monitoring.md."""
+    """Alerts that the server evaluates itself, without Prometheus. See docs/operate/monitoring.md."""
 
     enabled: bool = True
-    """Evaluate the rules of docs/runbook.md in the server."""
+    """Evaluate the rules of docs/operate/runbook.md in the server."""
 
     interval_s: float = Field(15.0, ge=0.1)
     """Seconds between two evaluations."""

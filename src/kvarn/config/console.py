@@ -78,7 +78,7 @@ class OidcConfig(Section):
 
 
 class ConsoleConfig(Section):
-    """Console in the browser, at `/console`. See docs/console.md."""
+    """Console in the browser, at `/console`. See docs/operate/console.md."""
 
     enabled: bool = True
     """Serve the console and its data."""

@@ -10,7 +10,7 @@ from kvarn.config.section import Section
 
 
 class DisaggregationConfig(Section):
-    """A second engine process computes long prompts for the first, which answers. See docs/disaggregation.md."""
+    """A second engine process computes long prompts for the first, which answers. See docs/guides/disaggregation.md."""
 
     mode: Literal["auto", "always"] = "auto"
     """Which prompts the second process computes. `auto`: those where that is expected to be no slower and the first

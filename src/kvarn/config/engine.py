@@ -52,7 +52,7 @@ class EngineConfig(Section):
 
 
 class ExpertsConfig(Section):
-    """Placement of a mixture's experts on the ranks, with `expert_parallel`. See docs/parallel.md."""
+    """Placement of a mixture's experts on the ranks, with `expert_parallel`. See docs/guides/parallel.md."""
 
     load_file: str | None = Field(None, min_length=1)
     """File in which an engine keeps how many tokens each expert was given, by layer: written when it ends, read when it

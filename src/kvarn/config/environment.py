@@ -45,7 +45,7 @@ def read_environment(environment: Mapping[str, str], warn: Callable[[str], None]
             last = name.removeprefix(PREFIX).rpartition("__")[2]
             near = sorted(each for each in settings if each.endswith(f"__{last}"))
             near = near or get_close_matches(name, sorted({*settings, *_ELSEWHERE}), n=2, cutoff=0.8)
-            hint = f": did you mean {' or '.join(near)}?" if near else " (docs/configuration.md lists them)"
+            hint = f": did you mean {' or '.join(near)}?" if near else " (docs/reference/configuration.md lists them)"
             warn(f"the environment variable {name} names no setting and is ignored{hint}")
 
 

@@ -81,7 +81,7 @@ class ExternalPrice(Section):
 
 class ExternalConfig(Section):
     """A server with OpenAI's API that runs the model: vLLM, SGLang, llama.cpp, Ollama, another Kvarn, a hosted API. See
-    docs/external_models.md."""
+    docs/guides/external_models.md."""
 
     base_url: BaseUrl | tuple[BaseUrl, ...]
     """Root of its API, such as `http://10.0.0.7:8000/v1`. Several URLs are several replicas of the model."""

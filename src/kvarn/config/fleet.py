@@ -82,11 +82,11 @@ class HardwareConfig(Section):
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     """Share of a GPU's whole memory that a replica takes: weights, KV cache and what a step needs. Each of several
     processes (ranks) takes this share of a GPU of its own. Replicas are placed on one GPU as long as their shares fit;
-    what other programs hold is not used. See docs/gpu.md."""
+    what other programs hold is not used. See docs/guides/gpu.md."""
 
 
 class AutoscaleConfig(Section):
-    """Number of a model's replicas, by the work that arrives. See docs/fleet.md."""
+    """Number of a model's replicas, by the work that arrives. See docs/operate/fleet.md."""
 
     min_replicas: int = Field(1, ge=0, le=256)
     """Smallest number of replicas. 0: an idle model has none; requests wait until one is ready."""

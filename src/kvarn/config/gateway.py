@@ -26,7 +26,8 @@ class GatewayConfig(Section):
 
     api_server_count: int = Field(1, ge=1, le=64)
     """Gateway processes that serve the port. More than one pays where short requests or many streams keep one process
-    busy and there are cores to spare; see docs/architecture.md. Limits and budgets stay exact over all of them."""
+    busy and there are cores to spare; see docs/internals/architecture.md. Limits and budgets stay exact over all of
+    them."""
 
     root_path: str = Field("", pattern=r"^(/[^/?#\s]+)*$")
     """Path prefix under which a proxy publishes the server, such as `/llm`. Requests are answered with it and

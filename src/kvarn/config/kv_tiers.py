@@ -10,7 +10,7 @@ from kvarn.config.section import Section
 
 
 class KVTiersConfig(Section):
-    """Blocks kept in memory and on disk, for prompts that begin with the same tokens. See docs/kv_tiers.md."""
+    """Blocks kept in memory and on disk, for prompts that begin with the same tokens. See docs/guides/kv_tiers.md."""
 
     host_gib: float = Field(1.0, gt=0)
     """Memory for blocks in GiB, beside the KV cache. Blocks on disk are read into it, and blocks wait in it to be

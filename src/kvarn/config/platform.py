@@ -198,7 +198,8 @@ class AdmissionConfig(Section):
 
 class KeptConfig(Section):
     """Requests that are kept in the database when they are over, for the console and `kvarn requests`; without their
-    prompts and answers. The rates hold for one server: its gateway processes divide them. See docs/requests.md."""
+    prompts and answers. The rates hold for one server: its gateway processes divide them. See
+    docs/operate/requests.md."""
 
     enabled: bool = True
     """Keep requests."""

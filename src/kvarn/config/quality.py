@@ -9,7 +9,7 @@ from kvarn.config.section import Section
 
 class QualityConfig(Section):
     """Golden prompts that each replica answers again and again, and whose answers must not change. See
-    docs/quality.md."""
+    docs/operate/quality.md."""
 
     enabled: bool = True
     """Watch the replicas of models that generate text."""

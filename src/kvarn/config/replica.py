@@ -11,7 +11,7 @@ from kvarn.config.section import Section
 
 class FailoverConfig(Section):
     """Recovery of answers whose engine is lost: another replica, or the same one after its restart, continues them. See
-    docs/failover.md."""
+    docs/operate/failover.md."""
 
     max_losses: int = Field(3, ge=0)
     """Engines that one request may lose in a row without one more token, before it fails: it may be what ends them. 0:
@@ -22,7 +22,7 @@ class FailoverConfig(Section):
 
 
 class RoutingConfig(Section):
-    """Which of a model's replicas answers a request. See docs/routing.md."""
+    """Which of a model's replicas answers a request. See docs/operate/routing.md."""
 
     policy: Literal["prefix", "prefix_only", "least_load", "round_robin", "random"] = "prefix"
     """`prefix`: the earliest first token, by what each replica has cached and what it has to do. `prefix_only`: the

@@ -12,7 +12,7 @@ _Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class RolloutConfig(Section):
-    """Shadow traffic, then a growing share of the requests, with gates at each step. See docs/rollouts.md."""
+    """Shadow traffic, then a growing share of the requests, with gates at each step. See docs/guides/rollouts.md."""
 
     steps: tuple[_Share, ...] = (0.01, 0.05, 0.25, 0.5, 1.0)
     """Shares of the requests that the new version answers, step by step. The last is 1."""

@@ -99,7 +99,7 @@ class ShadowConfig(Section):
 
 
 class RouteConfig(Section):
-    """A name that clients use in the `model` field, and what answers it. See docs/model_choice.md."""
+    """A name that clients use in the `model` field, and what answers it. See docs/guides/model_choice.md."""
 
     name: ModelName
     """The name. Keys whose scope has it may use its targets by it."""

@@ -81,20 +81,20 @@ class ModelConfig(Section):
     quantization: Literal["int8", "int4", "fp8"] | None = None
     """Quantise plain weights when the model is loaded. int8 and (on GPUs) fp8 have a scale for each output; int4 has
     one for 128 inputs and a sub-scale for 32. Weights that the checkpoint stores quantised stay as they are
-    (docs/quantization.md)."""
+    (docs/guides/quantization.md)."""
 
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8", "fp8"] = "auto"
     """Type of cached keys and values. `auto`: the weights' type, bfloat16 where they are quantised. int8 (on
     processors) and fp8 (e4m3, on GPUs) hold twice as many tokens as bfloat16."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """A GPU (`cuda`) or this machine's processors. `auto`: a GPU from capability 9.0 on. See docs/gpu.md."""
+    """A GPU (`cuda`) or this machine's processors. `auto`: a GPU from capability 9.0 on. See docs/guides/gpu.md."""
 
     kernels: Literal["auto", "cpu", "triton", "torch"] = "auto"
     """The compiled `cpu` kernels, those of GPUs (`triton`), or `torch`'s. `auto`: what the device has, if installed."""
 
     packed_cache: TextOrOff = Field("auto", min_length=1)
-    """Cache of packed weights for later starts: a directory, `off`, or `auto` (see docs/quantization.md)."""
+    """Cache of packed weights for later starts: a directory, `off`, or `auto` (see docs/guides/quantization.md)."""
 
     max_context_length: int | None = Field(None, ge=16)
     """Tokens of prompt and answer together. Default: the length that the model was trained for, or fewer, with a
@@ -110,7 +110,7 @@ class ModelConfig(Section):
 
     tensor_parallel_size: int = Field(1, ge=1, le=8)
     """Processes that share each layer of the model (tensor parallelism), each with its part of the weights and of the
-    KV cache: 1, 2, 4 or 8. See docs/parallel.md."""
+    KV cache: 1, 2, 4 or 8. See docs/guides/parallel.md."""
 
     pipeline_parallel_size: int = Field(1, ge=1, le=64)
     """Stages of consecutive layers (pipeline parallelism), each in `tensor_parallel_size` processes of its own."""
@@ -170,10 +170,10 @@ class ModelConfig(Section):
         "auto", "hermes", "llama3", "mistral", "pythonic", "gpt_oss", "deepseek", "glm", "granite", "phi"
     ] = "auto"
     """Format of the model's tool calls (`hermes`: also Qwen; `pythonic`: Llama 3.2 and 4). `auto`: read from the chat
-    template and the special tokens. See docs/tools.md."""
+    template and the special tokens. See docs/guides/tools.md."""
 
     adapters: tuple[AdapterConfig, ...] = ()
-    """LoRA adapters that are loaded with the model. More can be loaded while it runs; see docs/adapters.md."""
+    """LoRA adapters that are loaded with the model. More can be loaded while it runs; see docs/guides/adapters.md."""
 
     lora: LoraConfig = LoraConfig()
     """Loading of adapters while the model runs."""
@@ -187,7 +187,7 @@ class ModelConfig(Section):
     )
     """Format of the model's reasoning, which is split from its answer. `qwen3`: `<think>` tags, as most models write
     it; `deepseek_r1`: the same, and answers begin inside the tags. `auto`: read from the chat template; `none`:
-    reasoning stays part of the answer's text. See docs/reasoning.md."""
+    reasoning stays part of the answer's text. See docs/guides/reasoning.md."""
 
     disaggregation: DisaggregationConfig | None = None
     """Compute long prompts in a second engine process. Default: one process does all."""
@@ -198,7 +198,7 @@ class ModelConfig(Section):
     golden_prompts: str | None = Field(None, min_length=1)
     """File of golden prompts, with which replicas and new versions of the model are checked: JSON Lines with `id`,
     `messages` (or `prompt_token_ids`) and `answer`. Default: built-in token ids, for which no answer is right. See
-    docs/quality.md."""
+    docs/operate/quality.md."""
 
     speculation: SpeculationConfig = SpeculationConfig()
     """Speculative decoding."""

@@ -11,7 +11,7 @@ from kvarn.config.section import Section
 
 class SpeculationConfig(Section):
     """Several tokens in one step: guessed cheaply, verified by the model. Answers do not change. See
-    docs/speculation.md."""
+    docs/guides/speculation.md."""
 
     method: Literal["auto", "ngram", "draft_model", "eagle3", "none"] = "auto"
     """Proposer of tokens. `ngram`: text that stands earlier in the request, or in recent answers to the same tenant;

@@ -1,6 +1,7 @@
 """JSON schemas as llguidance enforces them exactly: what it would take otherwise is rewritten, or refused by name.
 
-A rewritten schema never allows more than what it stands for. Where it allows less, docs/structured_output.md says so.
+A rewritten schema never allows more than what it stands for. Where it allows less, docs/guides/structured_output.md
+says so.
 """
 
 from __future__ import annotations

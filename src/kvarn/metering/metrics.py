@@ -1,4 +1,4 @@
-"""Metrics of the ledger and of `kvarn meter`. `docs/metrics.md` explains each."""
+"""Metrics of the ledger and of `kvarn meter`. `docs/reference/metrics.md` explains each."""
 
 from __future__ import annotations
 

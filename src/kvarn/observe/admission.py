@@ -1,4 +1,4 @@
-"""Metrics of admission. `docs/metrics.md` explains each to an operator."""
+"""Metrics of admission. `docs/reference/metrics.md` explains each to an operator."""
 
 from __future__ import annotations
 

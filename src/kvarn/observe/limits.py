@@ -1,4 +1,4 @@
-"""Metrics of the limits. `docs/metrics.md` explains each to an operator."""
+"""Metrics of the limits. `docs/reference/metrics.md` explains each to an operator."""
 
 from __future__ import annotations
 

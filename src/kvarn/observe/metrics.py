@@ -1,4 +1,4 @@
-"""The gateway's metrics, in a registry of their own. `docs/metrics.md` explains each to an operator."""
+"""The gateway's metrics, in a registry of their own. `docs/reference/metrics.md` explains each to an operator."""
 
 from __future__ import annotations
 

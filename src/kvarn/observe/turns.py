@@ -1,4 +1,4 @@
-"""Metrics of requests to engines, observed once each is over. `docs/metrics.md` explains each to an operator."""
+"""Metrics of requests to engines, observed once each is over. `docs/reference/metrics.md` explains each."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from kvarn.quality.probe import GoldenAnswer, difference
 
 _MAX_GAP = 0.05
 """Largest mean difference of log-probabilities between builds that hold their weights alike: three times what was
-measured between types, instruction sets and kernels (docs/quality.md)."""
+measured between types, instruction sets and kernels (docs/operate/quality.md)."""
 _MAX_GAP_QUANTIZED = 1.5
 """The same if one holds them in fewer bits: three times what was measured for int4."""
 
@@ -27,7 +27,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exact(self) -> bool:
-        """Whether an answer does not depend, in its last bits, on what is in the batch: see docs/determinism.md."""
+        """Whether an answer's last bits do not depend on what is in the batch (docs/internals/determinism.md)."""
         return not self.kernels.startswith("torch")
 
 

@@ -1,7 +1,7 @@
 """The built-in classifier: logistic regression over hashed n-grams, made by `recipes/moderation`.
 
-Small enough to look at every answer while it is written, and not to be mistaken for a large one: docs/safety.md tells
-what it finds and what it misses.
+Small enough to look at every answer while it is written, and not to be mistaken for a large one: docs/guides/safety.md
+tells what it finds and what it misses.
 """
 
 from __future__ import annotations

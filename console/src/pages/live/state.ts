@@ -121,7 +121,7 @@ export class LiveState {
   queue: Queued[] = [];
   totals: Totals | null = null;
   replicas: Replica[] = [];
-  /** A byte a block, as docs/live.md says. */
+  /** A byte a block, as docs/operate/live.md says. */
   states = new Uint8Array(0);
   owners = new Uint8Array(0);
   tenants: string[] = [];

@@ -36,7 +36,7 @@ async def meter(
     metrics_host: Annotated[str, typer.Option(help="Address of /metrics.")] = "127.0.0.1",
     metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of /metrics; 0 takes a free one.")] = 9465,
 ) -> None:
-    """Build the billing tables from the usage events in Kafka, until stopped by a signal. See docs/metering.md."""
+    """Build the billing tables from the usage events in Kafka, until a signal. See docs/guides/metering.md."""
     config = database.config
     configure_logging(config.log_level, form=config.log_format)
     logging.getLogger("alembic").setLevel(logging.WARNING)

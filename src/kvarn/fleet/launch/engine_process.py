@@ -60,7 +60,8 @@ class EngineProcess:
 
 MALLOC_SETTINGS = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
 """Activations of a step are memory of the C library: in huge pages, and kept from step to step instead of being given
-back to the system, which supplies each page anew. A prompt of 1,024 tokens is computed 3 % faster (docs/kernels.md)."""
+back to the system, which supplies each page anew. A prompt of 1,024 tokens is computed 3 % faster
+(docs/internals/kernels.md)."""
 
 
 def _environment() -> dict[str, str]:
@@ -68,8 +69,8 @@ def _environment() -> dict[str, str]:
 
     By default OpenMP's threads spin long: where another process takes a core, they burn the time slice that the thread
     they wait for needs. Sleeping at once costs a wake-up at each operation. A short spin keeps the speed of the one on
-    an idle machine and most of the patience of the other on a busy one (figures in docs/benchmarks.md). A policy that
-    the environment sets is kept.
+    an idle machine and most of the patience of the other on a busy one (figures in docs/internals/benchmarks.md). A
+    policy that the environment sets is kept.
     """
     environment = {"GLIBC_TUNABLES": MALLOC_SETTINGS, **os.environ}
     chosen = "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ

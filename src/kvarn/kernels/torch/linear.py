@@ -1,9 +1,9 @@
 """Linear layers in torch.
 
 float32 weights are packed by oneDNN on a processor that has it: its products are the fastest for batches of decode rows
-(docs/kernels.md), take any number of rows, and their sums do not depend on that number, which plain products' do
-(docs/determinism.md). bfloat16 weights are packed only where oneDNN multiplies them natively (AVX-512 or AMX):
-elsewhere it refuses to.
+(docs/internals/kernels.md), take any number of rows, and their sums do not depend on that number, which plain products'
+do (docs/internals/determinism.md). bfloat16 weights are packed only where oneDNN multiplies them natively (AVX-512 or
+AMX): elsewhere it refuses to.
 """
 
 from __future__ import annotations

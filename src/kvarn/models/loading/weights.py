@@ -23,7 +23,7 @@ from kvarn.models.parallel.tensor import Parallel, ParallelError, Shard
 Role = Literal["layer", "expert", "head", "router"]
 
 HEAD_QUANTIZATION: Quantization | None = "int8"
-"""Form of the output head in all modes; None: it stays plain. docs/quantization.md: costs and savings."""
+"""Form of the output head in all modes; None: it stays plain. docs/guides/quantization.md: costs and savings."""
 _log = logging.getLogger(__name__)
 
 

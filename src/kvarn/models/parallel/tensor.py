@@ -1,7 +1,8 @@
 """Tensor parallelism (Megatron-LM, Shoeybi et al. 2019): which part of each weight a rank holds, and how parts meet.
 
 Sums over a divided dimension are taken in one order at every degree: the dimension has `PARTITION` parts whatever the
-number of ranks, a rank holds some that lie side by side, and parts are added in a binary tree (docs/determinism.md).
+number of ranks, a rank holds some that lie side by side, and parts are added in a binary tree
+(docs/internals/determinism.md).
 """
 
 from __future__ import annotations

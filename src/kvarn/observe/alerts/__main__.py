@@ -11,7 +11,7 @@ from kvarn.observe.alerts.prometheus import rules_file
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m kvarn.observe.alerts", description=__doc__)
     parser.add_argument(
-        "--runbook", default="docs/runbook.md", help="address of the runbook, for links in notifications"
+        "--runbook", default="docs/operate/runbook.md", help="address of the runbook, for links in notifications"
     )
     sys.stdout.write(rules_file(runbook=parser.parse_args().runbook))
 

@@ -14,7 +14,7 @@ _SUBJECT = "{{ range $name, $each := $labels }}, {{ $name }} {{ $each }}{{ end }
 _FORMATS = {"ratio": "$value | humanizePercentage", "seconds": "$value | humanizeDuration", "count": "$value"}
 
 
-def rules_file(rules: Iterable[Rule] = RULES, runbook: str = "docs/runbook.md") -> str:
+def rules_file(rules: Iterable[Rule] = RULES, runbook: str = "docs/operate/runbook.md") -> str:
     """The YAML that `rule_files` names. `runbook`: address of the page that links lead to."""
     entries = [_entry(rule, runbook) for rule in rules]
     groups = {"groups": [{"name": "kvarn", "rules": entries}]}

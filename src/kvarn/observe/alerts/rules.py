@@ -1,5 +1,5 @@
-"""The alert rules, each with its entry in the runbook. `deploy/prometheus/kvarn.rules.yml` and `docs/runbook.md` are
-generated from this list (`make docs`)."""
+"""The alert rules, each with its entry in the runbook. `deploy/prometheus/kvarn.rules.yml` and
+`docs/operate/runbook.md` are generated from this list (`make docs`)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Rule:
 
     @property
     def anchor(self) -> str:
-        """The fragment of its section in docs/runbook.md."""
+        """The fragment of its section in docs/operate/runbook.md."""
         return self.name.lower()
 
     def holds(self, value: float) -> bool:

@@ -17,7 +17,7 @@ from kvarn.observe.cgroups import CGROUPS, OWN_CGROUPS, cgroup_directories
 
 _ONE_THREAD_BYTES = 64 * 1024**2
 """Weights below this stay in the caches: waking a second thread for each operation costs more than it saves (measured
-with the demo model, docs/benchmarks.md)."""
+with the demo model, docs/internals/benchmarks.md)."""
 
 
 @dataclass(frozen=True, slots=True)
