@@ -72,7 +72,9 @@ def check_gpus(gpus: Sequence[Gpu], build: TorchBuild | None, wanted_by: Sequenc
     if build is None or not build.sees_gpu:
         why = "is a build for processors" if build and not build.has_cuda else "finds no driver for it"
         level = error if wanted_by else warning
-        return level("GPUs", f"{detail}, but torch {why}", "install torch's CUDA build and the driver: docs/gpu.md")
+        return level(
+            "GPUs", f"{detail}, but torch {why}", "install torch's CUDA build and the driver: docs/guides/gpu.md"
+        )
     if not build.has_triton:
         return warning("GPUs", f"{detail}, but Triton is missing", "pip install 'kvarn[gpu]'")
     if gpus and gpus[0].capability < MIN_CAPABILITY:

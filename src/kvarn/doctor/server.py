@@ -59,7 +59,11 @@ def check_answers(url: str, version: dict[str, Any], ready: dict[str, Any], inst
             detail = state.get("error") or f"{state.get('stage', '')} {state.get('progress', 0):.0%}".strip()
             found.append(warning("model", f"{name} is {state.get('state')}: {detail}", "see the server's log"))
     if (database := ready.get("database", "up")) != "up":
-        found.append(warning("database", f"the server finds it {database}", "docs/runbook.md: KvarnDatabaseAway"))
+        found.append(
+            warning(
+                "database", f"the server finds it {database}", "docs/operate/database.md says what goes on without it"
+            )
+        )
     return found
 
 

@@ -27,7 +27,7 @@ def read_settings(path: Path | None) -> tuple[KvarnConfig | None, list[Finding]]
     try:
         config = load_config(path, warn=warnings.append)
     except ConfigError as failure:
-        return None, [error("settings", str(failure), "docs/configuration.md lists all settings")]
+        return None, [error("settings", str(failure), "docs/reference/configuration.md lists all settings")]
     found = [warning("environment", text, "unset it, or write it as the configuration has it") for text in warnings]
     return config, [good("settings", f"{source}: no unknown setting"), *found]
 
