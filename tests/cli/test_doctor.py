@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +39,13 @@ def test_an_error_is_the_exit_status_and_json_has_what_to_do(doctor):
 def test_a_configuration_that_cannot_be_used_leaves_the_machine_to_be_examined(doctor):
     done = doctor(KVARN_GATEWAY__PORT="99999")
     assert done.returncode == 1 and "gateway.port" in done.stdout and "processors" in done.stdout
+
+
+def test_the_commands_of_the_page_run(doctor, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs/operate/doctor.md").read_text(encoding="utf-8")
+    commands = [line.partition("#")[0].split() for line in page.splitlines() if line.startswith("kvarn doctor")]
+    (tmp_path / "kvarn.yaml").write_text("gateway: {port: 0}\n")
+    monkeypatch.chdir(tmp_path)
+    for _, _, *arguments in commands:
+        assert doctor(*arguments, KVARN_GATEWAY__PORT="0").returncode == 0
+    assert len(commands) == 3

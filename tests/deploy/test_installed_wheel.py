@@ -82,3 +82,28 @@ def test_the_kernels_of_the_wheel_are_compiled_and_share_the_threads_of_torch(en
     command = [programs / "python", "-c", code]
     module, *openmp = json.loads(subprocess.check_output(command, env=variables, cwd=programs, text=True))
     assert module.startswith(str(programs.parent)) and len(openmp) == 1
+
+
+def test_the_commands_of_the_page_of_systemd_install_the_service(environment, tmp_path):
+    """As printed, below another root: pip installs from `dist/`, and `systemctl` only keeps what it is told."""
+    page = (ROOT / "docs/operate/systemd.md").read_text(encoding="utf-8")
+    script = page.partition("```bash\n")[2].partition("```")[0]
+    for folder in ("/opt/", "/etc/"):
+        script = script.replace(f" {folder}", f" {tmp_path}{folder}").replace(f"\n{folder}", f"\n{tmp_path}{folder}")
+    (tmp_path / "opt").mkdir()
+    (tmp_path / "kvarn.yaml").write_text("{}\n")
+    systemctl = tmp_path / "bin/systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/told\n')
+    systemctl.chmod(0o755)
+    pip = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_FIND_LINKS": str(ROOT / "dist"), "PIP_PRE": "1"}
+    path = f"{systemctl.parent}:/usr/bin:/bin"
+    done = subprocess.run(
+        ["sh", "-e"], input=script, env={"PATH": path, **pip}, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "etc/systemd/system/kvarn.service").read_text() == (
+        ROOT / "deploy/systemd/kvarn.service"
+    ).read_text()
+    assert (tmp_path / "etc/kvarn/kvarn.yaml").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "told").read_text().split("\n")[:2] == ["daemon-reload", "enable --now kvarn"]
