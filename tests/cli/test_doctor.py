@@ -32,8 +32,8 @@ def test_an_error_is_the_exit_status_and_json_has_what_to_do(doctor):
     done = doctor("--json", KVARN_GATEWAY__PORT="0", KVARN_GATEWAY__SSL_CERTFILE="/no/such.pem")
     checks = [json.loads(line) for line in done.stdout.splitlines()]
     errors = [each for each in checks if each["level"] == "error"]
-    assert done.returncode == 1 and [each["check"] for each in errors] == ["files"]
-    assert "gateway.ssl_certfile" in errors[0]["detail"] and {each["area"] for each in checks} >= {"machine", "devices"}
+    assert done.returncode == 1 and [each["check"] for each in errors] == ["certificate"]
+    assert "/no/such.pem" in errors[0]["detail"] and {each["area"] for each in checks} >= {"machine", "devices"}
 
 
 def test_a_configuration_that_cannot_be_used_leaves_the_machine_to_be_examined(doctor):

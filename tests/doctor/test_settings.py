@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from certificates import write_certificate
 from kvarn.config.schema import KvarnConfig
 from kvarn.doctor.finding import Level
 from kvarn.doctor.settings import (
     check_access,
+    check_certificate,
     check_contradictions,
     check_files,
     check_models,
@@ -67,7 +69,15 @@ def test_a_file_with_secrets_is_for_its_owner_alone(tmp_path: Path, text, name):
     assert check_secrets(file).level is Level.OK
 
 
-@pytest.mark.parametrize("text", ["", "store: {url: 'postgresql://kvarn@db/kvarn'}", "auth: {api_keys: []}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "store: {url: 'postgresql://kvarn@db/kvarn'}",
+        "auth: {api_keys: []}",
+        "traces: {headers: {authorization: !file /run/secrets/collector}}",
+    ],
+)
 def test_a_file_without_secrets_may_be_read_by_all(tmp_path: Path, text):
     file = tmp_path / "kvarn.yaml"
     file.write_text(text)
@@ -76,12 +86,23 @@ def test_a_file_without_secrets_may_be_read_by_all(tmp_path: Path, text):
 
 
 def test_files_that_cannot_be_read_are_named_with_their_setting(tmp_path):
-    certificate = tmp_path / "c.pem"
-    certificate.write_text("")
-    gateway = {"ssl_certfile": str(certificate), "ssl_keyfile": str(tmp_path / "k.pem")}
-    found = check_files(config_of(gateway=gateway))
-    assert [each.level for each in found] == [Level.ERROR] and "gateway.ssl_keyfile" in found[0].detail
-    assert check_files(KvarnConfig()) == []
+    model = {"name": "a", "external": {"base_url": "http://127.0.0.1:1/v1", "api_key_file": str(tmp_path / "key")}}
+    config = config_of(models=[model], quality={"reference_file": str(tmp_path / "made-later")})
+    found = check_files(config)
+    assert [each.level for each in found] == [Level.ERROR] and "models[0].external.api_key_file" in found[0].detail
+    (tmp_path / "key").write_text("top-secret")
+    assert check_files(config) == []
+
+
+def test_a_certificate_is_there_and_has_its_key(tmp_path):
+    assert check_certificate(KvarnConfig()) is None
+    (tmp_path / "other").mkdir()
+    certificate, key = map(str, write_certificate(tmp_path))
+    assert check_certificate(config_of(gateway={"ssl_certfile": certificate, "ssl_keyfile": key})).level is Level.OK
+    other = write_certificate(tmp_path / "other")[1]
+    for wrong in (str(other), str(tmp_path / "none.pem")):
+        found = check_certificate(config_of(gateway={"ssl_certfile": certificate, "ssl_keyfile": wrong}))
+        assert found.level is Level.ERROR and wrong in found.detail
 
 
 def test_a_model_is_here_or_on_the_hub_or_missing(tmp_path):

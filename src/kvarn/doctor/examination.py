@@ -30,8 +30,8 @@ def examine(path: Path | None) -> Findings:
     findings = {"configuration": found, "machine": _machine(config), "devices": _devices(config)}
     if config is None:
         return findings
-    secrets = settings.check_secrets(path) if path else None
-    found += [settings.check_access(config), *([secrets] if secrets else ())]
+    found.append(settings.check_access(config))
+    found += filter(None, [settings.check_certificate(config), settings.check_secrets(path) if path else None])
     found += settings.check_models(config)
     found += settings.check_files(config) + settings.check_contradictions(config, usable_cores())
     findings["services"] = asyncio.run(_services(config))
@@ -57,7 +57,7 @@ def _machine(config: KvarnConfig | None) -> list[Finding]:
     kind = machine.file_system_of(existing, _read("/proc/self/mounts"))
     return [
         *found,
-        *([caches] if caches else ()),
+        *filter(None, [caches]),
         machine.check_open_files(
             None if hard == resource.RLIM_INFINITY else hard, open_files_needed(config.gateway.max_connections)
         ),

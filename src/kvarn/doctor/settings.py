@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from kvarn.identity.open_server import auth_mode, is_loopback
 from kvarn.text.checkpoint import local_checkpoint
 from kvarn.text.errors import CheckpointError
 
+_NEEDED_FILES = ("client_secret_file", "api_key_file", "encryption_key_file")
 _PASSWORD_IN_URL = re.compile(r"://[^/@:]*:[^@]+@")
 
 
@@ -52,9 +54,23 @@ def check_access(config: KvarnConfig) -> Finding:
     return good("access", f"{where}, with keys, over HTTPS")
 
 
+def check_certificate(config: KvarnConfig) -> Finding | None:
+    """Whether the certificate and its key can be read and belong together; None where there is none."""
+    certificate, key = config.gateway.ssl_certfile, config.gateway.ssl_keyfile
+    if certificate is None:
+        return None
+    try:
+        # Without a password nobody is asked for one: the server could not be, either.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except OSError as failure:
+        names = " and ".join(filter(None, (certificate, key)))
+        return error("certificate", f"{names}: {failure.strerror or failure}", "name PEM files that belong together")
+    return good("certificate", certificate)
+
+
 def check_secrets(path: Path) -> Finding | None:
     """Whether a file with keys or passwords can be read by other users; None where there are none in it."""
-    names = sorted(set(_secrets_in(yaml.safe_load(path.read_text(encoding="utf-8")) or {})))
+    names = sorted(set(_secrets_in(yaml.load(path.read_text(encoding="utf-8"), _Values))))
     if not names:
         return None
     if path.stat().st_mode & 0o077:
@@ -62,14 +78,21 @@ def check_secrets(path: Path) -> Finding | None:
     return good("secrets", f"only their owner reads {', '.join(names)} in {path}")
 
 
-def _secrets_in(value: Any, name: str = "") -> Iterator[str]:
+class _Values(yaml.SafeLoader):
+    """Values that stand in the file: those that a tag takes from elsewhere are left out."""
+
+
+_Values.add_multi_constructor("!", lambda _loader, _suffix, _node: None)
+
+
+def _secrets_in(value: Any, name: str = "", *, secret: bool = False) -> Iterator[str]:
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from [str(key)] if inner and key in _SECRET_NAMES else _secrets_in(inner, str(key))
+            yield from _secrets_in(inner, name if secret else str(key), secret=secret or key in _SECRET_NAMES)
     elif isinstance(value, list):
         for inner in value:
-            yield from _secrets_in(inner, name)
-    elif isinstance(value, str) and _PASSWORD_IN_URL.search(value):
+            yield from _secrets_in(inner, name, secret=secret)
+    elif isinstance(value, str) and (_PASSWORD_IN_URL.search(value) if "://" in value else secret and value):
         yield name
 
 
@@ -93,7 +116,7 @@ _SECRET_NAMES = frozenset(_secret_names(KvarnConfig))
 
 
 def check_files(config: KvarnConfig) -> list[Finding]:
-    """Files that the configuration names (settings that end with `file`) and that cannot be read."""
+    """Files that the server needs to start and cannot read; others it makes where they are missing."""
     named = dict(_files_of(config.model_dump(mode="json"), ""))
     missing = {name: path for name, path in named.items() if not _is_readable(Path(path).expanduser())}
     return [error("files", f"{name} names {path}, which cannot be read") for name, path in missing.items()]
@@ -106,7 +129,7 @@ def _files_of(value: Any, path: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for number, inner in enumerate(value):
             yield from _files_of(inner, f"{path}[{number}]")
-    elif isinstance(value, str) and path.endswith("file"):
+    elif isinstance(value, str) and path.endswith(_NEEDED_FILES):
         yield path, value
 
 
