@@ -35,11 +35,16 @@ def test_gpus_are_usable_where_torch_the_driver_and_triton_are_there(gpus, build
 
 
 @pytest.mark.parametrize(
-    ("kernels", "level"),
-    [("cpu (avx512)", Level.OK), ("cpu (generic)", Level.WARNING), ("cpu (emulated_amx)", Level.WARNING)],
+    ("kernels", "architecture", "level"),
+    [
+        ("cpu (avx512)", "x86_64", Level.OK),
+        ("cpu (generic)", "x86_64", Level.WARNING),
+        ("cpu (emulated_amx)", "x86_64", Level.WARNING),
+        ("cpu (generic)", "aarch64", Level.OK),
+    ],
 )
-def test_slow_instruction_sets_are_warned_of(kernels, level):
-    found = check_instruction_set(kernels)
+def test_slow_instruction_sets_are_warned_of(kernels, architecture, level):
+    found = check_instruction_set(kernels, architecture)
     assert found.level is level and kernels in found.detail
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ def check_kernels() -> Finding:
     from kvarn.kernels.errors import KernelError, MissingKernelsError
 
     try:
-        return check_instruction_set(kernels_for("cpu").name)
+        return check_instruction_set(kernels_for("cpu").name, platform.machine())
     except MissingKernelsError as failure:
         detail, _, advice = str(failure).partition(". ")
         return warning("kernels", f"torch's, which are slower: {detail}", advice)
@@ -50,14 +51,12 @@ def check_kernels() -> Finding:
         return error("kernels", str(failure))
 
 
-def check_instruction_set(kernels: str) -> Finding:
-    """`kernels`: the backend's name, such as `cpu (avx512)`."""
+def check_instruction_set(kernels: str, architecture: str) -> Finding:
+    """`kernels`: the backend's name, such as `cpu (avx512)`. Processors other than x86-64 have one set."""
     if "emulated" in kernels:
         return warning("kernels", f"compiled, {kernels}: slow", "unset KVARN_ISA, which asks for it")
-    if "generic" in kernels:
-        return warning(
-            "kernels", f"compiled, {kernels}: plain C++", "use a processor with AVX2 (x86-64) where speed matters"
-        )
+    if "generic" in kernels and architecture == "x86_64":
+        return warning("kernels", f"compiled, {kernels}: slow", "use a processor with AVX2 where speed matters")
     return good("kernels", f"compiled, {kernels}")
 
 
