@@ -75,7 +75,7 @@ def check_directory(path: Path, free: int, file_system: str) -> Finding:
     if free < _LITTLE_DISK:
         return warning("data", detail, "make room: the database, files and the usage journal grow there")
     if file_system in _IN_MEMORY:
-        return warning("data", f"{detail}; in memory ({file_system})", "set data_dir to a disk: a restart loses it")
+        return warning("data", f"{detail}; in memory ({file_system})", "set data_dir to a disk: a reboot loses it")
     if file_system in _OF_CONTAINER:
         return warning(
             "data", f"{detail}; in the container's own layer", "mount a volume at data_dir: a new container loses it"

@@ -165,4 +165,4 @@ def _check_kafka(config: KafkaConfig) -> Finding:
 
 
 def _in_a_line(failure: BaseException) -> str:
-    return (str(failure).splitlines() or [type(failure).__name__])[0]
+    return (str(failure).splitlines() or [type(failure).__name__])[0].rstrip(".")
