@@ -151,7 +151,7 @@ conformance: $(VENV)/.test
 	@if [ -f "$(OPENAPI)" ]; then OPENAI_API_DOCUMENT="$(OPENAPI)" $(BIN)/python -m pytest tests/gateway tests/answers tests/catalog tests/responses tests/batches tests/identity tests/e2e $(ARGS); \
 	else echo "get openapi.yaml from https://github.com/openai/openai-openapi (MIT), put it here or name it in OPENAI_API_DOCUMENT"; exit 1; fi
 
-lint: $(VENV)/.lint console-check
+lint: $(VENV)/.lint console-check site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -173,7 +173,7 @@ console-check:
 	@if $(HAS_NODE); then $(MAKE) --no-print-directory $(NODE_MODULES) && cd console && npm run --silent check; \
 	else echo "note: npm of Node 20 or newer is missing: the console's source was not checked against its built files"; fi
 
-# Pictures of every page with a plausible organisation under load (build/console-shots), and those of docs/operate/console.md.
+# Pictures of every page with a plausible organisation under load (build/console-shots), and those of docs/operate/console_pages.md.
 console-shots: $(VENV)/.test $(NODE_MODULES)
 	$(BIN)/python docs/tools/console_shots.py $(ARGS)
 
@@ -195,6 +195,20 @@ bench: $(VENV)/.serve
 
 docs: $(VENV)/.serve
 	$(BIN)/python docs/generate.py
+
+# The documentation as a site, in build/site; a broken link fails. A compressed copy in the package is what the gateway serves at
+# /docs/, from a checkout as from a wheel or an image that is built afterwards. mkdocs.yml says what is in it.
+SITE := src/kvarn/gateway/site
+$(VENV)/.zensical: constraints.txt | $(VENV)/bin/python
+	$(PIP) zensical
+	@touch $@
+
+.PHONY: site
+site: $(VENV)/.zensical
+	@rm -rf build/site
+	$(BIN)/zensical build --strict
+	@rm -rf $(SITE) && cp -r build/site $(SITE) && rm -rf $(SITE)/assets/stylesheets/classic
+	@find $(SITE) -type f ! -name '*.png' ! -name '*.webp' -exec gzip -9 --no-name {} +
 
 # Compiles the kernels again where they changed, in seconds: for whoever works on csrc/. `make install` does it too.
 native: $(VENV)/.serve

@@ -4,7 +4,7 @@
     python -m benchmarks.schema_suite
     python -m benchmarks.schema_suite --walks 1000
 
-Prints the table of docs/guides/structured_output.md: by file of the suite (draft 2020-12 and its formats) the schemas
+Prints the table of docs/internals/measured_engine.md: by file of the suite (draft 2020-12 and its formats) the schemas
 and those that are refused; the valid examples and those that cannot be written; the answers of random walks through
 masks, and those that jsonschema-rs finds invalid, formats asserted.
 """

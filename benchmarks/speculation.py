@@ -1,6 +1,6 @@
 """Speculation against none: engines on one loaded model take turns at the same requests, in one run.
 
-    python -m benchmarks.speculation --out docs                                   # the demo model, its draft, its head
+    python -m benchmarks.speculation --out FOLDER                                 # the demo model, its draft, its head
     python -m benchmarks.speculation --model FOLDER --streams 1,8,32 --rounds 3   # another: random prompts, under load
 
 One stream: copying values into JSON, of many records into one schema (`records`) and of fresh sentences that each ask

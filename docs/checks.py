@@ -15,6 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 _OPENING = re.compile(r"\s*(Of|That|What|Whose|Who|Whom|As|How|Where|When)\b")
+_INVERTED = re.compile(r"(?:^|[.!?]\s+|^[|*>-]\s+|\|\s+)(?:Of|That)\b", re.MULTILINE)
+_SOURCE = re.compile(r"`(?:src|tests|csrc)/|`(?!deploy/|examples/)[\w/]+\.(?:py|h)`")
+_FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
 def long_files() -> list[str]:
@@ -31,13 +34,49 @@ def long_files() -> list[str]:
     return found
 
 
+def pages() -> list[Path]:
+    """Markdown pages for readers."""
+    named = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")]
+    return [*named, *sorted((ROOT / "docs").rglob("*.md"))]
+
+
 def broken_links() -> list[str]:
     """Relative links in Markdown pages that name no file."""
     found = []
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    for page in pages():
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if not (page.parent / target).exists():
                 found.append(f"{page.relative_to(ROOT)}: the link to {target} leads nowhere")
+    return found
+
+
+def pages_out_of_the_way() -> list[str]:
+    """Pages of docs/ that the navigation of the site does not name, and names there that are no page."""
+    named = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    there = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    lost = [f"docs/{page}: name it in the navigation of mkdocs.yml, under its task" for page in sorted(there - named)]
+    return lost + [f"mkdocs.yml: there is no docs/{page}" for page in sorted(named - there)]
+
+
+def source_in_user_pages() -> list[str]:
+    """Files of the source in pages for users: how it is made and was tested is told in docs/internals."""
+    found = []
+    for folder in ("start", "guides", "operate"):
+        for page in sorted((ROOT / "docs" / folder).rglob("*.md")):
+            for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+                if _SOURCE.search(line) and not line.startswith("Generated from"):
+                    found.append(f"{page.relative_to(ROOT)}:{number}: names the source: move it to docs/internals")
+    return found
+
+
+def inverted_sentences() -> list[str]:
+    """Sentences of pages that begin with Of or That."""
+    found = []
+    for page in pages():
+        text = _FENCED.sub(lambda block: "\n" * block[0].count("\n"), page.read_text(encoding="utf-8"))
+        for match in _INVERTED.finditer(text):
+            line = text.count("\n", 0, match.end()) + 1
+            found.append(f"{page.relative_to(ROOT)}:{line}: a sentence begins with {match[0][-4:].strip()}")
     return found
 
 
@@ -105,7 +144,8 @@ def known_words() -> set[str]:
 
 def main() -> int:
     """Print what is wrong; 1 if anything is."""
-    problems = long_files() + broken_links() + loop_times() + unclear_openings()
+    problems = long_files() + broken_links() + pages_out_of_the_way() + inverted_sentences()
+    problems += source_in_user_pages() + loop_times() + unclear_openings()
     problems += unknown_words(public_names(), known_words())
     generated = subprocess.run([sys.executable, str(ROOT / "docs/generate.py"), "--check"], check=False)
     for problem in problems:

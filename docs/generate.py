@@ -6,10 +6,14 @@ Usage: python docs/generate.py [--check]
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
+
+from tools.first_settings import first_settings
+from tools.operations import operations_page
 
 from kvarn.config.documentation import field_documents
 from kvarn.config.schema import KvarnConfig
@@ -83,14 +87,24 @@ def bounds_of(field: Any) -> str:
     return ", ".join(parts)
 
 
+def linked(text: str) -> str:
+    """A text whose names of pages are links with the titles of these pages."""
+
+    def link(name: re.Match[str]) -> str:
+        title = (ROOT / name[0]).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        return f"[{title}](../{name[1]})"
+
+    return re.sub(r"docs/([\w/-]+\.md)", link, text)
+
+
 def section_page(path: str, section: type[Section]) -> list[str]:
     """A heading and a table for one section."""
     documents = field_documents(section)
-    lines = [f"## `{path}`" if path else "## Top level", "", (section.__doc__ or "").strip(), ""]
+    lines = [f"## `{path}`" if path else "## Top level", "", linked(section.__doc__ or "").strip(), ""]
     lines += ["| setting | type | default | meaning |", "|---|---|---|---|"]
     for name, field in section.model_fields.items():
         kind = " ".join(filter(None, [type_name(field.annotation), bounds_of(field)]))
-        lines.append(f"| `{name}` | {kind} | {default_of(field)} | {documents[name]} |")
+        lines.append(f"| `{name}` | {kind} | {default_of(field)} | {linked(documents[name])} |")
     return [*lines, ""]
 
 
@@ -107,7 +121,7 @@ def sections_under(path: str, section: type[Section]) -> Iterator[tuple[str, typ
 
 def configuration_page() -> str:
     """The whole of docs/reference/configuration.md."""
-    lines = [INTRODUCTION]
+    lines = [INTRODUCTION, *first_settings()]
     for path, section in sections_under("", KvarnConfig):
         lines += section_page(path, section)
     return "\n".join(lines).rstrip() + "\n"
@@ -154,6 +168,7 @@ def generated_files() -> dict[Path, str]:
 
     return {
         Path("docs/reference/configuration.md"): configuration_page(),
+        Path("docs/reference/operations.md"): operations_page(),
         Path("docs/operate/runbook.md"): runbook_page(),
         Path("deploy/prometheus/kvarn.rules.yml"): rules_file(),
         **{Path(GRAFANA) / name: text for name, text in board_files().items()},

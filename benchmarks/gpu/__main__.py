@@ -1,4 +1,4 @@
-"""What the kernels and the engine do on a GPU: one command, one file of results. See docs/guides/gpu.md.
+"""What the kernels and the engine do on a GPU: one command, one file of results. See docs/internals/gpu.md.
 
 python -m benchmarks.gpu prepare        where there is a network: wheels of what the GPU's machine lacks
 python -m benchmarks.gpu                there: a whole run of 28 minutes
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--forms", nargs="*", choices=("bf16", "fp8", "int8", "int4"), help="of the engine's weights")
     parser.add_argument("--rows", nargs="*", type=int, help="of products that are timed")
     parser.add_argument("--only", default="", help="timed kernels whose name contains this")
-    parser.add_argument("--markdown", action="store_true", help="compile: the table of docs/guides/gpu.md")
+    parser.add_argument("--markdown", action="store_true", help="compile: the table of docs/internals/gpu.md")
     parser.add_argument("--python", default="3.12", help="prepare: the GPU machine's version")
     parser.add_argument("--case", default="", help="one: the timed kernel to run three times, for a profiler")
     options = parser.parse_args()

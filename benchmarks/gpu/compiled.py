@@ -116,7 +116,7 @@ def compile_all(threads: int = 2) -> list[Compiled]:
 
 
 def table(found: Sequence[Compiled]) -> str:
-    """As docs/guides/gpu.md shows it."""
+    """As docs/internals/gpu.md shows it."""
     lines = [
         "| kernel | registers | spills | shared memory, KiB | wide loads | tensor cores |",
         "|---|---|---|---|---|---|",

@@ -34,6 +34,26 @@ export async function run(visit) {
   await page.getByText("The new limits hold now.").waitFor();
   await visit.inspect();
 
+  await visit.open("access?tab=users");
+  await page.getByLabel("E-mail of a new user").fill("mira@example.com");
+  await page.getByRole("button", { name: "Add user" }).click();
+  await page.getByText("mira@example.com is added.").waitFor();
+  await visit.open("access?tab=members");
+  await page.getByLabel("E-mail of a user").fill("mira@example.com");
+  await page.getByRole("button", { name: /^Add to/ }).click();
+  await page.getByRole("button", { name: "Take mira out" }).click();
+  await page.getByRole("dialog").getByRole("button", { name: "Take out" }).click();
+  await page.getByRole("button", { name: "Take mira out" }).waitFor({ state: "detached" });
+
+  const made = await page.request.post(new URL("v1/conversations", visit.root).href, {
+    data: { metadata: { topic: "a late battery" }, items: [{ type: "message", role: "user", content: "Where is my battery?" }] },
+  });
+  assert.ok(made.ok());
+  await visit.open("access?tab=conversations");
+  await page.getByRole("row", { name: /a late battery/ }).getByRole("link").click();
+  await page.getByText("Where is my battery?").waitFor();
+  await visit.inspect();
+
   await visit.open("access?tab=audit&event=api_key.created");
   await page.getByText("API key created").first().waitFor();
   await visit.inspect();

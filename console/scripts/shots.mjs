@@ -1,7 +1,7 @@
 // Screenshots of pages in both themes and widths, and what axe and the browser's console find in them.
 // Usage: npm run shots -- http://127.0.0.1:8000 FOLDER overview 'requests?status=error' slow=requests/req-1 ...
 // The part before `=` names the pictures of a page. KVARN_KEY signs in, CHROMIUM names the browser.
-import { mkdirSync } from "node:fs";
+import { mkdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { launch, PHONE, Visit, WIDE } from "../e2e/lib/browser.mjs";
 
@@ -11,6 +11,8 @@ if (!server || !folder || !pages.length) {
   process.exit(2);
 }
 mkdirSync(folder, { recursive: true });
+
+const QUALITY = 70;
 
 /** What is done on a page before its picture is taken. */
 const FIRST = {
@@ -40,8 +42,10 @@ try {
         visit.now = `${name} ${size.width} ${colorScheme}`;
         if (FIRST[path]) await FIRST[path](visit);
         await visit.settled();
-        await visit.page.screenshot({ path: join(folder, `${name}-${size.width}-${colorScheme}.png`), fullPage: size === WIDE });
-        if (size === WIDE) await visit.page.screenshot({ path: join(folder, `${name}-${colorScheme}.png`) }); // for docs
+        const picture = join(folder, `${name}-${size.width}-${colorScheme}`);
+        await visit.page.screenshot({ path: `${picture}.png`, fullPage: size === WIDE }); // to look at
+        const { data } = await visit.session.send("Page.captureScreenshot", { format: "webp", quality: QUALITY });
+        writeFileSync(`${picture}.webp`, Buffer.from(data, "base64")); // for docs: what is seen without scrolling
         await visit.inspect();
       }
     }

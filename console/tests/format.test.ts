@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { bytes, compact, count, csv, duration, money, number, onAxis, percent, relative, ticks, withUnit } from "../src/lib/format";
+import { bytes, compact, count, csv, duration, money, number, onAxis, percent, relative, ticks, withUnit, sinceText } from "../src/lib/format";
 
 describe("numbers", () => {
   it("say 0 where it is 0 and - where it is unknown", () => {
@@ -28,6 +28,12 @@ describe("durations", () => {
     [0.00085, "850 µs"], [0.031, "31 ms"], [0.9999, "1 s"], [2.94, "2.94 s"], [99.9, "99.9 s"], [99.99, "1 min 40 s"],
     [250, "4 min 10 s"], [3599.9, "1 h"], [11100, "3 h 5 min"], [187200, "2 d 4 h"],
   ])("%d s is %s", (seconds, text) => expect(duration(seconds)).toBe(text));
+  it("say since when something is so", () => {
+    const at = new Date(2026, 10, 27, 14, 2).getTime() / 1000;
+    expect([sinceText("Slow: 40 % miss.", at, at + 60), sinceText("1 of 2 take requests.", at, at + 60), sinceText("All well.", null, at)]).toEqual(
+      ["Slow since 14:02: 40 % miss.", "1 of 2 take requests, since 14:02.", "All well."]);
+    expect(sinceText("Down.", at, at + 90_000)).toBe("Down, since 2026-11-27 14:02.");
+  });
   it("are told from now", () => {
     expect([relative(100, 101), relative(100, 160), relative(100, 7400), relative(160, 100)]).toEqual(
       ["just now", "1 min ago", "2 h ago", "in 1 min"]);

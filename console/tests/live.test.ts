@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import { columnsIn, highest, mapLayout, pixel } from "../src/pages/live/canvas";
 import { LiveState, rowsOf, type Frame, type Turn } from "../src/pages/live/state";
-import { blockText, cellText, classNames, classOf, countClasses, kvText, liveSentence, pace, progressText, stepText } from "../src/pages/live/words";
+import { blockText, blocksACell, cellText, classNames, classOf, classesOf, countClasses, kvText, liveSentence, pace, progressText, stepText } from "../src/pages/live/words";
 
 const turn = (number: number, tenant = "acme"): Turn => ({ number, tenant, request_id: `req-${number}`, adapter: "", priority: 0, prompt_tokens: 600, cached_tokens: 0 });
 type Told = NonNullable<Frame["steps"]>[number];
@@ -32,7 +32,7 @@ describe("the stream", () => {
     ] });
     expect(state.steps.map(({ cells }) => [...cells.values()].map(({ kind }) => kind))).toEqual([["chunk"], ["chunk"], ["accepted"], ["rejected", "one"]]);
     expect(state.steps.map(({ cells }) => [...cells.values()].map(cellText)[0])).toEqual(
-      ["512 tokens of its prompt", "90 tokens of its prompt, then 1 token", "3 tokens, 2 of 3 proposals kept", "1 token, none of 3 proposals kept"]);
+      ["512 tokens of its prompt", "90 tokens of its prompt, then its first token", "3 tokens, 2 of 3 proposals kept", "1 token, none of 3 proposals kept"]);
   });
   it("forgets what another engine process told", () => {
     const state = begun({ steps: [step(7)], running: [running(0)] });
@@ -43,7 +43,7 @@ describe("the stream", () => {
     const state = begun({ blocks: { blocks: 4, tenants: ["acme"], tiers: [], runs: [{ first: 0, states: base64(0, 1, 2, 2), owners: base64(255, 0, 0, 0) }] } });
     state.take("update", { at_s: 1, blocks: { blocks: 4, tenants: ["acme", "globex"], tiers: [], runs: [{ first: 2, states: base64(131), owners: base64(1) }] } });
     expect([[...state.states], [...state.owners]]).toEqual([[0, 1, 131, 2], [255, 0, 1, 0]]);
-    expect([...countClasses(state.states, state.owners, "tenant", 2)].slice(0, 3)).toEqual([1, 2, 1]);
+    expect([...countClasses(classesOf(state, "tenant"))].slice(0, 3)).toEqual([1, 2, 1]);
   });
 });
 
@@ -74,6 +74,12 @@ describe("the map", () => {
     expect(classNames("tenant", ["acme"])[classOf(2, 254, "tenant", 1)]).toBe("other tenants");
     expect(classNames("tenant", ["acme"])[classOf(2, 255, "tenant", 1)]).toBe("nobody's");
     expect(classNames("tenant", ["acme"])[classOf(10, 0, "tenant", 1)]).toBe("adapter weights");
+    const tiers = [{ name: "memory", blocks: 3, used_bytes: 1, capacity_bytes: 9 }, { name: "disk", blocks: 1, used_bytes: 1, capacity_bytes: 9 }];
+    const map = { states: Uint8Array.of(0, 1, 2, 10), owners: Uint8Array.of(255, 0, 0, 255), tenants: ["acme"], tiers };
+    const named = classNames("tier", [], tiers);
+    expect([...classesOf(map, "tier")].map((each) => named[each])).toEqual(
+      ["free on the device", "cached on the device", "held on the device", "adapter weights", "tier memory", "tier memory", "tier memory", "tier disk"]);
+    expect([classesOf(map, "reuse").length, blocksACell(tiers), blocksACell([{ ...tiers[0]!, blocks: 50_000 }])]).toEqual([4, 1, 3]);
     expect(classNames("reuse", [])[classOf(128 + 7, 0, "reuse", 0)]).toBe("17 and more");
     expect(classNames("age", [])[classOf(1 + (3 << 4), 0, "age", 0)]).toBe("idle from 1 min");
     expect(classNames("age", [])[classOf(1, 0, "age", 0)]).toBe("idle less than 1 s");

@@ -1,10 +1,10 @@
 import { describe, expect, it } from "vitest";
-import { servedText, changedSettings, gateText, goldenText, kvUse, levelOf, modelSentence, modelsSentence, replicasOf } from "../src/pages/models/text";
-import type { Golden, ModelDetail, Replica } from "../src/pages/models/types";
+import { servedText, changedSettings, gateText, goldenText, kvUse, levelOf, modelSentence, modelsSentence, outcomeText, replicasOf, scoreText } from "../src/pages/models/text";
+import type { ComparedAnswers, Golden, ModelDetail, Outcome, Replica } from "../src/pages/models/types";
 
 const golden: Golden = { passed_at: 100, equal: 3, drifted: 0, unanswered: 0, problem: null, action: null };
 const replica = (more: Partial<Replica> = {}): Replica => ({
-  name: "chat/0", version: 0, state: "ready", stage: null, progress: null, starts: 1, running: 0, waiting: 0,
+  name: "chat/0", version: 0, fingerprint: "3205", state: "ready", stage: null, progress: null, starts: 1, running: 0, waiting: 0,
   kv_blocks: 100, kv_blocks_free: 60, step_s: null, kernels: null, dtype: null, golden, ...more,
 });
 const model = (more: Partial<ModelDetail> = {}): ModelDetail => ({
@@ -60,6 +60,18 @@ it("says how golden prompts are answered", () => {
   expect(goldenText(null).text).toBe("not asked");
 });
 
+it("says what became of compared answers", () => {
+  const of = (more: Partial<Outcome> = {}): Outcome => ({ failed: false, ttft_s: 0.1, tpot_s: 0.01, completion_tokens: 48, refusal: false, record_id: "", ...more });
+  const pair = (more: Partial<ComparedAnswers>): ComparedAnswers => ({ kind: "matched", stable: of(), candidate: of(), equal: null, question: "", stable_right: null, candidate_right: null, ...more });
+  expect(outcomeText(of(), null)).toBe("TTFT 100 ms, 10 ms a token, 48 tokens");
+  expect([outcomeText(of({ failed: true }), null), outcomeText(null, false)]).toEqual(["failed", "wrong"]);
+  expect([
+    pair({ candidate: of({ ttft_s: 0.11 }) }), pair({ candidate: of({ ttft_s: null, completion_tokens: 23 }) }), pair({ candidate: of({ refusal: true }) }),
+    pair({ kind: "shadowed", equal: true }), pair({ kind: "shadowed", candidate: of({ failed: true }) }),
+    pair({ kind: "golden", stable: null, candidate: null, stable_right: true, candidate_right: false }),
+  ].map((each) => scoreText(each).text)).toEqual(["+10 % TTFT", "−51 % tokens", "only the new one refuses", "the same tokens", "the new one failed", "the new one is wrong"]);
+});
+
 it("says nothing of gates that have seen nothing", () => {
   expect(gateText("+0.0% slower (at least -100.0%), of 0 pairs")).toBe("nothing was seen yet");
   expect(gateText("0 of 24 requests failed")).toBe("0 of 24 requests failed");
@@ -67,5 +79,5 @@ it("says nothing of gates that have seen nothing", () => {
 });
 
 it("names the version and its checkpoint", () => {
-  expect([servedText({ version: 0, fingerprint: "3205" }), servedText({ version: 3, fingerprint: "" })]).toEqual(["configured · 3205", "@3"]);
+  expect([servedText({ version: 0, fingerprint: "3205" }), servedText({ version: 3, fingerprint: "" })]).toEqual(["3205", "@3"]);
 });

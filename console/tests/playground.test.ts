@@ -4,7 +4,8 @@ import { NO_SETTINGS, before, newConversation, openCalls, withCopy, type Convers
 import { firstModel, generating, type Model } from "../src/pages/playground/models";
 import { NUMBERS, bodyOf, formatOf, numberProblem, settingsProblem, toolsOf } from "../src/pages/playground/request";
 import { asCurl, asPython, asTest, python } from "../src/pages/playground/snippets";
-import { MOST_CHARACTERS, list, load, remove, save, type Keeping } from "../src/pages/playground/storage";
+import { MOST_CHARACTERS, list, load, remove, save } from "../src/pages/playground/storage";
+import { forgetChats, type Keeping } from "../src/lib/kept-chats";
 
 const SETTINGS = { ...NO_SETTINGS, model: "chat" };
 const asked = (text: string): Turn => ({ id: `u-${text}`, role: "user", text });
@@ -120,6 +121,13 @@ describe("kept conversations", () => {
     expect([load(shelf, "ben", "c99")?.at, load(shelf, "ann", "c99")]).toEqual([99, null]);
     remove(shelf, "ben", "c99");
     expect(list(shelf, "ben")).toEqual([]);
+  });
+  it("go when one signs out, and nothing else does", () => {
+    const shelf = new Shelf();
+    for (const who of ["ann", "ben"]) save(shelf, who, of(1));
+    shelf.setItem("kvarn-theme", "dark");
+    forgetChats(shelf);
+    expect([...shelf.entries.keys()]).toEqual(["kvarn-theme"]);
   });
   it("make room, and say where there is none", () => {
     const shelf = new Shelf(2);

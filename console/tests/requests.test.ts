@@ -1,5 +1,7 @@
 import { describe, expect, it } from "vitest";
+import { readFileSync } from "node:fs";
 import { isChunk, others, requestOf } from "../src/pages/requests/agents";
+import { CAUSE_WORDS, causeText } from "../src/pages/requests/causes";
 import { bodyOf, curlOf, testOf } from "../src/pages/requests/code";
 import { folded } from "../src/pages/requests/fold";
 import { busySeconds, lanesOf } from "../src/pages/requests/lanes";
@@ -11,7 +13,7 @@ import { listSentence, modelOf, requestSentence, tokensText } from "../src/pages
 
 const row = (changes: Partial<RequestRow> = {}): RequestRow => ({
   id: "0123456789abcdef", request_id: "req-0123456789abcdef", started_at: 100, total_s: 2, ttft_s: 0.5, status: 200, outcome: "finished",
-  error_code: "", reason: "ordinary", endpoint: "/v1/chat/completions", model: "chat-8b", model_version: "v3", adapter: "", replica: "a",
+  error_code: "", reason: "ordinary", cause: "own work", cause_s: 1.9, endpoint: "/v1/chat/completions", model: "chat-8b", model_version: "v3", adapter: "", replica: "a",
   organization: { id: "org", name: "acme" }, project: { id: "proj", name: "support" }, key: null, session: null, user: null, batch_id: null,
   input_tokens: 1204, cached_tokens: 0, output_tokens: 312, cost: 0, ...changes,
 });
@@ -48,6 +50,12 @@ describe("sentences", () => {
     expect(requestSentence(row({ outcome: "refused", status: 429, error_code: "rate_limit" }), explained).text).toBe("Refused (429 rate_limit). 2.1 s of 2.9 s went to waiting.");
     expect(requestSentence(row({ outcome: "aborted", status: 499 }), explained)).toMatchObject({ level: "warn", text: "The client left before the end. 2.1 s of 2.9 s went to waiting." });
     expect([modelOf(row()), modelOf(row({ model: "unknown" }))]).toEqual(["chat-8b", null]);
+  });
+  it("have a word for each cause of the server", () => {
+    const source = readFileSync(new URL("../../src/kvarn/explain/explanation.py", import.meta.url), "utf8");
+    const codes = [.../class CauseCode\(StrEnum\):([^]*?)\n\n\nclass/.exec(source)![1]!.matchAll(/= "(.+?)"/g)].map(([, code]) => code);
+    expect(Object.keys(CAUSE_WORDS)).toEqual(codes);
+    expect([causeText(row({ cause: "queue: KV blocks", cause_s: 1.44 })), causeText(row({ cause: "" })), causeText(row({ outcome: "refused" }))]).toEqual(["KV blocks 72 %", null, null]);
   });
   it("name tokens", () => {
     expect(tokensText(row())).toBe("1,204 in (0 cached) + 312 out");
@@ -95,7 +103,7 @@ describe("sending it again", () => {
   const detail = { request: row({ user: "o'hara" }), turns: [{ id: "a", model: "chat-8b", max_tokens: 40 }] };
   it("has the prompt where it is kept, and says so where not", () => {
     const prompt = [{ role: "user", content: "it's" }];
-    expect(bodyOf(detail, { prompt, answer: null, source: "sample" })).toEqual({ model: "chat-8b", messages: prompt, max_tokens: 40, user: "o'hara" });
+    expect(bodyOf(detail, { prompt, answer: null, is_whole: true, source: "sample" })).toEqual({ model: "chat-8b", messages: prompt, max_tokens: 40, user: "o'hara" });
     expect(JSON.stringify(bodyOf(detail))).toContain("the prompt is not kept");
     expect(bodyOf({ ...detail, request: row({ endpoint: "/v1/embeddings" }) })).toMatchObject({ input: "(the prompt is not kept)" });
   });

@@ -102,6 +102,42 @@ async def test_admitted_bytes_count_until_the_next_sum(store, clock):
     await admit(quota, me, half)
 
 
+async def test_bytes_admitted_while_a_sum_is_made_count_until_the_next_one(store, clock):
+    me = (await create_organization(store, "red")).organization_id
+    quota, half, reporting = StorageQuota(store, MAX_BYTES), MAX_BYTES // 2 - ROW_BYTES, store.reporting
+    began = store.now()
+    await admit(quota, me, half)
+
+    def admit_meanwhile():
+        """The sum has begun: what comes now is not in it."""
+        store.now = lambda: began + 61
+        store.quota.admit(me, half + ROW_BYTES, store.now())
+        return reporting()
+
+    store.now, store.reporting = lambda: began + 60, admit_meanwhile
+    await sum_stored_bytes(store)
+    store.reporting = reporting
+    clock.sleep(1.1)
+    await admit(quota, me, half)
+    assert store.quota.stored(me) == MAX_BYTES, "the second and the third"
+    store.now = lambda: began + 90
+    await sum_stored_bytes(store)
+    clock.sleep(1.1)
+    await admit(quota, me, half)
+    assert store.quota.stored(me) == MAX_BYTES // 2
+
+
+async def test_moments_of_admissions_are_joined_so_that_they_stay_few(clock):
+    quota = store_quota.StorageQuota(MAX_BYTES, clock.now)
+    first = quota.admit("red", 5, 0.0)
+    for second in range(5000):
+        quota.admit("red", 2, 1.0 + second)
+    quota.give_back("red", 5, first)  # it has been joined: it counts until the next sum
+    assert quota.stored("red") == 10_005 and len(quota.balance("red").since) <= 1000
+    quota.note("red", 7, summed_at=10**9)
+    assert quota.stored("red") == 7
+
+
 @pytest.mark.parametrize("how", ["away", "silent"])
 async def test_the_last_answer_holds_while_the_database_does_not_answer(store, clock, monkeypatch, how):
     me = (await create_organization(store, "red")).organization_id

@@ -92,10 +92,8 @@ def test_a_flag_sets_its_setting(configured, arguments, path, value):
     assert setting_of(configured("kvarn-demo", *arguments), path) == value
 
 
-def test_behind_a_proxy_the_readmes_lines_answer_to_its_name(configured):
-    section = re.search(
-        r"## Behind a reverse proxy\n(.*?)\n## ", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
-    )[1]
+def test_behind_a_proxy_the_documented_lines_answer_to_its_name(configured):
+    section = (ROOT / "docs/operate/proxy.md").read_text(encoding="utf-8")
     with_keys, with_a_name = (configured(*line.split()) for line in re.findall("^    kvarn serve (.*)$", section, re.M))
     assert auth_mode(with_keys) == "keys" and auth_mode(with_a_name) == "open"
     check_host([(b"host", b"llm.example.com")], with_a_name.auth.allowed_hosts)

@@ -11,6 +11,8 @@ import signal
 import socket
 import threading
 import time
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -123,3 +125,68 @@ def test_a_client_that_does_not_read_is_told(server):
     assert found["cause"]["code"] == "client slow to read", found["sentence"]
     assert found["cause"]["seconds"] > 0.9
     assert found["sentence"].endswith("went to a client slow to read.")
+
+
+KV_CACHE_TOKENS = 2048
+"""The whole context of kvarn-demo: no smaller cache is taken."""
+
+
+def test_a_filled_kv_cache_is_told_with_who_filled_it(serving, tmp_path):
+    token_bytes = 4 * 2 * 4 * 32 * 4  # layers, keys and values, heads, their size, float32
+    small = {"kv_cache_gib": (KV_CACHE_TOKENS + 64) * token_bytes / 2**30, "threads": 1, "dtype": "float32"}
+    configuration = {
+        "models": [{"name": "kvarn-demo", "path": "kvarn-demo", **small}],
+        "gateway": {"port": 0, "drain_timeout_s": 2},
+        "data_dir": str(tmp_path / "data"),
+    }
+    with serving(tmp_path, configuration) as server:
+        tenant = server.http.post("/v1/organization/tenants", json={"name": "globex"}).json()
+        asked: dict[str, Any] = {"model": "kvarn-demo", "extra_body": {"ignore_eos": True}}
+        with (
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key=tenant["admin_api_key"]["value"]) as theirs,
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as sdk,
+        ):
+            for attempt in range(5):  # the prompts are other ones each time: none is cached
+                stream = theirs.completions.create(prompt=[7 + attempt] * 1000, max_tokens=1000, stream=True, **asked)
+                next(iter(stream))
+                rest = threading.Thread(target=list, args=(stream,))
+                rest.start()
+                answer = sdk.completions.create(prompt=[99 + attempt] * 1300, max_tokens=1, **asked)
+                rest.join()
+                found = explanation(server, answer.id)
+                # Else others took the machine meanwhile, or the other answer had ended before.
+                if found["cause"]["code"] not in ("slow steps", "long prompt"):
+                    break
+    assert found["cause"]["code"] == "queue: KV blocks", found["sentence"]
+    assert found["cause"]["agent"] == "an answer of globex"
+    assert found["sentence"].endswith(" went to waiting for KV blocks behind an answer of globex.")
+
+
+def test_a_cold_adapter_is_named(server, sdk):
+    """A large one, whose way from main memory into KV blocks takes longer than a token with it."""
+    folder = Path(os.environ["KVARN_DATA_DIR"]) / "adapters" / "support-tone"
+    write_adapter(folder, rank=1024)
+    loaded = server.http.post("/v1/load_lora_adapter", json={"lora_name": "support-tone", "lora_path": str(folder)})
+    assert loaded.status_code == 200, loaded.text
+    try:
+        answers = [sdk.completions.create(model="support-tone", prompt=[7], max_tokens=1) for _ in range(2)]
+        cold, warm = (explanation(server, answer.id) for answer in answers)
+    finally:
+        server.http.post("/v1/unload_lora_adapter", json={"lora_name": "support-tone"})
+    assert (cold["cause"]["code"], cold["cause"]["agent"]) == ("queue: adapter", "support-tone"), cold["sentence"]
+    assert cold["sentence"].endswith(" went to loading the adapter support-tone.")
+    assert warm["cause"]["code"] != "queue: adapter", warm["sentence"]
+
+
+def write_adapter(folder: Path, rank: int) -> None:
+    """An adapter of kvarn-demo of this rank, as PEFT writes it, which changes nothing."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    pirate = Path(str(files("kvarn") / "assets" / "adapters" / "pirate"))
+    settings = json.loads((pirate / "adapter_config.json").read_text())
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps({**settings, "r": rank}))
+    shapes = {name: tensor.shape for name, tensor in load_file(pirate / "adapter_model.safetensors").items()}
+    sizes = {name: (rank, size[1]) if ".lora_A." in name else (size[0], rank) for name, size in shapes.items()}
+    save_file({name: torch.zeros(size) for name, size in sizes.items()}, folder / "adapter_model.safetensors")

@@ -86,9 +86,26 @@ def test_one_more_replica_is_told_between_now_and_alone(monkeypatch):
     found = world.play([*others, asked("mine", 0.01, 20, 3)])["mine"].explained()
     told = changes(found)
     assert told["alone"] < told["replica"] < found.total_s
+    assert ". One more replica: about " in found.text, "what it spares is known to a half"
     half = ExplainedWorld(monkeypatch, max_num_seqs=1)
     measured = half.play([*others[:2], asked("mine", 0.01, 20, 3)])["mine"].total_s
     assert told["replica"] == pytest.approx(measured, rel=0.15)
+
+
+def test_a_change_is_told_only_where_its_band_is_narrower_than_what_it_spares(monkeypatch):
+    """Times of steps that scatter far more than the model of them."""
+    for deviation, is_told in ((0.1, True), (2.0, False)):
+        chance = random.Random(1)
+        slowness = lambda now, d=deviation, c=chance: math.exp(c.gauss(0.0, d))  # noqa: E731
+        world = ExplainedWorld(monkeypatch, slowness=slowness)
+        world.warm()
+        prompts = [asked(f"o{number}", 0.05 + number / 10, 1500, 1) for number in range(4)]
+        found = world.play([asked("mine", 0.0, 20, 20), *prompts])["mine"].explained()
+        assert ("chunks" in changes(found)) == is_told
+        for each in found.counterfactuals:
+            spared_s = found.total_s - each.total_s
+            assert each.change == "alone" or each.error_s <= spared_s / 2 + 1e-9
+            assert ("about" in each.text) == (each.error_s > spared_s / 4)
 
 
 def test_without_learned_step_times_no_work_is_predicted(monkeypatch):

@@ -111,5 +111,6 @@ def test_each_token_has_a_cell_with_when_and_why_it_came(monkeypatch):
     mine = world.play(requests)["mine"].explained()
     assert len(mine.tokens) == 40
     assert all(one.at_s + other.seconds == pytest.approx(other.at_s) for one, other in pairwise(mine.tokens))
-    assert {cell.cause for cell in mine.tokens} == {TokenCause.OWN, TokenCause.SHARED, TokenCause.PREEMPTED}
+    assert mine.tokens[0].cause is TokenCause.PROMPT
+    assert {cell.cause for cell in mine.tokens[1:]} == {TokenCause.OWN, TokenCause.SHARED, TokenCause.PREEMPTED}
     assert max(mine.tokens, key=lambda cell: cell.seconds).cause is TokenCause.PREEMPTED

@@ -36,7 +36,6 @@ IGNORE_THE_QUERY = {
     "ollama.ollama_version",
     "operation.health",
     "operation.load",
-    "operation.docs",
     "operation.favicon",
     "operation.metrics",
     "operation.ready",

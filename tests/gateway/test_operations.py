@@ -47,13 +47,13 @@ def test_tokens_go_there_and_back(client):
     assert text == "<bos><|user|>x<|assistant|>"
 
 
-def test_browsers_find_a_picture_and_the_documentation_by_its_other_name(client):
+def test_browsers_find_a_picture_and_the_operations_by_their_other_name(client):
     assert client.get("/favicon.ico").headers["content-type"] == "image/svg+xml"
-    assert client.get("/redoc").text == client.get("/docs").text
+    assert client.get("/redoc", follow_redirects=True).text == client.get("/docs/api").text
 
 
-def test_the_documentation_needs_nothing_from_elsewhere(client):
-    page = client.get("/docs")
+def test_the_page_of_operations_needs_nothing_from_elsewhere(client):
+    page = client.get("/docs/api")
     assert page.status_code == 200 and not re.search(r"(src|href)=\"(https?:)?//", page.text)
     assert client.get("/").json()["links"]["docs"] == "/docs"
     assert '<input id="key" type="password"' in page.text and "headers.authorization" in page.text
@@ -176,7 +176,7 @@ def test_the_endpoint_label_is_the_whole_path_template(client):
         client.get(path)
     labels = _endpoint_labels(client)
     assert set(paths.values()) <= labels
-    templates = set(client.get("/openapi.json").json()["paths"]) | {"/docs", "/openapi.json", "unknown"}
+    templates = set(client.get("/openapi.json").json()["paths"]) | {"/docs", "/docs/api", "/openapi.json", "unknown"}
     assert labels - before <= templates
 
 

@@ -15,7 +15,7 @@ NOT_WRITTEN = {
     "format: ipv6": 4,
     "format: time": 3,
 }
-"""Valid examples that grammars leave out; docs/guides/structured_output.md tells which."""
+"""Valid examples that grammars leave out; docs/internals/measured_engine.md tells which."""
 
 
 @pytest.mark.skipif(not DIRECTORY.is_dir(), reason="the suite is not there: make schema-suite")

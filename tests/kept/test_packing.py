@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kept_rows import EVENTS, steps_of, traced
+from kvarn.explain.explanation import Cause, CauseCode
 from kvarn.kept.packing import MAX_STEP_BYTES, ROW_BYTES, Kept, pack, row_of, unpack
 from kvarn.kept.sampling import KeptReason
 from kvarn.observe.traces.spans import request_spans
@@ -38,16 +39,18 @@ def test_a_row_has_what_the_request_had() -> None:
         TracedTurn(id="a", model="large", outcome="failed", refused=True, prompt_tokens=9),
         TracedTurn(id="a.1", model="tiny", replica="r2", prompt_tokens=9, cached_tokens=4, output_tokens=5),
     ]
-    row = row_of(traced(*turns, status=200, session="s", route="/x"), KeptReason.SLOW, 100)
+    cause = Cause(code=CauseCode.QUEUE_BLOCKS, seconds=2.1)
+    row = row_of(traced(*turns, status=200, session="s", route="/x"), KeptReason.SLOW, cause, 100)
     assert (row["total_us"], row["ttft_us"]) == (2_500_000, 1_250_000)
     assert row["started_us"] == 1_700_000_010_000_000
     assert (row["input_tokens"], row["cached_tokens"], row["output_tokens"]) == (18, 4, 5)
     assert (row["replica"], row["outcome"], row["reason"], row["session"]) == ("r2", "finished", "slow", "s")
     assert (row["key_id"], row["end_user"], row["kept_bytes"]) == (None, None, ROW_BYTES + 100)
+    assert (row["cause"], row["cause_us"]) == ("queue: KV blocks", 2_100_000)
 
 
 def test_clients_texts_fit_into_their_columns() -> None:
-    row = row_of(traced(session="a\0" * 400, end_user="é" * 5000, error_code="x" * 100), KeptReason.ORDINARY, 0)
+    row = row_of(traced(session="a\0" * 400, end_user="é" * 5000, error_code="x" * 100), KeptReason.ORDINARY, None, 0)
     assert (len(row["end_user"]), len(row["error_code"])) == (256, 64)
     assert row["session"] == "a" * 128
 

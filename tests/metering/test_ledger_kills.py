@@ -1,6 +1,6 @@
 """The gateway is killed in mid-stream, the database and the broker too: the ledger says what clients received, once.
 
-`KVARN_TEST_KILLS=200` kills that often on each database; see docs/guides/metering.md.
+`KVARN_TEST_KILLS=200` kills that often on each database; see docs/internals/measured_serving.md.
 """
 
 from __future__ import annotations

@@ -94,7 +94,8 @@ def test_what_is_not_known_is_no_0():
     world.sample()
     world.sample()
     last = {name: values[-1] for name, values in world.read(60).series.items()}
-    unknown = {"ttft_p50_s", "ttft_p95_s", "tpot_p95_s", "goodput_ratio", "hit_ratio", "error_ratio", "kv_utilisation"}
+    unknown = {"ttft_p50_s", "ttft_p95_s", "tpot_p95_s", "goodput_ratio", "hit_ratio", "kv_utilisation"}
+    unknown |= {"error_ratio", "refused_ratio"}
     assert {name for name, value in last.items() if value is None} == unknown
     assert last["requests_per_s"] == 0.0 and last["replicas_ready"] == 1.0
 
@@ -107,12 +108,14 @@ def test_latencies_errors_and_goodput():
     world.request(ttft_s=1.5)
     world.request(status=500)
     world.request(status=503)
-    world.request(status=404)
+    for status, model in ((404, "unknown"), (429, "m"), (499, "m")):  # the last one left
+        world.request(status=status, model=model)
     world.sample()
     whole = world.read(60).whole
     assert 0.1 < whole["ttft_p50_s"] <= 0.2 and 1 < whole["ttft_p95_s"] <= 2
     assert whole["goodput_ratio"] == 0.9 and whole["judged_requests"] == 10
-    assert whole["errors_per_s"] == 0.1 == whole["refused_per_s"] and whole["error_ratio"] == pytest.approx(1 / 13)
+    assert whole["errors_per_s"] == pytest.approx(0.2) and whole["error_ratio"] == pytest.approx(2 / 15)
+    assert whole["refused_per_s"] == pytest.approx(0.2) and whole["refused_ratio"] == pytest.approx(2 / 15)
 
 
 def test_gauges_of_engines_and_counters_across_a_restart():

@@ -20,39 +20,8 @@ from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.timeline import Phase
 from kvarn.observe.vllm_names import vllm_families
 from kvarn.wire.engine_stats import STEP_TOKENS, LookupStats
-from kvarn.wire.messages import EngineStats
-
-MODEL, ALL = '{model_name="m"}', '{model_name=~"m"}'
-BUCKETS = ("e2e_request_latency_seconds", "time_to_first_token_seconds", "inter_token_latency_seconds")
-EXPRESSIONS = [
-    # vLLM's performance_statistics
-    *(f"rate(vllm:{name}_sum[5m]) / rate(vllm:{name}_count[5m])" for name in BUCKETS),
-    *(f"histogram_quantile(0.99, sum by(le) (rate(vllm:{name}_bucket[5m])))" for name in BUCKETS),
-    "rate(vllm:generation_tokens_total[5m])",
-    "rate(vllm:prompt_tokens_total[5m])",
-    "rate(vllm:iteration_tokens_total_count[5m])",
-    # vLLM's query_statistics
-    f"sum by (model_name) (rate(vllm:request_success_total{ALL}[5m]))",
-    f"histogram_quantile(0.5, sum by(le, model_name) (rate(vllm:e2e_request_latency_seconds_bucket{ALL}[5m])))",
-    f"sum by (le, model_name) (rate(vllm:request_prompt_tokens_bucket{ALL}[5m]))",
-    f"sum(rate(vllm:prompt_tokens_total{ALL}[5m])) / sum(rate(vllm:request_success_total{ALL}[5m]))",
-    f"sum by (model_name) (rate(vllm:generation_tokens_total{ALL}[5m]))",
-    # the production stack's
-    "avg(vllm:request_time_per_output_token_seconds_sum) / avg(vllm:request_time_per_output_token_seconds_count)",
-    *(f"router_{name}_usage_percent" for name in ("cpu", "disk", "memory")),
-    "sum(max by (server) (vllm:healthy_pods_total))",
-    "vllm:current_qps",
-    "vllm:gpu_prefix_cache_hits_total / vllm:gpu_prefix_cache_queries_total",
-    f"vllm:kv_cache_usage_perc{MODEL} + vllm:num_requests_running{MODEL} + vllm:num_requests_waiting{MODEL}",
-    *(
-        f"rate(vllm:request_{name}_sum{MODEL}[5m])"
-        for name in ("decode_time_seconds", "prefill_time_seconds", "queue_time_seconds", "max_num_generation_tokens")
-    ),
-    f"sum by(finished_reason) (increase(vllm:request_success_total{MODEL}[5m]))",
-    f"sum by(le) (increase(vllm:request_generation_tokens_bucket{MODEL}[5m]))",
-]
-"""Selectors of the boards, their variables replaced: vllm-project/vllm at 5961e8d3 and 030ea52e, production-stack at
-a6c01db0."""
+from kvarn.wire.messages import EngineStats, KVTierStats
+from vllm_boards import EXPRESSIONS
 
 
 @pytest.fixture
@@ -65,7 +34,7 @@ def families(tmp_path) -> list[MetricFamily]:
         observer.delta(0, 1)
     observer.finished()
     for reason in ("stop", "tool_calls", "abort"):
-        metrics.turns.ended("m", reason, prompt_tokens=30, output_tokens=3)
+        metrics.turns.ended("m", reason, prompt_tokens=30, output_tokens=3, max_tokens=8, choices=2)
     metrics.turns.spent("m", {Phase.WAIT_SLOT: 1e6, Phase.PROMPT: 2e6, Phase.DECODE: 3e6, Phase.PREEMPTED: 5e5})
     metrics.turns.answered("m", 6.5)
     stats = EngineStats(
@@ -80,6 +49,10 @@ def families(tmp_path) -> list[MetricFamily]:
         steps_by_tokens=[3, *[0] * len(STEP_TOKENS)],
         step_tokens_total=3,
         lookups=LookupStats(queries_total=60, hits_total=10),
+        kv_tiers={
+            "memory": KVTierStats(stored_bytes_total=300, loaded_bytes_total=200, load_s_total=0.5),
+            "disk": KVTierStats(stored_bytes_total=1000),
+        },
     )
     card = replace(GENERATE_CARD, kv_dtype="float32")
     replicas = {f"host/m/{number}": FakeReplica(card, stats=stats) for number in range(2)}
@@ -120,7 +93,12 @@ def test_values_are_those_of_our_own_metrics(families) -> None:
     assert sources == [60, 30, 10]
     assert seen[f"vllm:kv_cache_usage_perc{{{engine}}}"] == 0.5
     assert seen[f'vllm:cache_config_info{{block_size="16",cache_dtype="float32",{engine},num_gpu_blocks="64"}}'] == 1
+    moved = f"vllm:kv_offload_total_bytes_total{{{engine},transfer_type="
+    assert [seen[f'{moved}"{way}"}}'] for way in ("GPU_to_CPU", "CPU_to_GPU")] == [300, 200], "memory alone"
+    assert seen[f'vllm:kv_offload_total_time_total{{{engine},transfer_type="CPU_to_GPU"}}'] == 0.5
     whole = 'engine="0",model_name="m"'
+    assert seen[f"vllm:request_params_max_tokens_sum{{{whole}}}"] == 24
+    assert seen[f"vllm:request_params_n_sum{{{whole}}}"] == 6
     assert seen['vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"}'] == 2
     assert seen[f"vllm:request_queue_time_seconds_sum{{{whole}}}"] == 1.0
     assert seen[f"vllm:request_inference_time_seconds_sum{{{whole}}}"] == 5.5

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.adapters import LoraConfig
 from kvarn.config.engine import EngineConfig
 from kvarn.engine.core import EngineParts
 from kvarn.engine.plan import StepPlan
 from kvarn.kernels.adapters import PackedAdapter
 from kvarn.models.adapters import AdapterError, LoadedAdapter
+from kvarn.observe.timeline import Phase, spent_by_phase
 from kvarn.replica.server.adapters import AdapterHost
 from kvarn.replica.server.generate import GenerateService
 from kvarn.wire.messages import (
@@ -70,6 +72,7 @@ class Rig:
         self.files = {"one": "1", "two": "2", "three": "3"}
         self.lines = 2
         self.hold: Event | None = None
+        self.late_s = 0.0
         executor = Executor()
 
         def host(engine: Any) -> AdapterHost:
@@ -83,10 +86,11 @@ class Rig:
             )
 
         parts = EngineParts(executor, EngineConfig(), adapters=executor.adapters)
-        self.service = GenerateService(parts, CARD, adapter_host=host)
+        self.service = GenerateService(parts, CARD, adapter_host=host, clock=lambda: SYSTEM_CLOCK.now() + self.late_s)
         self.pool = executor.adapters
         self.said: list[Any] = []
         self.tokens: dict[str, list[int]] = {}
+        self.events: dict[str, list[int]] = {}
 
     def load(self, path: Path) -> LoadedAdapter:
         if self.hold is not None:
@@ -117,6 +121,7 @@ class Rig:
             if isinstance(message, StepOutput):
                 for delta in message.deltas:
                     self.tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
+                    self.events.setdefault(delta.request_id, []).extend(delta.events or ())
             else:
                 self.said.append(message)
 
@@ -213,9 +218,11 @@ def test_after_a_restart_what_was_loaded_comes_back_and_requests_wait_for_it() -
     after.service.abort("gone")
     after.step()
     assert names(after.said[0]) == ["a", "b"] and after.said[0].revision == told.revision
+    after.late_s = 5.0
     after.hold.set()
     said = after.run()
     assert after.tokens == {"early": [1] * 3}
+    assert spent_by_phase(after.events["early"])[Phase.WAIT_ADAPTER] >= 5e6, "from when it came"
     assert [message.request_id for message in said if isinstance(message, Refused)] == ["lost"]
     assert names(after.service.join(join)) == ["a"], "what has changed on disk is not served under the old name"
 

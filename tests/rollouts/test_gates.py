@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kvarn.config.rollout import RolloutConfig
-from kvarn.rollouts.gates import GATES, Gates, RequestOutcome
+from kvarn.rollouts.gates import GATES, Gates
 from kvarn.rollouts.rollout import RolloutPhase
 from kvarn.rollouts.samples import MatchedPairs
+from kvarn.wire.rollouts import RequestOutcome
 from profiles import effort
 from rollout_traffic import Version, run_rollout
 

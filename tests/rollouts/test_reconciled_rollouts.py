@@ -15,8 +15,8 @@ from kvarn.fleet.desired import replicas_of
 from kvarn.fleet.reconciler import Drain, Target, plan
 from kvarn.fleet.supervision.lifecycle import LEAVING
 from kvarn.replica.client.protocol import ReplicaState
-from kvarn.rollouts.gates import RequestOutcome
 from kvarn.rollouts.rollout import Rollout, RolloutPhase
+from kvarn.wire.rollouts import RequestOutcome
 from profiles import examples
 from replica_world import ReplicaWorld
 

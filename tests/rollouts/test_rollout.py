@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pydantic import ValidationError
 
 from kvarn.config.rollout import RolloutConfig
-from kvarn.rollouts.gates import RequestOutcome
 from kvarn.rollouts.rollout import Rollout, RolloutEndedError, RolloutPhase
+from kvarn.wire.rollouts import RequestOutcome
 from profiles import examples
 
 OUTCOMES = st.builds(
@@ -176,6 +176,30 @@ def test_a_healthy_version_goes_through_shadow_and_all_steps() -> None:
         ("promote", 1.0),
     ]
     assert rollout.log[0].by == "ann"
+
+
+def test_the_latest_compared_answers_are_kept_for_people_to_look_at() -> None:
+    rollout = Rollout.start("m", (1, 2), RolloutConfig(shadow_requests=1000), 0.0, golden=True)
+    for number in range(40):
+        rollout.shadowed(msgspec.structs.replace(GOOD, record_id=f"r{number}"), GOOD, number % 2 == 0)
+    assert [(each.stable.record_id, each.equal) for each in rollout.compared if each.stable][-2:] == [
+        ("r38", True),
+        ("r39", False),
+    ]
+    assert len(rollout.compared) == 32 and rollout.answered == 40
+    assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(rollout)), Rollout) == rollout, "as it is stored"
+    state = msgspec.to_builtins(rollout)
+    del state["compared"]
+    assert msgspec.convert(state, Rollout).compared == [], "of an earlier version"
+
+
+def test_golden_prompts_are_among_them_once() -> None:
+    rollout = Rollout.start("m", (1, 2), RolloutConfig(), 0.0, golden=True)
+    for _ in range(2):
+        rollout.golden_answered("capital", True, False)
+    (answers,) = rollout.compared
+    assert (answers.kind, answers.question) == ("golden", "capital")
+    assert (answers.stable_right, answers.candidate_right) == (True, False)
 
 
 def test_a_version_that_never_gets_ready_is_rolled_back() -> None:

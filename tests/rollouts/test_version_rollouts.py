@@ -112,6 +112,9 @@ def test_an_answer_with_other_tokens_rolls_back_an_upgrade_that_must_be_identica
     deployment.roll_out(identical=True, shadow_share=1, shadow_requests=1000)
     wait_for(lambda: deployment.ask() and deployment.rollout["phase"] == "rolled_back", "the copy to be compared")
     assert deployment.rollout["failure"].startswith("tokens:")
+    answers = deployment.rollout["compared"][-1]
+    assert (answers["kind"], answers["equal"]) == ("shadowed", False)
+    assert len(answers["stable"]["record_id"]) == 32 and answers["candidate"]["record_id"] == ""
     assert all(entry["share"] == 0 for entry in deployment.rollout["log"])
 
 

@@ -21,7 +21,6 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.replica.client.protocol import ReplicaLostError
 from kvarn.rollouts.controller import Rollouts
-from kvarn.rollouts.gates import RequestOutcome
 from kvarn.rollouts.rollout import Rollout, RolloutPhase
 from kvarn.rollouts.shadow import Shadows
 from kvarn.rollouts.store import RolloutStore
@@ -29,6 +28,7 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreReadOnlyError
 from kvarn.store.models import Lease
 from kvarn.store.repositories.rollouts import list_rollouts, list_samples, save_rollout
+from kvarn.wire.rollouts import RequestOutcome
 
 CONFIG = KvarnConfig.model_validate({"models": [{"name": name, "path": "kvarn-demo"} for name in ("chat", "small")]})
 SETTINGS = RolloutConfig(golden_prompts=0, shadow_share=0.0, step_min_s=0)

@@ -25,7 +25,7 @@ from mock_kafka import MockKafka
 
 PAUSE_S = 0.05
 SLOW_STEP_S = 1.2
-"""Above the second that TTFT may take."""
+"""Above the target of TTFT."""
 GOOD_HITS, BAD_HITS = 90, 10
 """Of a hundred prompt tokens."""
 

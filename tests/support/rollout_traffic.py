@@ -7,9 +7,9 @@ import random
 from dataclasses import dataclass
 
 from kvarn.config.rollout import RolloutConfig
-from kvarn.rollouts.gates import RequestOutcome
 from kvarn.rollouts.rollout import Rollout, RolloutPhase
 from kvarn.rollouts.samples import MatchedPairs
+from kvarn.wire.rollouts import RequestOutcome
 
 GOLDEN = 60
 """Golden prompts."""

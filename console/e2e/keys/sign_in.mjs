@@ -1,4 +1,4 @@
-// Below a path of its own, a key signs in and stays nowhere; after signing out nothing is shown, back included.
+// Below a path of its own, a key signs in and stays nowhere; after signing out nothing is kept or shown, back included.
 import assert from "node:assert/strict";
 
 export async function run(visit, { key }) {
@@ -20,9 +20,11 @@ export async function run(visit, { key }) {
   await page.reload();
   await visit.settled();
   await visit.title("Overview");
+  await page.evaluate(() => localStorage.setItem("kvarn-chat:key:1", "{}"));
   await page.locator(".top button").last().click();
   await page.getByRole("menuitem", { name: "Sign out" }).click();
   await visit.title("Sign in to Kvarn");
+  assert.deepEqual(await page.evaluate(() => Object.keys(localStorage).filter((name) => name.startsWith("kvarn-chat"))), [], "conversations of the playground go");
   await page.goBack();
   await page.goForward();
   await visit.title("Sign in to Kvarn");

@@ -10,6 +10,7 @@ export type Cell = [at_s: number, seconds: number, cause: string];
 
 /** Colour and height (share of the ribbon) of each cause: heights tell causes apart without colours. */
 const LOOKS: Record<TokenCause, [variable: string, height: number]> = {
+  "own prompt": ["--prefill", 0.45],
   "own step": ["--decode", 0.45],
   "shared with a prompt": ["--prefill", 0.75],
   preempted: ["--bad", 1],

@@ -52,7 +52,7 @@ export function TimeAxis({ total }: { total: number }) {
   const text = (at: number): string => (at > 0 && total >= 1 && total < 100 ? `${number(at)} s` : at > 0 ? duration(at) : "0");
   return (
     <div class="axis" aria-hidden="true">
-      {marks.map((at) => <span key={at} class={at > total * 0.7 ? "late" : undefined} style={{ left: `${(100 * at) / total}%` }}>{text(at)}</span>)}
+      {marks.map((at) => <span key={at} class={at > total * 0.7 ? "near-end" : undefined} style={{ left: `${(100 * at) / total}%` }}>{text(at)}</span>)}
       <span class="last" style={{ left: "100%" }}>{text(total)}</span>
     </div>
   );

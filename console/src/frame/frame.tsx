@@ -82,7 +82,7 @@ function CurrentPage() {
   const page = PAGES.find((one) => one.name === name);
   if (!page) return <NoPage title="No such page" why={`There is no page named "${name}" in this version of the console.`} />;
   if (!hasRole(page.role)) {
-    return <NoPage title={page.title} why={`${page.title} needs the role of an administrator. Ask one of your organisation, or sign in with another key.`} />;
+    return <NoPage title={page.title} why={`${page.title} needs the role of ${page.role === "usage" ? "a member" : "an administrator"}. Ask one of your organisation, or sign in with another key.`} />;
   }
   return <LazyPage page={page} />;
 }

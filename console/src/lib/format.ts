@@ -115,6 +115,14 @@ export function dateTime(at: Maybe): string {
   return `${date.getFullYear()}-${twoDigits(date.getMonth() + 1)}-${twoDigits(date.getDate())} ${clock(at)}`;
 }
 
+/** A sentence that says since when: `Slow since 14:02: …`, or `…, since 14:02.`; with the date where that is not of the last 12 hours. */
+export function sinceText(sentence: string, since: Maybe, now: number): string {
+  if (!known(since)) return sentence;
+  const time = now - since < 12 * 3600 ? clock(since, false) : dateTime(since).slice(0, 16);
+  const named = sentence.replace(/^(\w+): /, `$1 since ${time}: `);
+  return named === sentence ? `${sentence.replace(/\.$/, "")}, since ${time}.` : named;
+}
+
 /** Distance from now: `just now`, `12 s ago`, `3 min ago`, `2 h ago`, `5 d ago`, `in 3 min`. */
 export function relative(at: Maybe, now: number): string {
   if (!known(at)) return UNKNOWN;

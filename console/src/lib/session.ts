@@ -2,6 +2,7 @@
 import { belowRoot } from "./address";
 import { effect, signal } from "@preact/signals";
 import { ApiError, call, root, signedOut } from "./api";
+import { forgetChats } from "./kept-chats";
 import { asApiError } from "./resource";
 
 export interface Named {
@@ -47,9 +48,15 @@ export async function signIn(key: string): Promise<void> {
   await loadSession();
 }
 
+/** Signs out; whoever sits here next finds nothing of this person. */
 export async function signOut(): Promise<void> {
   await call("console/api/session", { method: "DELETE" });
-  await loadSession();
+  try {
+    forgetChats(localStorage);
+  } catch {
+    // the browser's storage is switched off: it has none
+  }
+  window.location.reload(); // what pages have in memory goes, too
 }
 
 /** Address that begins a sign-in by OIDC and comes back to this view; null where the server offers none. */
@@ -61,12 +68,14 @@ export function oidcAddress(of: Session): string | null {
   return begin.href;
 }
 
-export type Role = "member" | "admin" | "platform";
+/** `usage`: sees sums of usage, which a program's key does not. */
+export type Role = "member" | "usage" | "admin" | "platform";
 
 /** Whether the signed-in person may use what needs `role`. The server decides again. */
 export function hasRole(role: Role): boolean {
   const now = session.value;
   if (!now) return false;
+  if (role === "usage") return now.open || now.role !== "service";
   if (role === "member" || now.open || now.is_platform_admin) return true;
   return role === "admin" && now.role === "admin";
 }

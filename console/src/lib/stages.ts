@@ -19,6 +19,7 @@ export function stageClass(stage: string): string {
 
 /** Causes of a token's time (`TokenCause`), with the class of each. */
 export const TOKEN_CAUSES = {
+  "own prompt": "cause-prompt",
   "own step": "cause-own",
   "shared with a prompt": "cause-shared",
   preempted: "cause-preempted",

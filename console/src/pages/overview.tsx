@@ -6,8 +6,9 @@ import { PageHead } from "../frame/head";
 import { RANGES, href, model, range, type Range } from "../lib/address";
 import { withQuery } from "../lib/api";
 import { exampleChat } from "../lib/curl";
-import { duration, money, number, percent, withUnit } from "../lib/format";
+import { duration, money, number, percent, sinceText, withUnit } from "../lib/format";
 import { useResource } from "../lib/resource";
+import { hasRole } from "../lib/session";
 
 interface Figure {
   name: string;
@@ -53,7 +54,7 @@ interface History {
 /** Answer of `GET /console/api/overview`. */
 interface Overview {
   at: number;
-  state: { level: Level; sentence: string; link: string };
+  state: { level: Level; sentence: string; link: string; since: number | null };
   tiles: Figure[];
   history: History;
   models: ModelRow[];
@@ -63,7 +64,7 @@ interface Overview {
 
 /** Charts: title, unit, and the history's series with the names of their lines. */
 const CHARTS: { title: string; unit: string; lines: [series: string, name: string][]; target?: string }[] = [
-  { title: "Requests", unit: "/s", lines: [["requests_per_s", "all"], ["errors_per_s", "failed"]] },
+  { title: "Requests", unit: "/s", lines: [["requests_per_s", "all"], ["errors_per_s", "failed"], ["refused_per_s", "refused"]] },
   { title: "Time to first token", unit: "s", lines: [["ttft_p50_s", "p50"], ["ttft_p95_s", "p95"]], target: "ttft_p95_s" },
   { title: "Time per output token, p95", unit: "s", lines: [["tpot_p95_s", "p95"]], target: "tpot_p95_s" },
   { title: "Tokens", unit: "/s", lines: [["input_tokens_per_s", "in"], ["cached_tokens_per_s", "cached"], ["output_tokens_per_s", "out"]] },
@@ -105,7 +106,7 @@ export default function OverviewPage() {
   return (
     <>
       <PageHead title="Overview" ranges={RANGES_SHOWN}
-        sentence={state && { text: state.sentence, level: state.level, to: state.link || null }} />
+        sentence={state && { text: sinceText(state.sentence, state.since, overview.data.value?.at ?? 0), level: state.level, to: state.link || null }} />
       <Loaded of={overview} what="The overview">{(data) => <Content data={data} seconds={RANGES[shown]} />}</Loaded>
     </>
   );
@@ -148,14 +149,14 @@ function Content({ data, seconds }: { data: Overview; seconds: number }) {
           sortName="models" empty={<Empty what="No model is served." />} />
       </section>
       <div class="columns">
-        <section class="section">
+        {hasRole("usage") && <section class="section">
           <h2>Who uses it</h2>
           {data.users === null ? <p class="quiet">The usage ledger does not answer now. Nothing of it is lost; load the page again.</p> : (
             <Table label="Projects by tokens" columns={USERS} rows={data.users} rowKey={(row) => row.project_id}
               rowHref={(row) => href("usage", { project: row.project_id })} sortName="users" main={false}
               empty={<Empty what="Projects by their tokens are listed here once requests have come in this range." command={exampleChat(data.models[0]?.name)} />} />
           )}
-        </section>
+        </section>}
         <section class="section">
           <h2>What changed</h2>
           {data.changes.length === 0 ? <Empty what="Nothing was changed or deployed in this range." /> : (

@@ -17,7 +17,6 @@ import {
   byDay, comparison, differenceText, hasDropped, intervalText, qualitySentence, versionOf, wilson,
   type Quality, type Score, type VersionFeedback,
 } from "./quality/text";
-import "./quality.css";
 
 const SHOWN: Range[] = ["7d", "30d"];
 

@@ -5,7 +5,7 @@ import { Filters } from "../components/form";
 import { Table, type Column } from "../components/table";
 import { PageHead } from "../frame/head";
 import { RANGE_WORDS, address, model, param, shownRange, type Query, type Range } from "../lib/address";
-import { withQuery } from "../lib/api";
+import { root, withQuery } from "../lib/api";
 import { exampleChat } from "../lib/curl";
 import { download } from "../lib/download";
 import { csv, dateTime, money, number } from "../lib/format";
@@ -28,7 +28,8 @@ export default function UsagePage() {
   const byTime = asked === "time";
   const group: Group = GROUPS.find((each) => each === asked) ?? "project";
   const filters = Object.fromEntries(FILTERS.map((name) => [name, address.value.query.get(name)]));
-  const usage = useResource<Usage>(withQuery("console/api/usage", { range: shown, group, model: model.value, ...filters }));
+  const query = { range: shown, group, model: model.value, ...filters };
+  const usage = useResource<Usage>(withQuery("console/api/usage", query));
   const data = usage.data.value;
   return (
     <>
@@ -42,7 +43,7 @@ export default function UsagePage() {
         {model.value && <Chosen name="model" label={`model: ${model.value}`} />}
       </Filters>
       <div class="stack">
-        <Loaded of={usage} what="The usage">{(loaded) => <Content usage={loaded} byTime={byTime} filters={filters} />}</Loaded>
+        <Loaded of={usage} what="The usage">{(loaded) => <Content usage={loaded} byTime={byTime} filters={filters} asked={query} />}</Loaded>
         {hasRole("admin") && <Budgets />}
       </div>
     </>
@@ -79,7 +80,7 @@ function amounts<Row extends UsageAmounts>(currency: (row: Row) => string, price
   ];
 }
 
-function Content({ usage, byTime, filters }: { usage: Usage; byTime: boolean; filters: Query }) {
+function Content({ usage, byTime, filters, asked }: { usage: Usage; byTime: boolean; filters: Query; asked: Query }) {
   const priced = isPriced(usage);
   const times = usage.buckets.map((bucket) => bucket.at);
   const span: [number, number] = [usage.start, usage.end];
@@ -94,7 +95,10 @@ function Content({ usage, byTime, filters }: { usage: Usage; byTime: boolean; fi
       <section class="section">
         <header class="row spread">
           <h2>{byTime ? `By ${usage.width_s === 86400 ? "day (UTC)" : "time"}` : `By ${GROUP_NAMES[usage.group]}`}</h2>
-          <button type="button" class="button small" onClick={() => exportCsv(usage, byTime)}>Export CSV</button>
+          <span class="row">
+            {!byTime && <a class="button small" href={new URL(withQuery("console/api/usage.csv", asked), root).href} download>Export by day</a>}
+            <button type="button" class="button small" onClick={() => exportCsv(usage, byTime)}>Export CSV</button>
+          </span>
         </header>
         {byTime ? (
           <Table<UsageBucket> label="Usage by time" rows={[...usage.buckets].reverse()} rowKey={(row) => String(row.at)} empty={empty}

@@ -35,7 +35,7 @@ class StorageQuota:
         organization_id, size = record.principal.organization_id, ROW_BYTES + record.body_bytes
         await self._update(organization_id, size)
         try:
-            admitted = self._store.quota.admit(organization_id, size)
+            admitted = self._store.quota.admit(organization_id, size, self._store.now())
         except StorageFullError as error:
             raise storage_full(error, param, f"Or {instead}.") from None
         record.holdings.callback(self._settle, record, organization_id, size, admitted)

@@ -34,7 +34,10 @@ class TurnObserver(Observer):
             elif event.name == "generated":
                 generated_s = event.at_s
         for turn in record.turns:
-            metrics.ended(turn.model, finish_reason_of(turn), turn.usage.prompt_tokens, turn.usage.completion_tokens)
+            tokens, choices = (turn.usage.prompt_tokens, turn.usage.completion_tokens), max(1, turn.sequences)
+            is_bounded = turn.output_bounded and turn.max_output_tokens > 0
+            max_tokens = turn.max_output_tokens // choices if is_bounded else None
+            metrics.ended(turn.model, finish_reason_of(turn), *tokens, max_tokens, choices)
         for us in spent.values():
             metrics.spent(model, us)
         if generated_s is not None:

@@ -82,7 +82,7 @@ class HardwareConfig(Section):
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     """Share of a GPU's whole memory that a replica takes: weights, KV cache and what a step needs. Each of several
     processes (ranks) takes this share of a GPU of its own. Replicas are placed on one GPU as long as their shares fit;
-    what other programs hold is not used. See docs/guides/gpu.md."""
+    what other programs hold is not used. See docs/start/gpu.md."""
 
 
 class AutoscaleConfig(Section):

@@ -27,8 +27,8 @@ class KVTiersConfig(Section):
 
     encryption_key_file: str | None = Field(None, min_length=1)
     """File with the master key: 32 random bytes in base64 (`openssl rand -base64 32`). Blocks on disk are then
-    encrypted, each organisation's with a key of its own. Of several keys, one a line, the first protects new ones.
-    Needs `kvarn[encryption]`. Default: not encrypted."""
+    encrypted, each organisation's with a key of its own. The file may hold several, one a line: the first protects
+    new ones. Needs `kvarn[encryption]`. Default: not encrypted."""
 
     @model_validator(mode="after")
     def _disk_has_a_directory(self) -> KVTiersConfig:

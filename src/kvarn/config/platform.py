@@ -325,7 +325,7 @@ class RetentionConfig(Section):
     """Days that requests which are over are kept (`traces.kept`)."""
 
     sweep_interval_s: float = Field(600.0, gt=0)
-    """Seconds between two sweeps, which delete what has expired. Of several gateways one does it."""
+    """Seconds between two sweeps, which delete what has expired. One of several gateways does it."""
 
     max_file_bytes: int = Field(200 * 1024 * 1024, ge=1024)
     """Largest file that may be uploaded."""

@@ -21,7 +21,7 @@ class QualityConfig(Section):
     """Share of a replica's time that probes may take: after one that took long, the next comes later."""
 
     prompts: int = Field(4, ge=1, le=1024)
-    """Golden prompts in one probe. Of a longer file those are taken that are spread over it evenly."""
+    """Golden prompts in one probe. From a longer file as many are taken, spread over it evenly."""
 
     max_tokens: int = Field(8, ge=1, le=1024)
     """Tokens of an answer to a golden prompt."""

@@ -88,7 +88,7 @@ class ModelConfig(Section):
     processors) and fp8 (e4m3, on GPUs) hold twice as many tokens as bfloat16."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """A GPU (`cuda`) or this machine's processors. `auto`: a GPU from capability 9.0 on. See docs/guides/gpu.md."""
+    """A GPU (`cuda`) or this machine's processors. `auto`: a GPU from capability 9.0 on. See docs/start/gpu.md."""
 
     kernels: Literal["auto", "cpu", "triton", "torch"] = "auto"
     """The compiled `cpu` kernels, those of GPUs (`triton`), or `torch`'s. `auto`: what the device has, if installed."""

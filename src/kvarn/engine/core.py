@@ -96,9 +96,9 @@ class EngineCore:
     def _work(self) -> tuple[Collection[Sequence], WaitingQueue]:
         return self.scheduler.running, self.scheduler.queue
 
-    def add(self, message: Submit) -> None:
-        """Take a request; its tokens come out of later steps. Raises `AdmissionError`: nothing of the request is
-        kept."""
+    def add(self, message: Submit, came_s: float | None = None) -> None:
+        """Take a request; its tokens come out of later steps. `came_s`: when it came, where it has waited for its
+        adapter since then. Raises `AdmissionError`: nothing of the request is kept."""
         try:
             if message.request_id in self._requests:
                 raise AdmissionError(
@@ -114,8 +114,12 @@ class EngineCore:
         self._num_arrived += 1
         mask = self._masks(message) if self._masks is not None else None
         now = self._clock()
-        turn = TurnRecorder(now, self.scheduler.waits, len(self.scheduler.queue))
-        request = Request(message, account, now, self._num_arrived, self._max_context_length, turn, mask)
+        came_s = now if came_s is None else came_s
+        turn = TurnRecorder(came_s, self.scheduler.waits, len(self.scheduler.queue))
+        if came_s < now:
+            turn.wait(Phase.WAIT_ADAPTER, came_s)
+            turn.wait(None, now)
+        request = Request(message, account, came_s, self._num_arrived, self._max_context_length, turn, mask)
         self._requests[request.request_id] = request
         self.step_log.accept(request)
         self._admission.enter(request)

@@ -13,10 +13,13 @@ from kvarn.explain.work import alone_seconds
 from kvarn.observe.timeline import Phase
 
 MAX_CHANGES = 2
+_ROUNDING_S = 1e-9
 _WORTH = 0.05
 """Share of the total that a change must spare to be told."""
 _LEAST_ERROR = 0.02
 """Error of predictions, as a share, that is never undercut."""
+_VAGUE = 0.25
+"""Error, as a share of what is spared, above which a total is told as about so much; above twice that, not at all."""
 _FEWEST_TOKENS = 32
 """Tokens of a prompt from which on a cached prefix is of use: two blocks."""
 _OTHERS = frozenset(
@@ -60,7 +63,7 @@ def counterfactuals_of(reading: Reading, causes: Sequence[Candidate], replicas: 
 
 def _is_worth(change: Counterfactual, total_s: float) -> bool:
     spared_s = total_s - change.total_s
-    return spared_s >= _WORTH * total_s and spared_s > change.error_s
+    return spared_s >= _WORTH * total_s and change.error_s <= 2 * _VAGUE * spared_s + _ROUNDING_S
 
 
 def _changes(reading: Reading, causes: Sequence[Candidate], replicas: int) -> Iterable[Counterfactual]:
@@ -107,7 +110,8 @@ def _less(reading: Reading, change: str, words: str, spared_s: float, error_s: f
 def _told(reading: Reading, change: str, words: str, total_s: float, error_s: float) -> Counterfactual:
     total_s = min(max(0.0, total_s), reading.total_s)
     error_s = min(error_s, total_s)
-    return Counterfactual(change=change, text=f"{words}: {seconds(total_s)}.", total_s=total_s, error_s=error_s)
+    about = "about " if error_s > _VAGUE * (reading.total_s - total_s) else ""
+    return Counterfactual(change=change, text=f"{words}: {about}{seconds(total_s)}.", total_s=total_s, error_s=error_s)
 
 
 def _alone(reading: Reading) -> Counterfactual | None:

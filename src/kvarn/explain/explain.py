@@ -56,6 +56,12 @@ def explain(
     )
 
 
+def main_cause(request: TracedRequest, steps: Mapping[str, TurnSteps]) -> Cause:
+    """The cause that an explanation would name, without the rest of it."""
+    reading = read(request, steps)
+    return _main_cause(reading, causes_of(reading, str))
+
+
 def _main_cause(reading: Reading, causes: Sequence[Candidate]) -> Cause:
     """The largest cause; where all are small, that it was long itself, or that nothing could have been spared."""
     largest = causes[0] if causes else None

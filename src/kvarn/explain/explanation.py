@@ -52,6 +52,7 @@ class TokenCause(StrEnum):
     """Why a token came when it did."""
 
     OWN = "own step"
+    PROMPT = "own prompt"
     SHARED = "shared with a prompt"
     PREEMPTED = "preempted"
     ACCEPTED = "proposal accepted"

@@ -29,7 +29,8 @@ def token_cells(own: Sequence[OwnStep], accepted_s: float, stops: Sequence[float
                 cause = TokenCause.PREEMPTED
             else:
                 is_shared = step.prompts_s > _SHARED * step.record.us / 1e6
-                cause = TokenCause.SHARED if is_shared else TokenCause.OWN
+                alone = TokenCause.PROMPT if step.is_prompt else TokenCause.OWN
+                cause = TokenCause.SHARED if is_shared else alone
             cells.append(TokenCell(at_s, max(0.0, seconds), cause))
             before_s, is_first = at_s, False
     return cells

@@ -28,6 +28,7 @@ from kvarn.gateway.build import build_gateway
 from kvarn.gateway.console.live.watch import Watches
 from kvarn.gateway.console.routes import CONSOLE_ROUTERS
 from kvarn.gateway.deleted_tenants import TELL_EVERY_S, DeletedTenants
+from kvarn.gateway.documentation import router as documentation_router
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import PUBLIC, OpenRequests, RequestMiddleware
 from kvarn.gateway.openapi import JsonRoute, extend_openapi
@@ -93,7 +94,7 @@ _ROUTERS = [
         *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
     )
 ]
-_ROUTERS.append(feedback.administration)
+_ROUTERS += [feedback.administration, documentation_router]
 
 
 def create_app(

@@ -51,7 +51,7 @@ async def _answer_routing(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path[:200]}"
     if error.status_code == 404:
-        hint = _path_hint(request) or "/docs lists the operations."
+        hint = _path_hint(request) or "/docs/api lists the operations."
         answer = ApiError(404, f"Unknown request URL: {where}. {hint}", code="unknown_url")
     elif error.status_code == 405:
         # Starlette's error names the methods of one route only, and paths have several.

@@ -17,6 +17,7 @@ from kvarn.answers.traces import Traces
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.console.paths import is_console, is_public
+from kvarn.gateway.documentation import is_documentation
 from kvarn.gateway.errors import error_response
 from kvarn.gateway.record import client_left, new_record, plain_request, without_body
 from kvarn.identity.authenticator import Authenticator
@@ -32,9 +33,7 @@ IGNORED_HEADER = "x-kvarn-ignored"  # the fields that were ignored, for programs
 PROBES = frozenset({"/health", "/load", "/metrics", "/ping", "/ready", "/version"})
 """Asked every few seconds by machines: their log lines are for debugging only."""
 
-PUBLIC = frozenset(
-    {"/", "/api/version", "/docs", "/favicon.ico", "/openapi.json", "/redoc", *PROBES}
-)  # paths that need no key
+PUBLIC = frozenset({"/", "/api/version", "/favicon.ico", "/openapi.json", *PROBES})  # paths that need no key
 
 _SINGLE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"x-api-key"})
 """Headers that decide who asks for what, and how it is read."""
@@ -97,7 +96,7 @@ class RequestMiddleware:
         record = new_record(scope)
         record.reply.client_left = partial(client_left, receive)
         request_id = record.request_id.encode()
-        if record.endpoint not in PROBES and not is_console(record.endpoint):
+        if record.endpoint not in PROBES and not _is_page(record.endpoint):
             self._traces.begin(record, scope["headers"])
         id_headers = [(name.encode(), request_id) for name in record.reply.dialect.request_id_headers]
         if (trace := record.timeline.trace) is not None:
@@ -118,7 +117,7 @@ class RequestMiddleware:
         self._metrics.in_flight.inc()
         try:
             check_headers(scope, self._config)
-            if record.endpoint not in PUBLIC and not is_public(record.endpoint):
+            if not _needs_no_key(record.endpoint):
                 self._check_process(self._open.count)
                 if "\0" in scope["path"]:
                     raise invalid_request("The path holds a NUL byte.")
@@ -153,7 +152,7 @@ class RequestMiddleware:
             if record.reply.disconnected and record.reply.status in (0, CLIENT_LEFT)
             else record.reply.status
         )
-        if endpoint not in PROBES and not is_console(record.endpoint):
+        if endpoint not in PROBES and not _is_page(record.endpoint):
             tell_ended(self._observers, record, f"{scope['method']} {endpoint}", scope["method"], endpoint)
         seconds = record.timeline.total_s
         self._metrics.requests.labels(record.choice.name, endpoint, str(status)).inc()
@@ -162,7 +161,7 @@ class RequestMiddleware:
         if record.reply.disconnected:
             self._metrics.disconnects.labels(record.choice.name, endpoint).inc()
         _log.log(
-            logging.DEBUG if endpoint in PROBES or is_public(record.endpoint) else logging.INFO,
+            logging.DEBUG if endpoint in PROBES or _is_file(record.endpoint) else logging.INFO,
             "answered",
             extra={
                 "request_id": record.request_id,
@@ -180,6 +179,20 @@ class RequestMiddleware:
                 ),
             },
         )
+
+
+def _needs_no_key(path: str) -> bool:
+    return path in PUBLIC or _is_file(path)
+
+
+def _is_file(path: str) -> bool:
+    """Whether a path is the console's or the documentation's, and holds nothing that is anybody's."""
+    return is_public(path) or is_documentation(path)
+
+
+def _is_page(path: str) -> bool:
+    """Whether a path is for people to look at: no trace is made of it, and it is not kept as a request."""
+    return is_console(path) or is_documentation(path)
 
 
 def _warning_headers(warnings: Sequence[str]) -> dict[str, str]:

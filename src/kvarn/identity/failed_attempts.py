@@ -1,4 +1,4 @@
-"""A bound on failed sign-ins."""
+"""A bound on failed guesses at keys that people choose (those of the configuration)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _MAX_ADDRESSES = 4096
 
 
 class FailedAttempts:
-    """Failures of this process by client address (a network of IPv6: its owner has many addresses), in windows of a
-    minute. Behind a proxy all clients are one."""
+    """Failed guesses in this process by client address (a network of IPv6: its owner has many addresses), in windows
+    of a minute. Behind a proxy all clients are one."""
 
     def __init__(self, clock: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         self._clock = clock

@@ -1,8 +1,8 @@
-"""Restrictions of keys: models, endpoints, adapters."""
+"""Restrictions of keys: models, endpoints, adapters, usage."""
 
 from __future__ import annotations
 
-from kvarn.store.owner import Principal
+from kvarn.store.owner import Principal, Role
 from kvarn.wire.messages import AdapterInfo
 from kvarn.wire.openai.errors import ApiError
 
@@ -37,6 +37,17 @@ def may_see_adapter(principal: Principal, adapter: AdapterInfo) -> bool:
 def check_adapter(principal: Principal, name: str) -> None:
     if not may_use_adapter(principal, name):
         raise insufficient_permissions(f"scope: adapters:{name[:80]}")
+
+
+def sees_usage(principal: Principal) -> bool:
+    """Whether the key may see sums of usage: that of its project, or an administrator's of the organisation."""
+    return principal.role in (Role.ADMIN, Role.MEMBER)
+
+
+def check_sees_usage(principal: Principal) -> None:
+    if not sees_usage(principal):
+        message = "This key may not see usage: its role is 'service'. Use a key of role 'admin' or 'member'."
+        raise ApiError(403, message, code="insufficient_permissions")
 
 
 def insufficient_permissions(missing: str) -> ApiError:

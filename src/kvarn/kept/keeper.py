@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter
 
+from kvarn.explain.explain import main_cause
+from kvarn.explain.explanation import Cause
 from kvarn.kept.packing import Kept, pack, row_of
 from kvarn.kept.sampling import KeptReason, KeptSampler
 from kvarn.observe.bounded_queue import BoundedQueue
@@ -148,5 +150,13 @@ def _pack_all(
     for request, reason in batch:
         own = {name: each for turn in request.turns for name, each in steps.get(turn.id, {}).items()}
         packed = details[request.id] = pack(Kept(request=request, steps=own))
-        rows.append(row_of(request, reason, len(packed)))
+        rows.append(row_of(request, reason, _cause(request, own), len(packed)))
     return rows, details
+
+
+def _cause(request: TracedRequest, steps: Mapping[str, TurnSteps]) -> Cause | None:
+    try:
+        return main_cause(request, steps)
+    except Exception as error:  # it is kept all the same
+        _log.warning("a kept request could not be explained: %r", error, extra={"request": request.request_id})
+        return None

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from kvarn.explain.explanation import Cause
 from kvarn.kept.sampling import KeptReason
 from kvarn.observe.traces.traced import TracedRequest
 from kvarn.wire.step_records import TurnSteps
@@ -44,8 +45,9 @@ def unpack(packed: bytes) -> Kept:
         raise ValueError(f"a kept request cannot be read: {error}") from error
 
 
-def row_of(request: TracedRequest, reason: KeptReason, packed_bytes: int) -> dict[str, Any]:
-    """The row of a request: columns of `KeptRequest`. Texts of clients are cut to what the columns hold."""
+def row_of(request: TracedRequest, reason: KeptReason, cause: Cause | None, packed_bytes: int) -> dict[str, Any]:
+    """The row of a request: columns of `KeptRequest`. Texts of clients are cut to what the columns hold. `cause`: None,
+    it could not be explained."""
     last, ttft_s = request.turns[-1] if request.turns else None, request.ttft_s
     return {
         "id": _text(request.id, _ID),
@@ -65,6 +67,8 @@ def row_of(request: TracedRequest, reason: KeptReason, packed_bytes: int) -> dic
         "outcome": request.outcome,
         "error_code": _text(request.error_code, _CODE),
         "reason": str(reason),
+        "cause": "" if cause is None else str(cause.code),
+        "cause_us": 0 if cause is None else max(0, round(cause.seconds * 1e6)),
         "started_us": round(request.started_at * 1e6),
         "total_us": round(request.total_s * 1e6),
         "ttft_us": None if ttft_s is None else max(0, round(ttft_s * 1e6)),

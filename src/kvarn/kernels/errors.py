@@ -33,7 +33,7 @@ class MissingDeviceError(KernelError):
         why = "there is none, or its driver is missing" if torch.version.cuda else "it is a build for processors"
         super().__init__(
             f"no GPU that torch {torch.__version__} can use: {why}. Set `device` to auto or cpu, or install torch's "
-            "CUDA build (`make serve DEVICE=cuda`, or pip: docs/guides/gpu.md) and the driver"
+            "CUDA build (`make serve DEVICE=cuda`, or pip: docs/start/gpu.md) and the driver"
         )
 
 

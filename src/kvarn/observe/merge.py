@@ -22,6 +22,8 @@ _LARGEST = frozenset(
         "kvarn_quality_baseline_score",
         "kvarn_quality_score",
         "kvarn_routing_known_blocks",
+        "kvarn_slo_tpot_target_seconds",
+        "kvarn_slo_ttft_target_seconds",
         "kvarn_store_away",
         "kvarn_store_nearly_full_organizations",
         "kvarn_store_read_only",

@@ -66,6 +66,8 @@ class _ModelMetrics:
         self.tpot = metrics.tpot.labels(model)
         self.itl = metrics.itl.labels(model)
         self.failovers = metrics.failovers.labels(model)
+        metrics.ttft_target.labels(model).set(slo.ttft_target_s)
+        metrics.tpot_target.labels(model).set(slo.tpot_target_s)
         self._met = metrics.slo_requests.labels(model, "met")
         self._missed = metrics.slo_requests.labels(model, "missed")
         self._recent = SlidingRatio(metrics.clock)
@@ -161,6 +163,8 @@ class GatewayMetrics:
             "Generation requests that met, or missed, the TTFT and TPOT targets.",
             ("model", "outcome"),
         )
+        self.ttft_target = gauge("kvarn_slo_ttft_target_seconds", "Target for the time to first token.", by_model)
+        self.tpot_target = gauge("kvarn_slo_tpot_target_seconds", "Target for the time per output token.", by_model)
         self.goodput = gauge(
             "kvarn_goodput_ratio",
             "Share of the generation requests of the last 5 minutes that met the TTFT and TPOT targets.",

@@ -17,6 +17,7 @@ from kvarn.observe.merge import MetricFamily, MetricSample
 from kvarn.observe.metrics import TPOT_BUCKETS, TTFT_BUCKETS, UNKNOWN
 from kvarn.observe.quantiles import quantile
 from kvarn.observe.timeline import WAITS_OR_PREEMPTED, waiting_reason
+from kvarn.observe.traces.conventions import is_operation
 
 REASONS = tuple(map(waiting_reason, WAITS_OR_PREEMPTED))
 COUNTS = (
@@ -56,8 +57,8 @@ class Source(NamedTuple):
 _OF_GATEWAY: Mapping[str, Sequence[_Added]] = {
     "kvarn_requests": [
         _Added("requests"),
-        _Added("errors", "status", ("500", "501", "502", "504", "505")),
-        _Added("refused", "status", ("429", "503")),
+        _Added("errors", "status", tuple(str(status) for status in range(500, 600))),
+        _Added("refused", "status", tuple(str(status) for status in range(400, 499))),  # 499: the client left
     ],
     "kvarn_slo_requests": [_Added("met", "outcome", ("met",)), _Added("missed", "outcome", ("missed",))],
     "kvarn_admission_queue_length": [_Added("waiting")],
@@ -88,7 +89,8 @@ def read_totals(families: Iterable[MetricFamily]) -> dict[Source, Values]:
         added = (_OF_ENGINES if is_engines else _OF_GATEWAY).get(family.name)
         for sample in () if added is None else family.samples:
             model = sample.labels.get("model", UNKNOWN)
-            if model == UNKNOWN or sample.name.endswith("_created"):
+            asks = model != UNKNOWN or is_operation(sample.labels.get("endpoint", ""))  # of no model, if refused early
+            if not asks or sample.name.endswith("_created"):
                 continue
             source = Source(model, sample.labels.get("replica", "") if is_engines else None)
             values = totals.get(source)
@@ -219,6 +221,7 @@ SERIES: Mapping[str, Callable[[IntervalCounts], float]] = {
     "errors_per_s": lambda each: each.per_s("errors"),
     "refused_per_s": lambda each: each.per_s("refused"),
     "error_ratio": lambda each: _ratio(each.get("errors"), each.get("requests")),
+    "refused_ratio": lambda each: _ratio(each.get("refused"), each.get("requests")),
     "ttft_p50_s": lambda each: quantile(0.5, TTFT_BUCKETS, each.ttft_buckets),
     "ttft_p95_s": lambda each: quantile(0.95, TTFT_BUCKETS, each.ttft_buckets),
     "tpot_p95_s": lambda each: quantile(0.95, TPOT_BUCKETS, each.tpot_buckets),

@@ -12,6 +12,7 @@ from kvarn.observe.timeline import Phase
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_CHOICES = (1, 2, 5, 10, 20)
 
 
 class TurnMetrics:
@@ -32,6 +33,10 @@ class TurnMetrics:
         )
         self._prompt_tokens = histogram("kvarn_turn_prompt_tokens", "Prompt tokens of a request.", buckets=_TOKENS)
         self._output_tokens = histogram("kvarn_turn_output_tokens", "Tokens of a request's answer.", buckets=_TOKENS)
+        self._max_tokens = histogram(
+            "kvarn_turn_max_tokens", "Tokens that a choice might have, where the client set a bound.", buckets=_TOKENS
+        )
+        self._choices = histogram("kvarn_turn_choices", "Choices that a request asked for.", buckets=_CHOICES)
         self._turns = Counter(
             "kvarn_turns_total",
             "Requests to models that are over, by how they ended.",
@@ -45,16 +50,27 @@ class TurnMetrics:
         found = self._of_model.get(model)
         if found is None:
             histograms = (self._queue, self._prefill, self._decode, self._inference, self._answers)
-            tokens = (self._prompt_tokens, self._output_tokens)
+            tokens = (self._prompt_tokens, self._output_tokens, self._max_tokens, self._choices)
             found = self._of_model[model] = _ModelTurns(*[each.labels(model) for each in (*histograms, *tokens)])
         return found
 
-    def ended(self, model: str, finish_reason: str, prompt_tokens: int, output_tokens: int) -> None:
-        """A request to a model is over."""
+    def ended(
+        self,
+        model: str,
+        finish_reason: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        max_tokens: int | None = None,
+        choices: int = 1,
+    ) -> None:
+        """A request to a model is over. `max_tokens`: the client's bound of each choice."""
         self._turns.labels(model, finish_reason).inc()
         own = self._of(model)
         own.prompt_tokens.observe(prompt_tokens)
         own.output_tokens.observe(output_tokens)
+        own.choices.observe(choices)
+        if max_tokens is not None:
+            own.max_tokens.observe(max_tokens)
 
     def answered(self, model: str, seconds: float) -> None:
         """An answer was written to its end."""
@@ -78,3 +94,5 @@ class _ModelTurns(NamedTuple):
     answers: Histogram
     prompt_tokens: Histogram
     output_tokens: Histogram
+    max_tokens: Histogram
+    choices: Histogram

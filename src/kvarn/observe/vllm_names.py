@@ -24,6 +24,8 @@ class _Source:
     factor: float = 1.0
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels that its samples get."""
+    where: Mapping[str, str] = field(default_factory=dict)
+    """Labels of those of its samples that count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,15 @@ def _router(name: str, source: str, factor: float = 1.0) -> _Target:
     return _Target(name, [_Source(source, factor)], model_label="model", engine_label="server")
 
 
+def _transfer(name: str, **metrics: str) -> _Target:
+    """Blocks on their way between the KV cache and memory; `metrics`: by direction."""
+    sources = [
+        _Source(metric, labels={"transfer_type": direction}, where={"tier": "memory"})
+        for direction, metric in metrics.items()
+    ]
+    return _Target(f"vllm:{name}", sources)
+
+
 def _by_source(source: str) -> dict[str, str]:
     return {"source": source}
 
@@ -63,6 +74,7 @@ _TARGETS = (
         lambda reason: "deferred" if reason in _DEFERRED else "capacity",
     ),
     _same("kv_cache_usage_perc", "kvarn_kv_utilisation"),
+    _same("gpu_cache_usage_perc", "kvarn_kv_utilisation"),
     _same("prefix_cache_queries", "kvarn_prompt_tokens", "kvarn_cached_tokens"),
     _same("prefix_cache_hits", "kvarn_cached_tokens"),
     _same("gpu_prefix_cache_queries", "kvarn_prompt_tokens", "kvarn_cached_tokens"),
@@ -95,6 +107,14 @@ _TARGETS = (
     _same("request_prompt_tokens", "kvarn_turn_prompt_tokens"),
     _same("request_generation_tokens", "kvarn_turn_output_tokens"),
     _same("request_max_num_generation_tokens", "kvarn_turn_output_tokens"),
+    _same("request_params_max_tokens", "kvarn_turn_max_tokens"),
+    _same("request_params_n", "kvarn_turn_choices"),
+    _transfer(
+        "kv_offload_total_bytes",
+        GPU_to_CPU="kvarn_kv_offload_stored_bytes",
+        CPU_to_GPU="kvarn_kv_offload_loaded_bytes",
+    ),
+    _transfer("kv_offload_total_time", CPU_to_GPU="kvarn_kv_offload_load_seconds"),
     _Target(
         "vllm:request_success",
         [_Source("kvarn_turns")],
@@ -153,7 +173,7 @@ def _made(target: _Target, known: Mapping[str, MetricFamily]) -> MetricFamily | 
         family = known.get(source.name)
         for sample in [] if family is None else family.samples:
             suffix = sample.name.removeprefix(source.name)
-            if suffix == "_created":
+            if suffix == "_created" or not source.where.items() <= sample.labels.items():
                 continue
             labels = _labels(target, sample.labels) | dict(source.labels)
             added, key = sample.value * source.factor, (suffix, tuple(labels.items()))

@@ -10,7 +10,7 @@ from kvarn.quality.probe import GoldenAnswer, difference
 
 _MAX_GAP = 0.05
 """Largest mean difference of log-probabilities between builds that hold their weights alike: three times what was
-measured between types, instruction sets and kernels (docs/operate/quality.md)."""
+measured between types, instruction sets and kernels (docs/internals/measured_serving.md)."""
 _MAX_GAP_QUANTIZED = 1.5
 """The same if one holds them in fewer bits: three times what was measured for int4."""
 

@@ -9,6 +9,7 @@ import msgspec
 
 from kvarn.config.rollout import RolloutConfig
 from kvarn.rollouts.statistics import DifferenceTest, ErrorRateTest, SignTest, log_evidence_since, log_mean
+from kvarn.wire.rollouts import RequestOutcome
 
 _LATENCY_FLOOR_S = 1e-3
 """Added to both of two latencies: differences below a millisecond do not matter."""
@@ -18,18 +19,6 @@ symmetric differences stay symmetric."""
 
 GATES = ("errors", "ttft", "tpot", "length", "refusals", "golden")
 """The gates that are tests. They share the probability of a false alarm."""
-
-
-class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Measures of one request that a version answered or failed."""
-
-    prompt_tokens: int
-    failed: bool = False
-    """The version is to blame that it was not answered."""
-    ttft_s: float | None = None
-    tpot_s: float | None = None  # none for fewer than two tokens
-    completion_tokens: int = 0
-    refusal: bool = False  # the model declined to answer
 
 
 class _Tests(msgspec.Struct, kw_only=True):

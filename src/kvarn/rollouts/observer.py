@@ -15,11 +15,11 @@ from kvarn.answers.record import RequestRecord
 from kvarn.answers.turn import Turn
 from kvarn.clock import Clock
 from kvarn.replica.client.protocol import RequestRefusedError
-from kvarn.rollouts.gates import RequestOutcome
 from kvarn.rollouts.rollout import Rollout, RolloutPhase
 from kvarn.rollouts.samples import MatchedPairs, RolloutSample
 from kvarn.rollouts.shadow import ComparedAnswer, ShadowResult, Shadows
 from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.rollouts import RequestOutcome
 
 if TYPE_CHECKING:
     from kvarn.answers.question import Question
@@ -67,13 +67,14 @@ class RolloutObserver(Observer):
         side: Literal["stable", "candidate"],
         answer: ComparedAnswer,
         prompt_tokens: int,
+        record_id: str,
         error: BaseException | None,
     ) -> None:
         if error is not None:
             if isinstance(error, Exception) and is_fault(error) and side == "candidate":
                 self._answered(rollout, RequestOutcome(prompt_tokens=prompt_tokens, failed=True))
             return
-        outcome = outcome_of(answer, prompt_tokens)
+        outcome = outcome_of(answer, prompt_tokens, record_id)
         if side == "candidate":
             self._answered(rollout, outcome)
         pairs = self._pairs.setdefault((rollout.model, rollout.began), MatchedPairs())
@@ -90,8 +91,8 @@ class RolloutObserver(Observer):
             return
         # A copy waits for idle capacity: its latencies tell nothing of the version.
         stable, candidate = (
-            msgspec.structs.replace(outcome_of(each, 0), ttft_s=None, tpot_s=None)
-            for each in (result.answer, result.copy)
+            msgspec.structs.replace(outcome_of(each, 0, record_id), ttft_s=None, tpot_s=None)
+            for each, record_id in ((result.answer, result.record_id), (result.copy, ""))
         )
         equal = result.answer.token_ids == result.copy.token_ids
         sample = RolloutSample(kind="shadowed", step=rollout.step, stable=stable, candidate=candidate, equal=equal)
@@ -113,14 +114,14 @@ class _Heard(ComparedAnswer):
     """Hears one answer of a rollout's version."""
 
     def __init__(
-        self, clock: Clock, ended: Callable[[ComparedAnswer, int, BaseException | None], None], turn: Turn
+        self, clock: Clock, ended: Callable[[ComparedAnswer, int, str, BaseException | None], None], turn: Turn
     ) -> None:
         super().__init__(clock, turn.record.timeline.received_s)
         self._ended = ended
         self._turn = turn
 
     def end(self, error: BaseException | None) -> None:
-        self._ended(self, self._turn.prompt_tokens, error)
+        self._ended(self, self._turn.prompt_tokens, self._turn.record.id, error)
 
 
 def side_of(rollout: Rollout, model: str) -> Literal["stable", "candidate"] | None:
@@ -131,7 +132,7 @@ def side_of(rollout: Rollout, model: str) -> Literal["stable", "candidate"] | No
     return None
 
 
-def outcome_of(answer: ComparedAnswer, prompt_tokens: int) -> RequestOutcome:
+def outcome_of(answer: ComparedAnswer, prompt_tokens: int, record_id: str) -> RequestOutcome:
     count, tpot_s = len(answer.token_ids), None
     if count > 1 and answer.first_s is not None:
         tpot_s = (answer.total_s - answer.first_s) / (count - 1)
@@ -141,6 +142,7 @@ def outcome_of(answer: ComparedAnswer, prompt_tokens: int) -> RequestOutcome:
         tpot_s=tpot_s,
         completion_tokens=count,
         refusal=is_refusal(answer.text, answer.finish_reason),
+        record_id=record_id,
     )
 
 

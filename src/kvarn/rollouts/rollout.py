@@ -15,9 +15,12 @@ from enum import StrEnum
 import msgspec
 
 from kvarn.config.rollout import RolloutConfig
-from kvarn.rollouts.gates import Gates, RequestOutcome, read_config
+from kvarn.rollouts.gates import Gates, read_config
 from kvarn.routing.model_choice import version_name
-from kvarn.wire.rollouts import RolloutDecision
+from kvarn.wire.rollouts import ComparedAnswers, RequestOutcome, RolloutDecision
+
+_MAX_SHOWN = 32
+"""Compared answers that are kept: they are written with the rollout at each change."""
 
 
 class RolloutPhase(StrEnum):
@@ -52,6 +55,8 @@ class Rollout(msgspec.Struct, kw_only=True):
     last_ready: float = 0.0
     """Time at which the new version last had a ready replica, or the rollout began."""
     log: list[RolloutDecision] = []
+    compared: list[ComparedAnswers] = []
+    """The latest answers that the gates have compared, for people to look at; the gates have counted all."""
 
     @classmethod
     def start(
@@ -137,6 +142,7 @@ class Rollout(msgspec.Struct, kw_only=True):
             return
         self.gates.add(candidate)
         self.gates.compare(stable, candidate)
+        self._show(ComparedAnswers(kind="shadowed", stable=stable, candidate=candidate, equal=equal))
         if equal is not None:
             self.gates.compare_tokens(request_id, equal)
         self.answered += 1
@@ -150,13 +156,22 @@ class Rollout(msgspec.Struct, kw_only=True):
     def matched(self, stable: RequestOutcome, candidate: RequestOutcome) -> None:
         if self.phase is RolloutPhase.CANARY:
             self.gates.compare(stable, candidate)
+            self._show(ComparedAnswers(kind="matched", stable=stable, candidate=candidate))
 
     def golden_answered(self, question: str, stable_right: bool, candidate_right: bool) -> None:
-        if not self.ended:
-            self.gates.add_golden(question, stable_right, candidate_right)
+        if self.ended or question in self.gates.questions:
+            return
+        self.gates.add_golden(question, stable_right, candidate_right)
+        answers = ComparedAnswers(
+            kind="golden", question=question, stable_right=stable_right, candidate_right=candidate_right
+        )
+        self._show(answers)
 
     def golden_done(self) -> None:
         self.golden_due = False
+
+    def _show(self, answers: ComparedAnswers) -> None:
+        self.compared = [*self.compared, answers][-_MAX_SHOWN:]
 
     # Decisions ------------------------------------------------------------------------------------------------------
 

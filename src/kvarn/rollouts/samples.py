@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from kvarn.rollouts.gates import RequestOutcome
 from kvarn.rollouts.rollout import Rollout
+from kvarn.wire.rollouts import RequestOutcome
 
 _GROUP = 8
 """Requests among which pairs are made. They end one after the other, so both of a pair met about the same load."""

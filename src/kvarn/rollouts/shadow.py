@@ -66,6 +66,8 @@ class ShadowResult:
     copy: ComparedAnswer
     agreement: float
     """Part of the longer text that both begin with; 1: they are the same."""
+    record_id: str
+    """Id of the request that was copied."""
 
 
 class Shadows(Observer):
@@ -119,12 +121,12 @@ class Shadows(Observer):
             deferred=Deferred(BATCH),
             choice=ChosenModel(route=route, target=shadow.model),
         )
-        task = asyncio.create_task(self._run(own, shadow.model, heard, question.copy_for(route.name)))
+        task = asyncio.create_task(self._run(own, record.id, shadow.model, heard, question.copy_for(route.name)))
         running.add(task)
         task.add_done_callback(running.discard)
 
     async def _run(
-        self, own: RequestRecord, model: str, heard: ComparedAnswer, question: Question[Any, AnswerRun]
+        self, own: RequestRecord, copied: str, model: str, heard: ComparedAnswer, question: Question[Any, AnswerRun]
     ) -> None:
         assert own.choice.route is not None
         route, copy, outcome = own.choice.route.name, ComparedAnswer(self.clock, self.clock.now()), "failed"
@@ -138,7 +140,7 @@ class Shadows(Observer):
             for name, answer in (("answer", heard), ("copy", copy)):
                 self._metrics.shadow_seconds.labels(route, model, name, "first_token").observe(answer.first_s or 0.0)
                 self._metrics.shadow_seconds.labels(route, model, name, "total").observe(answer.total_s)
-            self.on_result(ShadowResult(route, model, heard, copy, agreement))
+            self.on_result(ShadowResult(route, model, heard, copy, agreement, copied))
         except Exception as error:
             _log.info("the copy of a request failed: %s", error, extra={"model": model, "request": own.request_id})
             self.on_failure(route, model, error)

@@ -50,7 +50,8 @@ def usable(request: RouteRequest, candidates: Sequence[Candidate]) -> list[Candi
 def score(request: RouteRequest, candidate: Candidate, situation: Situation) -> float:
     """Predicted seconds to the first token, and what else speaks against a candidate, in seconds; less is better.
 
-    The weights were chosen on the Mooncake conversation trace (`benchmarks/routing.py`, docs/operate/routing.md).
+    The weights were chosen on the Mooncake conversation trace (`benchmarks/routing.py`,
+    docs/internals/measured_serving.md).
     """
     prompt, uncached = request.prompt_tokens, candidate.uncached(request.prompt_tokens)
     # What is computed although another replica has it is at the cost of those who wait, if any do.

@@ -13,6 +13,8 @@ from kvarn.store.errors import StorageFullError
 _VALID_S = 1.0
 """Seconds for which what the database said is believed."""
 _MAX_ORGANIZATIONS = 10_000
+_MAX_MOMENTS = 1000
+"""Moments of admissions that are told apart, of one organisation: the oldest are joined."""
 
 
 @dataclass(slots=True)
@@ -21,9 +23,9 @@ class Balance:
 
     stored: int = 0  # bytes, as the database said last
     summed_at: int = -1
-    """Which periodic sum that holds (`repositories/stored_bytes.py`)."""
-    since: int = 0
-    """Bytes that this process admitted since that sum."""
+    """Beginning of the periodic sum that it holds, in milliseconds (`repositories/stored_bytes.py`)."""
+    since: dict[int, int] = field(default_factory=dict)
+    """Bytes that this process admitted since then, by the millisecond, the oldest first."""
     read_at: float = -math.inf
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -50,8 +52,9 @@ class StorageQuota:
 
     def note(self, organization_id: str, stored: int, summed_at: int) -> None:
         balance = self.balance(organization_id)
-        if summed_at != balance.summed_at:
-            balance.summed_at, balance.since = summed_at, 0
+        if summed_at != balance.summed_at:  # what was admitted while it was made is not in it
+            balance.summed_at = summed_at
+            balance.since = {at_ms: size for at_ms, size in balance.since.items() if at_ms > summed_at}
         balance.stored, balance.read_at = stored, self._clock()
 
     def check(self, organization_id: str, size: int) -> None:
@@ -62,20 +65,24 @@ class StorageQuota:
     def add_file(self, organization_id: str, size: int) -> None:
         self.balance(organization_id).stored += size
 
-    def admit(self, organization_id: str, size: int) -> int:
-        """Let bytes be written that the next sum will count; the sum before it, for `give_back`. Raises as `check`."""
+    def admit(self, organization_id: str, size: int, now: float) -> int:
+        """Let bytes be written that the next sum will count. `now`: seconds, of the clock that sums are timed by.
+        Returns when they were admitted, for `give_back`. Raises as `check`."""
         self.check(organization_id, size)
-        balance = self.balance(organization_id)
-        balance.since += size
-        return balance.summed_at
+        since, at_ms = self.balance(organization_id).since, int(now * 1000)
+        since[at_ms] = since.get(at_ms, 0) + size
+        if len(since) > _MAX_MOMENTS:
+            oldest = since.pop(next(iter(since)))
+            since[next(iter(since))] += oldest
+        return at_ms
 
-    def give_back(self, organization_id: str, size: int, summed_at: int) -> None:
-        """Count admitted bytes no longer: they were not written. `summed_at` is what `admit` returned; a later sum has
-        not counted them."""
-        balance = self.balance(organization_id)
-        if balance.summed_at == summed_at:
-            balance.since = max(0, balance.since - size)
+    def give_back(self, organization_id: str, size: int, admitted_ms: int) -> None:
+        """Count admitted bytes no longer: they were not written. `admitted_ms` is what `admit` returned; a later sum
+        has not counted them."""
+        since = self.balance(organization_id).since
+        if admitted_ms in since:
+            since[admitted_ms] = max(0, since[admitted_ms] - size)
 
     def stored(self, organization_id: str) -> int:
         balance = self.balance(organization_id)
-        return balance.stored + balance.since
+        return balance.stored + sum(balance.since.values())

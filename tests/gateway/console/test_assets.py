@@ -12,9 +12,10 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from kvarn.gateway.console import assets
-from kvarn.gateway.console.assets import Assets, built_assets
+from kvarn.gateway.console.assets import built_assets
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.record import new_record, plain_request, without_body
+from kvarn.gateway.static_files import Assets
 
 SCRIPT = b"console.log('kvarn');\n" * 20
 PAGE = b'<!doctype html><html><head><title>Kvarn</title><script src="./assets/main-1f.js"></script></head></html>'

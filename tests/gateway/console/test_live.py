@@ -116,6 +116,8 @@ def test_the_whole_state_comes_first_and_then_what_has_changed(server, client, r
         assert [each["output_tokens"] for each in told["running"]] == [11, 2]
         assert told["totals"] == {"kv_blocks": 6, "free_blocks": 4, "cached_blocks": 1}
         assert [(each["name"], each["state"]) for each in told["replicas"]] == [(replica, "ready")]
+        models = {each["name"]: each for each in client.get("/console/api/models").json()["models"]}
+        assert told["replicas"][0]["fingerprint"] == models["tiny"]["fingerprint"]
         (run,) = told["blocks"]["runs"]
         assert b64decode(run["states"]) == server.chat.blocks.states
 

@@ -21,6 +21,7 @@ def test_models_with_their_replicas(client) -> None:
     (replica,) = tiny["replicas"]
     assert replica["state"] == "ready" and replica["stage"] is None and replica["starts"] == 1
     assert 0 < replica["kv_blocks_free"] <= replica["kv_blocks"] and replica["version"] == tiny["version"] == 0
+    assert replica["fingerprint"] == tiny["fingerprint"]
     assert tiny["rollout"] is None
 
 

@@ -27,18 +27,21 @@ def test_an_open_server_tells_all(server, client) -> None:
         return next(tile["value"] or 0 for tile in overview()["tiles"] if tile["name"] == "requests")
 
     def are_counted() -> bool:
-        """A request counts once its answer is out."""
+        """Requests count once their answers are out."""
         sample(server)
-        return requests() > before
+        return requests() >= before + 2
 
     sample(server)
     before = requests()
     assert client.post(CHAT, json=chat()).status_code == 200
-    wait_for(are_counted, "the request to be counted")
+    assert client.post(CHAT, json=chat(max_tokens=-1)).status_code == 400
+    wait_for(are_counted, "the requests to be counted")
     told = overview()
+    assert told["state"]["since"] is None or told["state"]["since"] < told["at"]
     assert told["state"]["sentence"] and told["state"]["level"] in ("good", "warn", "bad"), "others' tests share it"
     tiles = {tile["name"]: tile for tile in told["tiles"]}
     assert tiles["ttft_p95_s"]["value"] > 0
+    assert tiles["refused_ratio"]["value"] > 0 == tiles["error_ratio"]["value"], "what was refused has not failed"
     history = told["history"]
     assert {len(values) for values in history["series"].values()} == {len(history["at"])} == {360}
     assert any(history["series"]["requests_per_s"]) and history["marks"][0]["kind"] == "start"
@@ -80,4 +83,22 @@ def test_each_viewer_sees_what_is_theirs(server, client) -> None:
     changes = acme.get(OVERVIEW).json()["changes"]
     assert [change["kind"] for change in changes][-1:] == ["organization.created"]
     assert changes[0]["text"] == "project created: pilot", "names rather than ids"
+    (project, *_) = acme.get("/v1/organization/projects").json()["data"]
+    path = f"/v1/organization/projects/{project['id']}"
+    key = acme.post(f"{path}/api_keys", json={"name": "ci-deploy"}).json()["id"]
+    for limits in (f"{path}/rate_limits", f"{path}/api_keys/{key}/rate_limits"):
+        assert acme.post(f"{limits}/rl-*", json={"max_requests_per_1_minute": 60}).status_code == 200
+    budget = {"project_id": project["id"], "unit": "tokens", "period": "day", "hard_limit": 10**9}
+    assert acme.post("/v1/organization/budgets", json=budget).status_code == 200
+    texts = [change["text"] for change in acme.get(OVERVIEW).json()["changes"]]
+    assert texts[:3] == [
+        f"budget created: {project['name']}",
+        "rate limit updated: ci-deploy, each model",
+        f"rate limit updated: {project['name']}, each model",
+    ]
+    limits = (
+        f"/v1/organization/tenants/{acme.get('/console/api/session').json()['organization']['id']}/rate_limits/rl-*"
+    )
+    assert client.post(limits, json={"max_requests_per_1_minute": 600}).status_code == 200
+    assert client.get(OVERVIEW).json()["changes"][0]["text"] == "rate limit updated: acme-overview, each model"
     assert other.get(OVERVIEW).json()["changes"] == [], "a member of a project is no administrator"

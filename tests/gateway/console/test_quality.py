@@ -44,6 +44,12 @@ def test_a_sampled_prompt_is_opened_judged_and_made_an_item(kept: Any) -> None:
         events = red.get("/v1/organization/audit_logs").json()["data"]
         assert [each["type"] for each in events].count("prompts.read") == 1
         assert red.get("/console/api/quality").json()["unreviewed"] == 1
+        with kept.client() as platform:
+            assert platform.get("/console/api/session").json()["is_platform_admin"]
+            assert platform.get("/console/api/review").json()["data"] == []
+            assert platform.get("/console/api/quality").json()["unreviewed"] == 0
+            assert platform.get(path).status_code == platform.post(path, json={"state": "good"}).status_code == 404
+            assert platform.post(f"{path}/item", json={"set": "calls", "expected": "yes"}).status_code == 404
         judged = red.post(path, json={"state": "bad", "note": "wrong person"}).json()
         assert (judged["state"], judged["note"]) == ("bad", "wrong person") and judged["reviewed_by"]
         assert red.get("/console/api/quality").json()["unreviewed"] == 0

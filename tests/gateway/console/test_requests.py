@@ -101,6 +101,11 @@ def test_a_chat_is_found_by_all_that_is_known_of_it(kept: Kept, client: httpx.Cl
     assert sum(part["end_s"] - part["begin_s"] for part in parts) == pytest.approx(row["total_s"], abs=1e-5)
     assert all(one["end_s"] == other["begin_s"] for one, other in pairwise(parts))
     assert not found["with_steps"]
+    cause = explanation["cause"]
+    assert (row["cause"], row["cause_s"]) == (cause["code"], pytest.approx(cause["seconds"], abs=1e-5))
+    assert record in [each["id"] for each in kept.list(cause=cause["code"])]
+    assert kept.list(cause="failover") == []
+    assert client.get(f"{API}/requests", params={"cause": "the moon"}).status_code == 400
 
 
 def test_what_was_refused_and_what_failed_is_kept_with_its_code(kept: Kept, client: httpx.Client) -> None:
@@ -299,6 +304,7 @@ def test_prompts_and_answers_are_shown_where_they_are_kept_and_reading_is_noted(
         assert contents["answer"] == stored.json()["choices"]
         name = plain.json()["id"].partition("-")[2]
         contents = kept.detail(name, sampled, "/contents")
+        assert contents.pop("is_whole") is True
         assert contents == {"prompt": ["open"], "answer": plain.json()["choices"][0]["text"], "source": "sample"}
         log = sampled.get("/v1/organization/audit_logs", params={"event_types[]": "prompts.read"}).json()["data"]
         assert log[0]["prompts.read"]["data"] == {"prompts": 1, "request": name}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from kvarn.gateway.console.server_state import ModelHealth, ServerState, seconds, server_state
+from kvarn.gateway.console.server_state import SIGNS, ModelHealth, ServerState, seconds, server_state, state_begin
+from kvarn.observe.samples import SERIES
 
 GOOD = {"requests": 100.0, "judged_requests": 100.0, "goodput_ratio": 0.99, "error_ratio": 0.0, "kv_utilisation": 0.4}
 RECENT = {"requests_per_s": 212 / 60, "ttft_p95_s": 0.31, "kv_utilisation": 0.41}
@@ -87,7 +89,9 @@ def test_all_well() -> None:
     ],
 )
 def test_what_is_wrong_with_a_model(broken: ModelHealth, level: str, sentence: str, link: str) -> None:
-    assert state(model("other"), broken) == ServerState(level, sentence, link, "chat")
+    found = state(model("other"), broken)
+    assert replace(found, sign="") == ServerState(level, sentence, link, "chat")
+    assert found.sign in ("", *SIGNS)
 
 
 def test_what_is_broken_comes_before_what_is_slow_and_the_database_before_all() -> None:
@@ -96,6 +100,30 @@ def test_what_is_broken_comes_before_what_is_slow_and_the_database_before_all() 
     away = state(slow, down, database="away")
     assert away.sentence.startswith("The database does not answer") and away.link == "alerts"
     assert state(slow, down, database="away", sees_alerts=False).link == "", "alerts are the platform's"
+
+
+@pytest.mark.parametrize(
+    ("values", "since"),
+    [
+        ([0.1, 0.1, 0.9, 0.9], 20.0),
+        ([0.1, 0.1, 0.9, 0.1, None, 0.9], 20.0),  # one interval between is of the same trouble
+        ([0.9, 0.1, 0.1, None, 0.9, 0.9], 40.0),
+        ([0.1, 0.9, 0.9, 0.1], 10.0),
+        ([0.1, 0.9, 0.1, 0.1], None),  # it is well now
+        ([None, 0.9, 0.9], None),  # it may have begun before
+        ([None, None], None),
+        ([], None),
+    ],
+)
+def test_a_trouble_began_after_the_last_intervals_without(values: list[float | None], since: float | None) -> None:
+    at = [10.0 * (place + 1) for place in range(len(values))]
+    assert state_begin(at, values, lambda value: value <= 0.5) == since
+
+
+def test_each_trouble_with_a_series_is_told_by_one_that_the_history_has() -> None:
+    assert {each.series for each in SIGNS.values()} <= set(SERIES)
+    slow = state(model(recent={"goodput_ratio": 0.5}))
+    assert not SIGNS[slow.sign].is_well(0.5) and SIGNS[slow.sign].is_well(0.99)
 
 
 def test_few_requests_and_sleeping_models_are_no_reason_to_worry() -> None:

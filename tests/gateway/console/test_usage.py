@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
+from datetime import date
+from io import StringIO
 
 import pytest
 
 from asking import CHAT, chat
 from gateway_fixtures import wait_for
+from kvarn.gateway.console.api import usage as routes
 from kvarn.store.owner import Role
 
 USAGE = "/console/api/usage"
@@ -38,6 +42,16 @@ def test_usage_is_told_to_those_whose_it_is(server, client) -> None:
     assert details(member, organization=of_acme) == {}
 
 
+def test_a_programs_key_sees_no_usage_here_as_on_the_api(server) -> None:
+    service = server.add_tenant("initech-usage", role=Role.SERVICE)
+    assert service.post(CHAT, json=chat()).status_code == 200
+    here = service.get(USAGE)
+    api = service.get("/v1/organization/usage/completions", params={"start_time": 1})
+    assert here.status_code == api.status_code == 403
+    assert here.json()["error"]["message"] == api.json()["error"]["message"]
+    assert service.get("/console/api/overview").json()["users"] == []
+
+
 @pytest.mark.parametrize("group", ["organization", "project", "model", "key", "user"])
 def test_rows_buckets_and_lines_are_of_the_same_requests(server, client, group) -> None:
     assert client.post(CHAT, json=chat()).status_code == 200
@@ -48,6 +62,30 @@ def test_rows_buckets_and_lines_are_of_the_same_requests(server, client, group) 
     assert tokens == sum(sum(line["tokens"]) for line in told["lines"])
     assert {len(line["tokens"]) for line in told["lines"]} == {len(told["buckets"])}
     assert told["width_s"] == 300 and told["buckets"][-1]["at"] < told["end"]
+
+
+@pytest.mark.parametrize("group", ["organization", "model", "user"])
+def test_the_export_by_day_and_group_sums_to_what_is_shown(server, client, group, monkeypatch) -> None:
+    assert client.post(CHAT, json=chat()).status_code == 200
+    wait_for(lambda: client.get(USAGE).json()["rows"], "usage in the ledger")
+    query = {"group": group, "range": "7d"}
+    answer = client.get(f"{USAGE}.csv", params=query)
+    assert answer.headers["content-type"].startswith("text/csv") and group in answer.headers["content-disposition"]
+    exported: dict[str, int] = {}
+    for row in csv.DictReader(StringIO(answer.text)):
+        assert date.fromisoformat(row["day"])
+        exported[row["id"]] = exported.get(row["id"], 0) + int(row["requests"])
+    assert exported == {row["id"] or "": row["requests"] for row in client.get(USAGE, params=query).json()["rows"]}
+    monkeypatch.setattr(routes, "MAX_EXPORTED", 0)
+    assert client.get(f"{USAGE}.csv", params=query).status_code == 400
+
+
+def test_the_export_is_of_what_the_viewer_may_see(server) -> None:
+    member = server.add_tenant("globex-usage-csv", role=Role.MEMBER)
+    assert member.post(CHAT, json=chat()).status_code == 200
+    wait_for(lambda: member.get(USAGE).json()["rows"], "usage in the ledger")
+    rows = list(csv.DictReader(StringIO(member.get(f"{USAGE}.csv").text)))
+    assert [(row["detail"], row["requests"]) for row in rows] == [("globex-usage-csv", "1")]
 
 
 def test_a_key_is_named_by_its_label(server) -> None:

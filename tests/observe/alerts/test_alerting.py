@@ -3,6 +3,7 @@ resolved; each expression of the boards has a value."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from kvarn.config.routes import RouteConfig, TargetConfig
 from kvarn.observe.alerts.rules import RULES
 from mock_kafka import MockKafka
 from monitoring import AlertReceiver, Prometheus, monitoring, sped_up
+from vllm_boards import EXPRESSIONS
 
 FACTOR = 150.0
 """A rule that waits for 15 minutes waits for 6 s."""
@@ -104,15 +106,27 @@ def test_each_alert_fires_at_a_webhook_from_its_cause_and_is_resolved(
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
 def test_each_expression_of_a_board_has_a_value(prometheus: Prometheus, wait_for: Any, board: Any) -> None:
     expressions = [line[0] for panels in board.rows.values() for panel in panels for line in panel.lines]
+    have_values(prometheus, wait_for, [_filled_in(each) for each in expressions])
 
+
+def test_each_expression_of_vllms_boards_has_a_value(prometheus: Prometheus, wait_for: Any) -> None:
+    of_us = [each.replace('"m"', '"tiny"').replace("[5m]", "[2s]") for each in EXPRESSIONS]
+    have_values(prometheus, wait_for, of_us)
+
+
+def have_values(prometheus: Prometheus, wait_for: Any, expressions: list[str]) -> None:
     def empty() -> list[str]:
-        return [each for each in expressions if not prometheus.query(_filled_in(each))]
+        return [each for each in expressions if not any(_is_number(found) for found in prometheus.query(each))]
 
     try:
         wait_for(lambda: not empty(), "a value of each")  # the first ones come with the third scrape
     except AssertionError:
         assert empty() == []
         raise
+
+
+def _is_number(found: dict[str, Any]) -> bool:
+    return not math.isnan(float(found["value"][1]))
 
 
 def _filled_in(expression: str) -> str:

@@ -46,6 +46,7 @@ CAUSES: dict[str, tuple[Series, int, int]] = {
             'kvarn_ttft_seconds_bucket{model="m",le="1.0"}': _counter(10, 0),
             'kvarn_ttft_seconds_bucket{model="m",le="2.0"}': _counter(10, 10),
             'kvarn_ttft_seconds_bucket{model="m",le="+Inf"}': _counter(10, 10),
+            'kvarn_slo_ttft_target_seconds{model="m"}': _gauge(1, 1),
         },
         2 + 5 * MINUTE - 1,
         18,

@@ -124,6 +124,7 @@ FILTERS: list[tuple[KeptFilter, set[int]]] = [
     (KeptFilter(outcome="failed"), {7}),
     (KeptFilter(outcome="aborted"), {9}),
     (KeptFilter(reason="slow"), {10}),
+    (KeptFilter(cause="queue: KV blocks"), {11}),
     (KeptFilter(min_total_us=9_000_000), {10}),
     (KeptFilter(min_ttft_us=5_000_000), {11}),
     (KeptFilter(since_us=START_US + 11_000), {11, 12}),
@@ -151,7 +152,7 @@ async def test_each_filter_selects_its_own(store: Store, red: Owner, blue: Owner
         {"status": 429, "outcome": "refused", "reason": "refused"},
         {"status": 0, "outcome": "aborted"},
         {"reason": "slow", "total_us": 9_000_000},
-        {"ttft_us": 6_000_000},
+        {"ttft_us": 6_000_000, "cause": "queue: KV blocks"},
         {"ttft_us": None, "batch_id": "batch_1"},
     ]
     await keep(store, [kept_row(n, red, **columns) for n, columns in enumerate(special)])

@@ -1,6 +1,6 @@
 // Painting of the page's canvases. Each is drawn at the screen's pixels.
-import { NOBODY, type Cell, type LiveState, type Step } from "./state";
-import { classOf, type Colouring } from "./words";
+import type { Cell, LiveState, Step } from "./state";
+import { isFirst } from "./words";
 
 export const ROW = 18;
 
@@ -55,6 +55,10 @@ export function paintGrid(
       const high = extent(cell);
       context.fillStyle = colours[cell.kind];
       context.fillRect(x, y + ROW - 2 - high, Math.max(wide - 0.5, 1), high);
+      if (isFirst(cell)) { // its prompt is done: the foot is its first token
+        context.fillStyle = shades.decode;
+        context.fillRect(x, y + ROW - 2 - 5, Math.max(wide - 0.5, 1), 5);
+      }
       if (cell.kind === "accepted" && high < ROW - 4) context.fillRect(x, y + 1, Math.max(wide - 0.5, 1), 2); // a mark above it
     }
   }
@@ -104,21 +108,20 @@ export function pixel(colour: string, alpha = 1): number {
 
 const small = typeof document === "undefined" ? null : document.createElement("canvas");
 
-/** The map: a pixel a block, enlarged; `marked` blocks are outlined. `pixels`: colour of each class, then of each
- * class where only the prefix cache keeps the block. */
+/** The map: a pixel a cell, enlarged; `marked` cells are outlined. `classes`: of each cell; `pixels`: colour of each
+ * class, then of each class where only the prefix cache keeps the block. */
 export function paintMap(
-  canvas: HTMLCanvasElement, { states, owners, tenants }: LiveState, colouring: Colouring, pixels: Uint32Array, marked: number[], cursor: number | null, text: string,
+  canvas: HTMLCanvasElement, { states }: Pick<LiveState, "states">, classes: Uint16Array, pixels: Uint32Array, marked: number[], cursor: number | null, text: string,
 ): void {
   const context = begin(canvas);
-  if (!context || !small || !states.length) return;
-  const { side, columns, lines } = mapLayout(states.length, canvas.clientWidth);
+  if (!context || !small || !classes.length) return;
+  const { side, columns, lines } = mapLayout(classes.length, canvas.clientWidth);
   small.width = columns;
   small.height = lines;
   const image = new ImageData(columns, lines);
   const data = new Uint32Array(image.data.buffer);
-  for (let block = 0; block < states.length; block += 1) {
-    const of = states[block] ?? 0;
-    data[block] = pixels[classOf(of, owners[block] ?? NOBODY, colouring, tenants.length) + ((of & 7) === 1 ? pixels.length / 2 : 0)] ?? 0;
+  for (let cell = 0; cell < classes.length; cell += 1) {
+    data[cell] = pixels[(classes[cell] ?? 0) + (((states[cell] ?? 0) & 7) === 1 ? pixels.length / 2 : 0)] ?? 0;
   }
   small.getContext("2d")?.putImageData(image, 0, 0);
   context.imageSmoothingEnabled = false;

@@ -10,7 +10,7 @@ import { colour, colours } from "../../lib/theme";
 import { requestOf } from "../requests/agents";
 import { mapLayout, paintMap, pixel } from "./canvas";
 import { NOBODY, type LiveState } from "./state";
-import { COLOURINGS, blockText, classNames, countClasses, kvText, type Colouring } from "./words";
+import { COLOURINGS, ON_DEVICE, blockText, blocksACell, classNames, classesOf, countClasses, kvText, type Colouring } from "./words";
 
 /** Answer of `GET /console/api/live/block`. */
 interface Block {
@@ -26,8 +26,14 @@ interface Block {
 
 const TENANT_COLOURS = ["--series-1", "--series-2", "--series-3", "--series-4", "--tool", "--prefill", "--good", "--bad", "--admission", "--text-stage"];
 
+const TIER_COLOURS = ["--prefill", "--series-3", "--tool", "--admission"];
+
 /** Colour and opacity of each class of a colouring. */
-function looks(colouring: Colouring, tenants: number): [name: string, alpha: number][] {
+function looks(colouring: Colouring, tenants: number, tiers: number): [name: string, alpha: number][] {
+  if (colouring === "tier") {
+    const below = Array.from({ length: tiers }, (_, index): [string, number] => [TIER_COLOURS[index % TIER_COLOURS.length] ?? "--text", 0.8]);
+    return [["--line", 0.7], ["--queue", 0.6], ["--accent", 1], ["--transfer", 1], ...below];
+  }
   if (colouring === "tenant") {
     const own = Array.from({ length: tenants }, (_, index): [string, number] => [TENANT_COLOURS[index % TENANT_COLOURS.length] ?? "--text", index < TENANT_COLOURS.length ? 1 : 0.6]);
     return [["--line", 0.7], ...own, ["--unexplained", 1], ["--client", 0.6], ["--transfer", 1]];
@@ -68,18 +74,20 @@ export function KvMap({ state, changed }: { state: LiveState; changed: ReadonlyS
   const colouring = COLOURINGS.find((each) => each === param("colour", "tenant").value) ?? "tenant";
   const chosen = param("block").value;
   const blocks = state.states.length;
-  const asked = hovered.value ?? (/^\d+$/.test(chosen) && Number(chosen) < blocks ? Number(chosen) : null);
-  const told = useBlock(asked, state.model, state.replica);
+  const classes = classesOf(state, colouring);
+  const cells = classes.length;
+  const asked = hovered.value ?? (/^\d+$/.test(chosen) && Number(chosen) < cells ? Number(chosen) : null);
+  const told = useBlock(asked !== null && asked < blocks ? asked : null, state.model, state.replica);
   const theme = colours.value;
   void changed.value;
-  const names = classNames(colouring, state.tenants);
-  const shades = looks(colouring, state.tenants.length);
+  const names = classNames(colouring, state.tenants, state.tiers);
+  const shades = looks(colouring, state.tenants.length, state.tiers.length);
   const marked = told.block ? told.block.path.map(([block]) => block) : [];
   useEffect(() => {
     const frame = requestAnimationFrame(() => {
       const idle = colouring === "tenant" ? 0.5 : 1;
       const pixels = Uint32Array.from([...shades.map(([name, alpha]) => pixel(colour(name), alpha)), ...shades.map(([name, alpha]) => pixel(colour(name), alpha * idle))]);
-      if (canvas.current) paintMap(canvas.current, state, colouring, pixels, marked, asked, colour("--text"));
+      if (canvas.current) paintMap(canvas.current, state, classes, pixels, marked, asked, colour("--text"));
     });
     return () => cancelAnimationFrame(frame);
   }, [state.blocksVersion, colouring, theme, asked, told.block, width.value]);
@@ -92,27 +100,28 @@ export function KvMap({ state, changed }: { state: LiveState; changed: ReadonlyS
   }, [blocks === 0]);
 
   if (!blocks) return <p class="quiet">{state.totals ? kvText(state.totals) : ""} The map of blocks has not come yet.</p>;
-  const layout = mapLayout(blocks, width.value || 600);
+  const layout = mapLayout(cells, width.value || 600);
   const at = (event: MouseEvent): number | null => {
     const area = (event.currentTarget as HTMLElement).getBoundingClientRect();
     const column = Math.floor((event.clientX - area.left) / layout.side);
     const block = Math.floor((event.clientY - area.top) / layout.side) * layout.columns + column;
-    return column < layout.columns && block < blocks ? block : null;
+    return column < layout.columns && block < cells ? block : null;
   };
   const choose = (block: number | null): void => setQuery({ block });
   const onKey = (event: KeyboardEvent): void => {
     const before = told.block?.path[1]?.[0];
     const now = asked ?? 0;
-    const next = event.key === "Home" ? 0 : event.key === "End" ? blocks - 1 : event.key === "p" && before !== undefined ? before
+    const next = event.key === "Home" ? 0 : event.key === "End" ? cells - 1 : event.key === "p" && before !== undefined ? before
       : now + ({ ArrowRight: 1, ArrowLeft: -1, ArrowDown: layout.columns, ArrowUp: -layout.columns }[event.key] ?? 0);
     if (event.key === "Enter") choose(asked);
     if (event.key === "Escape") choose((hovered.value = null));
     if (next === now) return;
     event.preventDefault();
-    hovered.value = Math.min(blocks - 1, Math.max(0, next));
+    hovered.value = Math.min(cells - 1, Math.max(0, next));
   };
-  const counts = countClasses(state.states, state.owners, colouring, state.tenants.length);
-  const said = asked === null ? "" : `Block ${number(asked)}: ${blockText(state.states[asked] ?? 0, state.owners[asked] ?? NOBODY, state.tenants)}`;
+  const counts = countClasses(classes);
+  const each = blocksACell(state.tiers);
+  const said = asked === null ? "" : asked >= blocks ? `${each > 1 ? `${number(each)} blocks` : "A block"} of the ${names[classes[asked] ?? 0] ?? ""}; whose is not told` : `Block ${number(asked)}: ${blockText(state.states[asked] ?? 0, state.owners[asked] ?? NOBODY, state.tenants)}`;
   return (
     <figure>
       <div class="row live-switch" role="group" aria-label="Colour blocks by">
@@ -123,7 +132,7 @@ export function KvMap({ state, changed }: { state: LiveState; changed: ReadonlyS
         <span class="quiet">{state.totals && kvText(state.totals)}</span>
       </div>
       <canvas ref={canvas} class="live-map" style={{ height: `${layout.lines * layout.side}px` }} tabIndex={0} role="slider" aria-label="KV blocks"
-        aria-valuemin={0} aria-valuemax={blocks - 1} aria-valuenow={asked ?? 0} aria-valuetext={said || `${blocks} blocks`}
+        aria-valuemin={0} aria-valuemax={cells - 1} aria-valuenow={asked ?? 0} aria-valuetext={said || `${blocks} blocks`}
         onMouseMove={(event) => (hovered.value = at(event))} onMouseLeave={() => (hovered.value = null)} onBlur={() => (hovered.value = null)}
         onClick={(event) => choose(at(event))} onKeyDown={onKey} />
       <figcaption class="live-block">
@@ -131,13 +140,14 @@ export function KvMap({ state, changed }: { state: LiveState; changed: ReadonlyS
           {names.map((name, index) => ({ name, index })).filter(({ index }) => counts[index]).map(({ name, index }) => (
             <li key={name}>
               <span class="swatch" style={{ background: rgba(colour(shades[index]?.[0] ?? "--text"), shades[index]?.[1] ?? 1) }} aria-hidden="true" />
-              {name}: {number(counts[index])} ({percent((counts[index] ?? 0) / blocks)})
+              {name}: {index >= ON_DEVICE && colouring === "tier" ? number(state.tiers[index - ON_DEVICE]?.blocks) : <>{number(counts[index])} ({percent((counts[index] ?? 0) / blocks)})</>}
             </li>
           ))}
           {colouring === "tenant" && <li>paler: only the prefix cache keeps it</li>}
+          {colouring === "tier" && (state.tiers.length ? each > 1 && <li>below the device a cell is {number(each)} blocks</li> : <li>this replica has no tier below the device (kv_tiers)</li>)}
         </ul>
         <p class="readout">{said || "Point at a block, or move with the arrow keys, to see whose it is and its path to the root; Enter keeps it."}</p>
-        {asked !== null && <BlockPath told={told.block} error={told.error} choose={choose} />}
+        {asked !== null && asked < blocks && <BlockPath told={told.block} error={told.error} choose={choose} />}
         {state.tiers.length > 0 && <p class="quiet">Below the device: {state.tiers.map((tier) =>
           `${tier.name} ${count(tier.blocks, "block")}, ${bytes(tier.used_bytes)} of ${bytes(tier.capacity_bytes)}`).join("; ")}.</p>}
       </figcaption>

@@ -1,6 +1,7 @@
 // The queue, the replicas, and the grid's numbers as tables.
 import type { ReadonlySignal } from "@preact/signals";
 import { Badge, Empty } from "../../components/basics";
+import { Checkpoint } from "../../components/checkpoint";
 import { Table, type Column } from "../../components/table";
 import { setQuery, withChanges, address, formatAddress } from "../../lib/address";
 import { clock, count, duration, number, percent } from "../../lib/format";
@@ -37,7 +38,7 @@ export function Replicas({ state, changed }: Seen) {
     { key: "name", title: "Replica", cell: (row) => (row.name === state.replica ? <strong>{row.name}</strong> : row.name), value: (row) => row.name, grow: true },
     { key: "state", title: "State", cell: (row) => <Badge level={row.state === "ready" ? "good" : row.state === "down" || row.state === "failed" ? "bad" : "warn"}>
       {row.state}{row.stage && row.stage !== row.state ? `: ${row.stage}` : ""}{row.fraction < 1 ? ` ${percent(row.fraction)}` : ""}</Badge> },
-    { key: "version", title: "Version", number: true, cell: (row) => (row.version ? `@${row.version}` : "configured"), value: (row) => row.version, line: 0 },
+    { key: "version", title: "Checkpoint", cell: (row) => <Checkpoint {...row} />, value: (row) => row.version, line: 0 },
     { key: "running", title: "Running", number: true, cell: (row) => <>{number(row.running)}<span class="live-phone"> running</span></>, value: (row) => row.running, line: 2 },
     { key: "waiting", title: "Waiting", number: true, cell: (row) => <>{number(row.waiting)}<span class="live-phone"> waiting</span></>, value: (row) => row.waiting, line: 2 },
     { key: "kv", title: "KV held", number: true, cell: (row) => percent(row.kv_blocks ? 1 - row.free_blocks / row.kv_blocks : null), value: (row) => (row.kv_blocks ? 1 - row.free_blocks / row.kv_blocks : null), line: 2 },

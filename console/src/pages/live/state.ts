@@ -33,6 +33,8 @@ export interface Queued {
 export interface Replica {
   name: string;
   version: number;
+  /** The checkpoint's; empty: not known yet. */
+  fingerprint: string;
   state: string;
   stage: string;
   fraction: number;

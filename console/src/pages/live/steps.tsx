@@ -107,7 +107,7 @@ export function Steps({ state, changed, curl }: { state: LiveState; changed: Rea
           <span>{stepText(step)}. {row && <><Who turn={turn} />: {cell ? cellText(cell) : "not in this step"}.</>}</span>
         ) : (
           <span class="stage-key">
-            <span><span class="swatch live-chunk" aria-hidden="true" />chunk of a prompt (full height)</span>
+            <span><span class="swatch live-chunk" aria-hidden="true" />chunk of a prompt (full; a foot: its first token)</span>
             <span><span class="swatch live-one" aria-hidden="true" />a token (low)</span>
             <span><span class="swatch live-accepted" aria-hidden="true" />proposals kept (dash above)</span>
             <span><span class="swatch live-rejected" aria-hidden="true" />proposals rejected (low)</span>

@@ -52,9 +52,12 @@ export function progressText({ computed_tokens, known_tokens, output_tokens }: R
   return output_tokens === 0 ? `${number(computed_tokens)} of ${number(known_tokens)} in` : `${number(output_tokens)} out`;
 }
 
+/** Whether a chunk was the last of its prompt, and gave the first token. */
+export const isFirst = (cell: Cell): boolean => cell.kind === "chunk" && cell.output > 0;
+
 export function cellText(cell: Cell): string {
   switch (cell.kind) {
-    case "chunk": return `${number(cell.computed)} tokens of its prompt${cell.output ? `, then ${count(cell.output, "token")}` : ""}`;
+    case "chunk": return `${number(cell.computed)} tokens of its prompt${isFirst(cell) ? `, then its first ${cell.output === 1 ? "token" : count(cell.output, "token")}` : ""}`;
     case "one": return count(cell.output, "token");
     case "accepted": return `${cell.output} tokens, ${cell.output - cell.rows} of ${cell.computed - cell.rows} proposals kept`;
     case "rejected": return `${count(cell.output, "token")}, none of ${count(cell.computed - cell.rows, "proposal")} kept`;
@@ -68,14 +71,14 @@ export function stepText(step: Step): string {
   return `Step ${number(step.number)}: ${duration(step.us / 1e6)}${floor}${parts ? `; ${parts}` : ""}`;
 }
 
-export const COLOURINGS = ["tenant", "reuse", "age"] as const;
+export const COLOURINGS = ["tenant", "reuse", "age", "tier"] as const;
 export type Colouring = (typeof COLOURINGS)[number];
 
 const HOLDERS = ["free", "only the prefix cache", "one request", "2 share it", "3-4", "5-8", "9-16", "17 and more"] as const;
 const AGES = ["less than 1 s", "1 s", "10 s", "1 min", "10 min", "1 h"] as const;
 const ADAPTER = "adapter weights";
 
-/** Class of a block in a colouring, as an index into `classNames`. */
+/** Class of a block of the device in a colouring, as an index into `classNames`. */
 export function classOf(state: number, owner: number, colouring: Colouring, tenants: number): number {
   const holders = state & 7;
   if (colouring === "tenant") {
@@ -83,24 +86,43 @@ export function classOf(state: number, owner: number, colouring: Colouring, tena
     if (holders === 0) return 0;
     return owner === NOBODY ? tenants + 2 : owner === OTHERS || owner >= tenants ? tenants + 1 : owner + 1;
   }
+  if (colouring === "tier") return state & 8 ? 3 : Math.min(holders, 2);
   if (state & 8) return 8;
   if (colouring === "reuse") return holders;
   return holders === 0 ? 0 : holders > 1 ? 1 : 2 + Math.min(5, (state >> 4) & 7);
 }
 
-export function classNames(colouring: Colouring, tenants: string[]): string[] {
+/** Cells of the tiers below, coloured by tier: a cell a block, or several where there are many more than on the device. */
+const CELLS_BELOW = 20_000;
+
+export function blocksACell(tiers: LiveState["tiers"]): number {
+  return Math.max(1, Math.ceil(tiers.reduce((sum, { blocks }) => sum + blocks, 0) / CELLS_BELOW));
+}
+
+/** Class of each cell of the map: the device's blocks and, coloured by tier, those of the tiers below it. */
+export function classesOf({ states, owners, tenants, tiers }: Pick<LiveState, "states" | "owners" | "tenants" | "tiers">, colouring: Colouring): Uint16Array {
+  const below = colouring === "tier" ? tiers.map(({ blocks }) => Math.ceil(blocks / blocksACell(tiers))) : [];
+  const classes = new Uint16Array(states.length + below.reduce((sum, cells) => sum + cells, 0));
+  for (let block = 0; block < states.length; block += 1) classes[block] = classOf(states[block] ?? 0, owners[block] ?? NOBODY, colouring, tenants.length);
+  let first = states.length;
+  for (const [tier, cells] of below.entries()) classes.fill(ON_DEVICE + tier, first, (first += cells));
+  return classes;
+}
+
+/** Classes of the device's own blocks when coloured by tier: free, cached, held, adapter weights. */
+export const ON_DEVICE = 4;
+
+export function classNames(colouring: Colouring, tenants: string[], tiers: LiveState["tiers"] = []): string[] {
+  if (colouring === "tier") return ["free on the device", "cached on the device", "held on the device", ADAPTER, ...tiers.map(({ name }) => `tier ${name}`)];
   if (colouring === "tenant") return ["free", ...tenants, "other tenants", "nobody's", ADAPTER];
   if (colouring === "reuse") return [...HOLDERS, ADAPTER];
   return ["free", "held", ...AGES.map((age, index) => (index === 0 ? `idle ${age}` : `idle from ${age}`)), ADAPTER];
 }
 
-/** Blocks of each class. */
-export function countClasses(states: Uint8Array, owners: Uint8Array, colouring: Colouring, tenants: number): Uint32Array {
-  const counts = new Uint32Array(Math.max(9, tenants + 4));
-  for (let index = 0; index < states.length; index += 1) {
-    const found = classOf(states[index] ?? 0, owners[index] ?? NOBODY, colouring, tenants);
-    counts[found] = (counts[found] ?? 0) + 1;
-  }
+/** Cells of each class. */
+export function countClasses(classes: Uint16Array): Uint32Array {
+  const counts = new Uint32Array(512);
+  for (const each of classes) counts[each] = (counts[each] ?? 0) + 1;
   return counts;
 }
 

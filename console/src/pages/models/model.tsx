@@ -1,6 +1,7 @@
 // One model: what it runs on, its replicas, adapters, rollout and versions.
 import { useEffect } from "preact/hooks";
 import { Badge, CopyButton, Empty, Facts, Loaded, Time, type Level } from "../../components/basics";
+import { Checkpoint } from "../../components/checkpoint";
 import { Table, type Column } from "../../components/table";
 import { href } from "../../lib/address";
 import { duration, number, percent } from "../../lib/format";
@@ -57,7 +58,7 @@ const REPLICAS: Column<Replica>[] = [
     key: "state", title: "State", value: (row) => row.state,
     cell: (row) => <><Badge level={LEVELS[row.state] ?? "quiet"}>{row.state}</Badge>{row.stage && <span class="quiet"> {row.stage}{row.progress ? `, ${percent(row.progress)}` : ""}</span>}</>,
   },
-  { key: "version", title: "Version", number: true, line: 0, value: (row) => row.version, cell: (row) => (row.version ? `@${row.version}` : "configured") },
+  { key: "version", title: "Checkpoint", line: 0, value: (row) => row.version, cell: (row) => <Checkpoint {...row} /> },
   { key: "running", title: "Running", number: true, line: 2, value: (row) => row.running, cell: (row) => <>{number(row.running)}<span class="models-phone"> running</span></> },
   { key: "waiting", title: "Waiting", number: true, line: 2, value: (row) => row.waiting, cell: (row) => <>{number(row.waiting)}<span class="models-phone"> waiting</span></> },
   { key: "kv", title: "KV in use", number: true, line: 2, value: (row) => kvUse([row]), cell: (row) => <>{percent(kvUse([row]))}<span class="models-phone"> KV</span></> },

@@ -3,12 +3,13 @@ import { useEffect } from "preact/hooks";
 import { Badge, Loaded, Time, type Level } from "../../components/basics";
 import { ask, type Question } from "../../components/dialog";
 import { Table, type Column } from "../../components/table";
+import { href } from "../../lib/address";
 import { call } from "../../lib/api";
 import { count, percent } from "../../lib/format";
 import { useResource } from "../../lib/resource";
 import { change } from "../access/change";
-import { gateText, isUnderWay, rolloutText } from "./text";
-import type { ModelDetail, Rollout } from "./types";
+import { gateText, isUnderWay, outcomeText, rolloutText, scoreText } from "./text";
+import type { ComparedAnswers, ModelDetail, Outcome, Rollout } from "./types";
 
 const LEVELS: Record<string, Level> = { promoted: "good", rolled_back: "bad" };
 const LATEST = 50;
@@ -52,6 +53,10 @@ export function RolloutSection({ model, reload }: { model: ModelDetail; reload: 
             {of.failure && <div class="error-box" role="alert"><strong>A gate has failed.</strong><span>{of.failure}</span></div>}
             <Table label="Gates" sortName="gates" main={false} columns={gateColumns(of)} rows={Object.entries(of.gates)} rowKey={([gate]) => gate} empty={null} />
             <details>
+              <summary>{of.compared.length ? `The latest ${count(of.compared.length, "compared answer")}` : "No answers have been compared yet"}</summary>
+              {of.compared.length > 0 && <Compared of={of} />}
+            </details>
+            <details>
               <summary>{count(of.log.length, "decision")}</summary>
               <dl class="facts models-log" tabIndex={0} aria-label="Decisions, newest first">
                 {of.log.slice(-LATEST).reverse().map((each) => [
@@ -65,6 +70,21 @@ export function RolloutSection({ model, reload }: { model: ModelDetail; reload: 
       </Loaded>
     </section>
   );
+}
+
+const KINDS = { shadowed: "the same request", matched: "two alike", golden: "golden prompt" };
+
+/** Answers that the gates compared. Their prompts are on the requests' own pages, where they are kept and one may read them. */
+function Compared({ of }: { of: Rollout }) {
+  const request = (outcome: Outcome | null, words: string) =>
+    outcome?.record_id ? <a href={href(`requests/${outcome.record_id}`, { tab: "contents" })} title="The request, with its prompt where it is kept">{words}</a> : words;
+  const columns: Column<ComparedAnswers>[] = [
+    { key: "kind", title: "Compared", cell: (row) => <>{KINDS[row.kind]}{row.question && <> <code>{row.question}</code></>}</>, grow: true },
+    { key: "stable", title: of.stable, line: 2, cell: (row) => <>{request(row.stable, outcomeText(row.stable, row.stable_right))}<span class="models-phone"> · </span></> },
+    { key: "candidate", title: of.candidate, line: 2, cell: (row) => request(row.candidate, outcomeText(row.candidate, row.candidate_right)) },
+    { key: "score", title: "Score", cell: (row) => { const { text, level } = scoreText(row); return <Badge level={level}>{text}</Badge>; } },
+  ];
+  return <Table label="Compared answers" sortName="compared" main={false} columns={columns} rows={[...of.compared].reverse()} rowKey={(row) => String(of.compared.indexOf(row))} empty={null} />;
 }
 
 function gateColumns(of: Rollout): Column<[string, string]>[] {

@@ -1,7 +1,7 @@
 // What is said of models, without a look.
 import type { Level } from "../../components/basics";
-import { count, percent } from "../../lib/format";
-import type { Golden, ModelDetail, Replica, RolloutState } from "./types";
+import { count, duration, percent } from "../../lib/format";
+import type { ComparedAnswers, Golden, ModelDetail, Outcome, Replica, RolloutState } from "./types";
 
 interface Said {
   text: string;
@@ -20,9 +20,9 @@ export function versionName(model: string, version: number): string {
   return version ? `${model}@${version}` : "the configuration's version";
 }
 
-/** The version that serves and its checkpoint, as requests name it: `@3 · 320526888fde`. */
+/** The version that serves and its checkpoint, as requests name it: `@3 · 320526888fde`, of the configuration's alone the checkpoint. */
 export function servedText({ version, fingerprint }: Pick<ModelDetail, "version" | "fingerprint">): string {
-  return [version ? `@${version}` : "configured", fingerprint].filter(Boolean).join(" · ");
+  return [version ? `@${version}` : "", fingerprint].filter(Boolean).join(" · ") || "configured";
 }
 
 /** Share of the KV blocks of all replicas that are in use; null: not known. */
@@ -46,6 +46,32 @@ export function rolloutText(rollout: RolloutState): string {
 /** What a gate has seen; its figures say nothing before it has seen a pair. */
 export function gateText(seen: string): string {
   return /\bof 0\b/.test(seen) && !/^\d/.test(seen) ? "nothing was seen yet" : seen;
+}
+
+const right = (is: boolean | null): string => (is === null ? "not asked" : is ? "right" : "wrong");
+
+/** One of two compared answers: `TTFT 31 ms, 8 ms a token, 48 tokens`. */
+export function outcomeText(of: Outcome | null, isRight: boolean | null): string {
+  if (!of) return right(isRight);
+  if (of.failed) return "failed";
+  const times = [of.ttft_s !== null && `TTFT ${duration(of.ttft_s)}`, of.tpot_s !== null && `${duration(of.tpot_s)} a token`];
+  return [...times, count(of.completion_tokens, "token"), of.refusal && "a refusal"].filter(Boolean).join(", ");
+}
+
+const more = (ratio: number, word: string): string => `${ratio < 0 ? "−" : "+"}${percent(Math.abs(ratio))} ${word}`;
+
+/** What the gates made of a pair: the score of each that it told something. */
+export function scoreText({ kind, stable, candidate, equal, stable_right, candidate_right }: ComparedAnswers): Said {
+  if (kind === "golden") {
+    if (stable_right === candidate_right) return { text: `both ${right(stable_right)}`, level: "quiet" };
+    return candidate_right ? { text: "the new one is right", level: "good" } : { text: "the new one is wrong", level: "bad" };
+  }
+  if (!stable || !candidate) return { text: "-", level: "quiet" };
+  if (candidate.failed || stable.failed) return { text: candidate.failed ? "the new one failed" : "the stable one failed", level: candidate.failed ? "bad" : "quiet" };
+  if (candidate.refusal !== stable.refusal) return { text: candidate.refusal ? "only the new one refuses" : "only the stable one refuses", level: "warn" };
+  if (equal !== null) return { text: equal ? "the same tokens" : "other tokens", level: equal ? "good" : "quiet" };
+  if (candidate.ttft_s !== null && stable.ttft_s) return { text: more(candidate.ttft_s / stable.ttft_s - 1, "TTFT"), level: "quiet" };
+  return { text: more((candidate.completion_tokens + 1) / (stable.completion_tokens + 1) - 1, "tokens"), level: "quiet" };
 }
 
 /** One model in a sentence: what is wrong with it, or what it does. */

@@ -26,6 +26,8 @@ export interface ModelDetail {
 export interface Replica {
   name: string;
   version: number;
+  /** The checkpoint's; empty: not known yet. */
+  fingerprint: string;
   state: string;
   stage: string | null;
   progress: number | null;
@@ -73,6 +75,29 @@ export interface Rollout extends RolloutState {
   failure: string;
   gates: Record<string, string>;
   log: { at: number; action: string; reason: string; by: string }[];
+  /** The latest that the gates have compared, oldest first. */
+  compared: ComparedAnswers[];
+}
+
+/** Measures of one answer. */
+export interface Outcome {
+  failed: boolean;
+  ttft_s: number | null;
+  tpot_s: number | null;
+  completion_tokens: number;
+  refusal: boolean;
+  /** Id of the request, where it may have been kept; else empty. */
+  record_id: string;
+}
+
+export interface ComparedAnswers {
+  kind: "shadowed" | "matched" | "golden";
+  stable: Outcome | null;
+  candidate: Outcome | null;
+  equal: boolean | null;
+  question: string;
+  stable_right: boolean | null;
+  candidate_right: boolean | null;
 }
 
 /** A row of `GET /v1/organization/deployments`. */

@@ -4,6 +4,7 @@ import { ask } from "../../components/dialog";
 import { toast } from "../../components/toast";
 import { address, formatAddress, go, href, withChanges } from "../../lib/address";
 import { count } from "../../lib/format";
+import { session } from "../../lib/session";
 import { titleOf, type Conversation } from "./conversation";
 import { conversation, kept, who } from "./state";
 import * as storage from "./storage";
@@ -47,7 +48,7 @@ export function History() {
           </ul>
           <div class="row">
             <button type="button" class="button small" onClick={() => void removeAll()}>Delete all</button>
-            <span class="quiet">Kept in this browser only.</span>
+            <span class="quiet">Kept in this browser only{session.value?.open ? "" : ", until you sign out"}.</span>
           </div>
         </>
       )}

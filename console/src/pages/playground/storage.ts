@@ -1,14 +1,12 @@
-// Conversations, kept in this browser only: 50 at most of a person, the oldest go first.
+// Conversations, kept in this browser only, until one signs out: 50 at most of a person, the oldest go first.
+import { CHATS, type Keeping } from "../../lib/kept-chats";
 import type { Conversation } from "./conversation";
 
 const MOST = 50;
 /** Characters of one conversation; a longer one is not kept, and its page says so. */
 export const MOST_CHARACTERS = 400_000;
 
-/** The part of `Storage` that is used. */
-export type Keeping = Pick<Storage, "getItem" | "setItem" | "removeItem" | "key" | "length">;
-
-const prefixOf = (who: string): string => `kvarn-chat:${who}:`;
+const prefixOf = (who: string): string => `${CHATS}${who}:`;
 
 function read(storage: Keeping, key: string): Conversation | null {
   try {

@@ -1,6 +1,7 @@
 // Review: one sample a view, judged by keyboard.
 import { useEffect } from "preact/hooks";
 import { useSignal } from "@preact/signals";
+import { AddToSet } from "../../components/add-to-set";
 import { Badge, Empty, Loaded, Time } from "../../components/basics";
 import { SelectFilter, Filters, TextField } from "../../components/form";
 import { href, model, param } from "../../lib/address";
@@ -106,6 +107,7 @@ function OneSample({ id, judged }: { id: number; judged: () => void }) {
           <p class="row">
             <button type="button" class="button" onClick={() => void judge("good")}>Good (1)</button>
             <button type="button" class="button" onClick={() => void judge("bad")}>Bad (2)</button>
+            <AddToSet path={`${PATH}/${id}/item`} answer={answer?.trim() ?? ""} />
             <span class="quiet">Opening a sample is written to the audit log.</span>
           </p>
         </div>

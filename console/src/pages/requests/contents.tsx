@@ -1,5 +1,6 @@
 // Prompt and answer, where the project or the client had them kept, and who may see them.
 import { Empty, ErrorBox, Loaded } from "../../components/basics";
+import { AddToSet } from "../../components/add-to-set";
 import { useResource } from "../../lib/resource";
 import { messagesOf } from "./messages";
 import type { Contents, RequestRow } from "./types";
@@ -20,9 +21,12 @@ function Shown({ data, request }: { data: Contents; request: RequestRow }) {
   const why = data.source === "stored"
     ? `Kept because the client asked for it ("store": true). Members of ${request.organization.name} may read it; other tenants may not.`
     : `Kept, redacted and sealed, because the project ${request.project.name} logs prompts. Members of ${request.organization.name} may read it; the audit log now names you as a reader.`;
+  const answer = messagesOf(data.answer, "answer").map(({ text }) => text).join("\n");
   return (
     <div class="messages">
       <p class="request-note">{why}</p>
+      {data.is_whole ? <p><AddToSet path={`console/api/requests/${request.id}/item`} answer={answer} /></p>
+        : <p class="request-note">The response goes on from others, which are not shown here: it cannot be asked again alone.</p>}
       {[...messagesOf(data.prompt, "prompt"), ...messagesOf(data.answer, "answer")].map(({ role, text }, index) => (
         <section key={index}>
           <h3>{role}</h3>

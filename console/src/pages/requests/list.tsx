@@ -11,6 +11,7 @@ import { exampleChat } from "../../lib/curl";
 import { clock, dateTime, duration, money, number } from "../../lib/format";
 import { useRows } from "../../lib/resource";
 import { hasRole } from "../../lib/session";
+import { CAUSE_WORDS, causeText } from "./causes";
 import { FILTERS, parseSearch, type Filter } from "./search";
 import type { RequestList, RequestRow } from "./types";
 import { listSentence, modelOf, statusLevel, statusText } from "./words";
@@ -18,15 +19,15 @@ import { listSentence, modelOf, statusLevel, statusText } from "./words";
 function columnsOf(currency: string): Column<RequestRow>[] {
   return [
     { key: "time", title: "Began", cell: (row) => <Time at={row.started_at} /> },
-    { key: "endpoint", title: "Endpoint", cell: (row) => row.endpoint || "batch line", line: 2, grow: true },
-    { key: "model", title: "Model", cell: (row) => modelOf(row) ?? <Unknown why="no model was reached" />, grow: true },
-    { key: "project", title: "Project", cell: (row) => (hasRole("platform") ? `${row.organization.name} / ${row.project.name}` : row.project.name), line: 2 },
+    { key: "endpoint", title: "Endpoint", cell: (row) => <span class="nowrap" title={row.endpoint}>{row.endpoint.replace("/v1/", "") || "batch line"}</span>, line: 0 },
+    { key: "model", title: "Model", cell: (row) => <span class="nowrap">{modelOf(row) ?? <Unknown why="no model was reached" />}</span>, grow: true },
+    { key: "project", title: "Project", cell: (row) => <span class="nowrap">{hasRole("platform") ? `${row.organization.name} / ${row.project.name}` : row.project.name}</span>, line: 2, grow: true },
     { key: "who", title: "Session or user", cell: (row) => row.session ?? row.user ?? "", line: 0 },
     { key: "status", title: "Status", cell: (row) => <Badge level={statusLevel(row)}>{statusText(row)}</Badge> },
     { key: "total", title: "Total", number: true, cell: (row) => duration(row.total_s) },
     { key: "ttft", title: "TTFT", number: true, cell: (row) => (row.ttft_s === null ? <Unknown why="no token was given" /> : <><span class="phone">TTFT </span>{duration(row.ttft_s)}</>), line: 2 },
-    { key: "in", title: "In", number: true, cell: (row) => number(row.input_tokens), line: 0 },
-    { key: "cached", title: "Cached", number: true, cell: (row) => number(row.cached_tokens), line: 0 },
+    { key: "cause", title: "Mostly", cell: (row) => <span class="nowrap">{causeText(row) ?? <Unknown why={row.outcome === "refused" ? "it was refused" : "it was kept before causes were"} />}</span>, line: 2 },
+    { key: "in", title: "In", number: true, cell: (row) => <span title={`${number(row.cached_tokens)} of them cached`}>{number(row.input_tokens)}</span>, line: 0 },
     { key: "out", title: "Out", number: true, cell: (row) => number(row.output_tokens), line: 0 },
     { key: "cost", title: "Cost", number: true, cell: (row) => money(row.cost, currency), line: 0 },
   ];
@@ -80,7 +81,7 @@ function SearchBox() {
   return (
     <Filters>
       <form class="request-search" onSubmit={search}>
-        <input type="search" aria-label="Add filters" placeholder="id, session:support-4, user:ada, key:, version:, endpoint:, >2s, ttft:500ms"
+        <input type="search" aria-label="Add filters" placeholder="id, session:support-4, user:ada, key:, version:, endpoint:, cause:preempted, >2s"
           value={text.value} onInput={(event) => (text.value = event.currentTarget.value)} />
         <button type="submit" class="button">Search</button>
       </form>
@@ -88,6 +89,7 @@ function SearchBox() {
       <SelectFilter name="status" label="Status" choices={choices("status", ["2xx", "4xx", "429", "5xx"], (value) => value)} />
       <SelectFilter name="outcome" label="Outcome" choices={["finished", "aborted", "refused", "failed"].map((value) => ({ value }))} />
       <SelectFilter name="reason" label="Kept as" all="kept for any reason" choices={["slow", "error", "refused", "ordinary"].map((value) => ({ value, label: `kept: ${value}` }))} />
+      <SelectFilter name="cause" label="Cause" choices={choices("cause", Object.keys(CAUSE_WORDS), (value) => value)} />
       <SelectFilter name="min_total" label="Slower than" all="any duration"
         choices={choices("min_total", ["0.1", "0.5", "1", "2", "5", "10", "60"], (value) => `slower than ${duration(Number(value))}`)} />
       <SelectFilter name="min_ttft" label="TTFT above" all="any TTFT"

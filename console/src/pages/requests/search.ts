@@ -16,13 +16,14 @@ export const FILTERS = {
   status: "status",
   outcome: "outcome",
   reason: "kept as",
+  cause: "cause",
   min_total: "slower than",
   min_ttft: "TTFT above",
 } as const;
 export type Filter = keyof typeof FILTERS;
 
 const ALIASES: Record<string, Filter> = {
-  request: "id", org: "organization", slower: "min_total", ttft: "min_ttft", kept: "reason", path: "endpoint",
+  request: "id", org: "organization", slower: "min_total", ttft: "min_ttft", kept: "reason", path: "endpoint", why: "cause",
 };
 
 /** Seconds of `2`, `2s`, `500ms`, `2min`; null for anything else. */

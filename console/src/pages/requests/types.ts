@@ -18,6 +18,9 @@ export interface RequestRow {
   outcome: string;
   error_code: string;
   reason: string;
+  /** Why it took as long as it did, one of `CAUSE_WORDS`; empty: not kept. */
+  cause: string;
+  cause_s: number;
   endpoint: string;
   model: string;
   model_version: string;
@@ -105,6 +108,8 @@ export interface RequestDetail {
 export interface Contents {
   prompt: unknown;
   answer: unknown;
+  /** Whether the prompt is all that the model was given. */
+  is_whole: boolean;
   source: "" | "stored" | "sample";
 }
 

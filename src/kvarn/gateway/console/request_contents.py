@@ -25,6 +25,8 @@ class RequestContents(Struct, kw_only=True):
 
     prompt: Any = None
     answer: Any = None
+    is_whole: bool = True
+    """Whether the prompt is all that the model was given; false for a response that goes on from others."""
     source: str = ""
     """`stored` (the client asked for it), `sample` (the project logs prompts), or empty."""
 
@@ -46,7 +48,14 @@ async def read_contents(gateway: Gateway, viewer: Viewer, row: KeptRequest) -> R
         return RequestContents(prompt=completion.messages, answer=completion.body.get("choices"), source="stored")
     if response is not None:
         await _note_read(viewer, row)
-        return RequestContents(prompt=response.input_items, answer=response.body.get("output"), source="stored")
+        instructions = response.body.get("instructions")
+        first = [{"type": "message", "role": "system", "content": instructions}] if instructions else []
+        return RequestContents(
+            prompt=[*first, *response.input_items],
+            answer=response.body.get("output"),
+            is_whole=response.previous_response_id is None and response.conversation_id is None,
+            source="stored",
+        )
     if sample is None:
         return RequestContents()
     asked = msgspec.json.decode(await open_sealed(gateway, sample.sealed), type=dict[str, Any])

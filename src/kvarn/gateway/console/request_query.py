@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from kvarn.explain.explanation import CauseCode
 from kvarn.gateway.console.viewer import Viewer
 from kvarn.gateway.query import LATEST_S, QueryModel, Text
 from kvarn.identity.scopes import insufficient_permissions
@@ -40,6 +41,7 @@ class RequestFilterQuery(QueryModel):
     status: str | None = Field(None, pattern=r"^([1-5]xx|[1-5]\d\d|0)$", description="`429`, or a class: `5xx`.")
     outcome: _OUTCOMES | None = Field(None, description="End of the request.")
     reason: _REASONS | None = Field(None, description="Why it is kept.")
+    cause: CauseCode | None = Field(None, description="Why it took as long as it did: its largest cause.")
     since: _Seconds | None = Field(None, description="Begun at this time or later, in seconds since 1970.")
     until: _Seconds | None = Field(None, description="Begun before this time.")
     min_total: _Seconds | None = Field(None, description="Seconds that it took at least.")
@@ -67,6 +69,7 @@ class RequestFilterQuery(QueryModel):
             statuses=_statuses(self.status),
             outcome=self.outcome,
             reason=self.reason,
+            cause=None if self.cause is None else self.cause.value,
             since_us=_microseconds(self.since),
             until_us=_microseconds(self.until),
             min_total_us=_microseconds(self.min_total),

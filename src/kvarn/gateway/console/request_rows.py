@@ -41,6 +41,9 @@ class RequestRow(Struct, kw_only=True):
     error_code: str
     reason: str
     """Why it is kept: `ordinary`, `slow`, `refused` or `error`."""
+    cause: str
+    """Why it took as long as it did, a `CauseCode`; empty: it was kept before causes were, or cannot be explained."""
+    cause_s: float
     endpoint: str
     model: str
     model_version: str
@@ -77,6 +80,8 @@ async def describe_rows(viewer: Viewer, rows: Sequence[KeptRequest]) -> list[Req
             outcome=row.outcome,
             error_code=row.error_code,
             reason=row.reason,
+            cause=row.cause,
+            cause_s=row.cause_us / 1e6,
             endpoint=row.endpoint,
             model=row.model,
             model_version=row.model_version,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvarn.gateway.console import assets
 from kvarn.gateway.console.api import (
     alerts,
+    conversations,
     live,
     models,
     oidc,
@@ -19,6 +20,7 @@ from kvarn.gateway.console.api import (
 
 CONSOLE_ROUTERS = [
     alerts.router,
+    conversations.router,
     live.router,
     models.router,
     oidc.router,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -37,6 +38,46 @@ class ServerState(Struct, frozen=True):
     """Path below `/console/` to the evidence; empty: the viewer may see none."""
     model: str = ""
     """The model that it is about; empty: all."""
+    sign: str = ""
+    """Key of `SIGNS`, which tells how long it has been so; empty: nothing does."""
+    since: float | None = None
+    """UNIX seconds since when it has been so; null: it is not known."""
+
+
+class Sign(NamedTuple):
+    """A series of the history, and the values of it that are no trouble."""
+
+    series: str
+    is_well: Callable[[float], bool]
+
+
+SIGNS = {
+    "down": Sign("replicas_ready", lambda ready: ready >= 1),
+    "failing": Sign("error_ratio", lambda share: share <= MOST_ERRORS),
+    "slow": Sign("goodput_ratio", lambda share: share >= LEAST_GOODPUT),
+    "full": Sign("kv_utilisation", lambda share: share <= FULL_CACHE),
+}
+_WELL_FOR = 2
+"""Intervals in a row that were well before a trouble began: one between two bad ones is of the same trouble."""
+
+
+def state_begin(at: Sequence[float], values: Sequence[float | None], is_well: Callable[[float], bool]) -> float | None:
+    """UNIX seconds since when something has not been well, by a series whose intervals end `at`; those of which nothing
+    is known are of what was before them. None: it was never otherwise in this time, or is well now."""
+    first, well = None, 0
+    for place in range(len(at) - 1, -1, -1):
+        value = values[place]
+        if value is None:
+            continue
+        if not is_well(value):
+            first, well = place, 0
+            continue
+        well += 1
+        if well == _WELL_FOR:
+            break
+    if first is None or not well:
+        return None
+    return at[first - 1] if first else at[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +137,7 @@ def _broken(model: ModelHealth) -> ServerState | None:
         return _about(model, "bad", text, "models")
     if model.replicas and not model.ready:
         level = "warn" if model.state.startswith("starting") else "bad"
-        return _about(model, level, f"{model.name} takes no requests: {model.state}.", "models")
+        return _about(model, level, f"{model.name} takes no requests: {model.state}.", "models", sign="down")
     return None
 
 
@@ -104,7 +145,8 @@ def _failing(model: ModelHealth) -> ServerState | None:
     share = model.get("error_ratio")
     if model.get("requests") < MIN_REQUESTS or share <= MOST_ERRORS:
         return None
-    return _about(model, "bad", f"{percent(share)} of the requests to {model.name} fail.", "requests", "status=5xx")
+    text = f"{percent(share)} of the requests to {model.name} fail."
+    return _about(model, "bad", text, "requests", "status=5xx", sign="failing")
 
 
 def _slow(model: ModelHealth) -> ServerState | None:
@@ -119,7 +161,7 @@ def _slow(model: ModelHealth) -> ServerState | None:
         measured = f"TPOT p95 {seconds(tpot)}, target {seconds(model.tpot_target_s)}"
     reason = max(REASONS, key=lambda each: model.get(f"waiting_{each}"))
     waits = f"; most {_WAITS[reason]}" if model.get(f"waiting_{reason}") >= 1 else ""
-    return _about(model, "bad", f"Slow: {missed} ({measured}){waits}.", "requests", "order=slowest")
+    return _about(model, "bad", f"Slow: {missed} ({measured}){waits}.", "requests", "order=slowest", sign="slow")
 
 
 def _full(model: ModelHealth) -> ServerState | None:
@@ -127,7 +169,7 @@ def _full(model: ModelHealth) -> ServerState | None:
     if use <= FULL_CACHE:
         return None
     text = f"The KV cache of {model.name} is full ({percent(use)}): requests wait or are preempted."
-    return _about(model, "warn", text, "live")
+    return _about(model, "warn", text, "live", sign="full")
 
 
 def _fewer(model: ModelHealth) -> ServerState | None:
@@ -152,8 +194,8 @@ def _well(recent: Mapping[str, float | None], whole: Mapping[str, float | None])
     return ServerState("good", f"All well: {', '.join(parts)}.", "requests")
 
 
-def _about(model: ModelHealth, level: str, sentence: str, page: str, *query: str) -> ServerState:
-    return ServerState(level, sentence, f"{page}?{'&'.join((f'model={quote(model.name)}', *query))}", model.name)
+def _about(model: ModelHealth, level: str, sentence: str, page: str, *query: str, sign: str = "") -> ServerState:
+    return ServerState(level, sentence, f"{page}?{'&'.join((f'model={quote(model.name)}', *query))}", model.name, sign)
 
 
 def percent(share: float) -> str:

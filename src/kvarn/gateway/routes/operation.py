@@ -1,15 +1,13 @@
 """`/health`, `/ping`: the process lives. `/ready`: every model takes requests. `/load` and `/metrics`: how busy it is.
-`/`, `/version` and `/docs`: what this is."""
+`/` and `/version`: what this is."""
 
 from __future__ import annotations
 
 import asyncio
-from functools import cache
-from importlib.resources import files
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from fastapi import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 
 import kvarn
 from kvarn.catalog.models import ServedModel
@@ -22,7 +20,6 @@ from kvarn.quality.monitor import QualityMonitor
 
 router = json_router("", "operation")
 
-_DOCS_POLICY = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 _ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><g stroke="#c60" stroke-width="2">'
     '<path d="M8 1v14M1 8h14M3 3l10 10M13 3 3 13"/></g></svg>'
@@ -88,22 +85,10 @@ async def root(gateway: GatewayDep) -> Root:
     return {"name": "kvarn", "version": kvarn.__version__, "models": names, "links": links}
 
 
-@router.get("/redoc", include_in_schema=False)
-@router.get("/docs", include_in_schema=False)
-async def docs() -> HTMLResponse:
-    """The operations of this server, on a page that needs nothing from the internet; it reads `/openapi.json`."""
-    return HTMLResponse(_page(), headers={"content-security-policy": _DOCS_POLICY})
-
-
 @router.get("/favicon.ico", include_in_schema=False)
 async def favicon() -> Response:
     headers = {"cache-control": "public, max-age=86400"}
     return Response(_ICON, media_type="image/svg+xml", headers=headers)
-
-
-@cache
-def _page() -> str:
-    return files("kvarn.gateway").joinpath("docs.html").read_text(encoding="utf-8")
 
 
 @router.get("/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse)

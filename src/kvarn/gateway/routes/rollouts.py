@@ -112,4 +112,5 @@ def _describe(gateway: Gateway, rollout: Rollout) -> RolloutObject:
         failure=rollout.gates.failure,
         gates={gate: rollout.gates.describe(gate) for gate in GATES},
         log=rollout.log,
+        compared=rollout.compared,
     )

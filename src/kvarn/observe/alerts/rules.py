@@ -114,13 +114,14 @@ RULES: Final = (
     Rule(
         name="KvarnTtftHigh",
         severity=Severity.P1,
-        title="TTFT p95 is above 1 s",
-        value=Percentile(0.95, "kvarn_ttft_seconds"),
+        title="TTFT p95 is above its target",
+        value=Operation(Percentile(0.95, "kvarn_ttft_seconds"), "/", Latest("kvarn_slo_ttft_target_seconds")),
         comparison=">",
         threshold=1,
         for_s=5 * _MINUTE,
-        unit="seconds",
-        meaning="One request in twenty waits longer than a second for its first token.",
+        unit="ratio",
+        meaning="One request in twenty waits longer for its first token than the model's target, which the console "
+        "shows, too: `slo.ttft_target_s`, or the model's own `ttft_target_s`. The value is a share of the target.",
         first_look="The place where they wait: `kvarn_admission_queue_length` (the gateway), `kvarn_queue_depth` (the "
         "engine), or the prompts are computed slowly: compare the rates of `kvarn_prompt_tokens_total` and "
         "`kvarn_cached_tokens_total`.",

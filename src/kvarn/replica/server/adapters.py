@@ -33,7 +33,8 @@ class _Load:
     future: Future[LoadedAdapter]
     request_id: str = ""
     """Request to answer; empty: it is loaded again after a restart."""
-    waiting: list[Submit] = field(default_factory=list)  # requests that came before it was there
+    waiting: list[tuple[Submit, float]] = field(default_factory=list)
+    """Requests that came before it was there, and when: seconds of the engine's clock."""
 
 
 class AdapterHost:
@@ -87,7 +88,7 @@ class AdapterHost:
     def is_busy(self) -> bool:
         return bool(self._loading or self._answers or self._told)
 
-    def resolve(self, request: Submit) -> Submit | str | None:
+    def resolve(self, request: Submit, now: float) -> Submit | str | None:
         """Returns the request with the current digest of its adapter; the reason, where there is no such adapter; None
         where it waits for a load in progress, see `poll`."""
         found = self._by_name.get(request.adapter)
@@ -95,13 +96,13 @@ class AdapterHost:
             return msgspec.structs.replace(request, adapter=found.digest)
         load = self._loading.get(request.adapter)
         if load is not None:
-            load.waiting.append(request)
+            load.waiting.append((request, now))
             return None
         return f"adapter {request.adapter[:200]!r} is not loaded: it was unloaded, or could not be loaded again"
 
     def abort(self, request_id: str) -> None:
         for load in self._loading.values():
-            load.waiting = [request for request in load.waiting if request.request_id != request_id]
+            load.waiting = [each for each in load.waiting if each[0].request_id != request_id]
 
     # Changes ---------------------------------------------------------------------------------------------------------
 
@@ -160,9 +161,10 @@ class AdapterHost:
         self._told = self.listing()
         return None
 
-    def poll(self) -> tuple[list[AdapterChanged], list[Submit], Adapters | None]:
-        """Answers to requests for changes, requests that need not wait any more, and the new list after a change."""
-        ready: list[Submit] = []
+    def poll(self) -> tuple[list[AdapterChanged], list[tuple[Submit, float]], Adapters | None]:
+        """Answers to requests for changes, requests that need not wait any more with when they came, and the new list
+        after a change."""
+        ready: list[tuple[Submit, float]] = []
         for name, load in list(self._loading.items()):
             if load.future.done():
                 del self._loading[name]

@@ -88,7 +88,8 @@ class GenerateService:
         connector = self.parts.connector
         return [self._core.cache] if connector is None else [self._core.cache, connector]
 
-    def accept(self, request: Submit | Embed) -> Refused | None:
+    def accept(self, request: Submit | Embed, came_s: float | None = None) -> Refused | None:
+        """Take a request. `came_s`: when it came, if it has waited here for its adapter to be read."""
         if isinstance(request, Embed):
             return _invalid(request, "this model generates text: it has no embeddings")
         problem = _find_problem(request, self.card, has_grammars=self.parts.masks is not None)
@@ -98,14 +99,15 @@ class GenerateService:
             return self._add(request)
         if self._adapters is None:
             return _invalid(request, f"adapter {request.adapter[:200]!r} is not loaded: this engine has none")
-        found = self._adapters.resolve(request)
+        came_s = self._clock() if came_s is None else came_s
+        found = self._adapters.resolve(request, came_s)
         if isinstance(found, str):
             return _invalid(request, found)
-        return None if found is None else self._add(found)
+        return None if found is None else self._add(found, came_s)
 
-    def _add(self, request: Submit) -> Refused | None:
+    def _add(self, request: Submit, came_s: float | None = None) -> Refused | None:
         try:
-            self._core.add(request)
+            self._core.add(request, came_s)
         except AdmissionError as error:
             return Refused(
                 request_id=request.request_id,
@@ -163,7 +165,7 @@ class GenerateService:
         if self._adapters is None or not self._adapters.is_busy:
             return []
         answers, ready, told = self._adapters.poll()
-        refused = [refusal for request in ready if (refusal := self.accept(request)) is not None]
+        refused = [refusal for request, came_s in ready if (refusal := self.accept(request, came_s)) is not None]
         return [*([] if told is None else [told]), *answers, *refused]
 
     def stats(self) -> EngineStats:

@@ -63,6 +63,9 @@ class KeptRequest(Base):
     error_code: Mapped[str] = mapped_column(String(64))
     reason: Mapped[str] = mapped_column(String(16))
     """Why it is kept; see `KeptReason`."""
+    cause: Mapped[str] = mapped_column(String(32), default="", server_default="")
+    """Why it took as long as it did, a `CauseCode`; empty: it was kept before causes were."""
+    cause_us: Mapped[Number] = mapped_column(default=0, server_default="0")
     started_us: Mapped[Number]
     """Microseconds since 1970."""
     total_us: Mapped[Number]

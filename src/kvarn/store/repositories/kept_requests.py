@@ -60,6 +60,7 @@ class KeptFilter:
     """First and last HTTP status."""
     outcome: str | None = None
     reason: str | None = None
+    cause: str | None = None
     since_us: int | None = None
     until_us: int | None = None
     min_total_us: int | None = None
@@ -210,6 +211,7 @@ def _conditions(where: KeptFilter, *, hinted: bool = False) -> list[ColumnElemen
         (KeptRequest.end_user, where.end_user),
         (KeptRequest.batch_id, where.batch_id),
         (KeptRequest.outcome, where.outcome),
+        (KeptRequest.cause, where.cause),
         (common(KeptRequest.organization_id, indexed=where.project_id is None), where.organization_id),
         (common(KeptRequest.model, indexed=where.project_id is None), where.model),
         (common(KeptRequest.model_version, indexed=of_all), where.model_version),

@@ -75,9 +75,9 @@ async def add_answers(store: Store, answers: Mapping[str, bytes]) -> None:
 
 
 async def list_samples(
-    store: Store, organization_id: str | None, *, review: str | None, model: str | None, after: int | None, limit: int
+    store: Store, organization_id: str, *, review: str | None, model: str | None, after: int | None, limit: int
 ) -> list[PromptSample]:
-    """Samples of an organisation, or of all, newest first, of those older than the sample `after`."""
+    """Samples of an organisation, newest first, of those older than the sample `after`."""
     query = _of(organization_id, review)
     if model is not None:
         query = query.where(PromptSample.model == model)
@@ -88,21 +88,19 @@ async def list_samples(
         return list(await session.scalars(query.order_by(PromptSample.id.desc()).limit(limit).options(*contents)))
 
 
-async def count_unreviewed(store: Store, organization_id: str | None) -> int:
+async def count_unreviewed(store: Store, organization_id: str) -> int:
     query = _of(organization_id, UNREVIEWED).with_only_columns(func.count())
     async with store.reporting() as session:
         return await session.scalar(query) or 0
 
 
-async def find_sample(session: AsyncSession, organization_id: str | None, sample_id: int) -> PromptSample:
+async def find_sample(session: AsyncSession, organization_id: str, sample_id: int) -> PromptSample:
     query = _of(organization_id, None).where(PromptSample.id == sample_id)
     return await find_one(session, query, f"There is no sampled prompt {sample_id}.")
 
 
-def _of(organization_id: str | None, review: str | None) -> Select[PromptSample]:
-    query = select(PromptSample)
-    if organization_id is not None:
-        query = query.where(PromptSample.organization_id == organization_id)
+def _of(organization_id: str, review: str | None) -> Select[PromptSample]:
+    query = select(PromptSample).where(PromptSample.organization_id == organization_id)
     return query if review is None else query.where(PromptSample.review == review)
 
 

@@ -59,7 +59,7 @@ async def storing(store: Store, organization_id: str, size: int) -> AsyncGenerat
     admitted: int | None = None
     try:
         async with _writing(store, organization_id) as session:
-            admitted = store.quota.admit(organization_id, size)
+            admitted = store.quota.admit(organization_id, size, store.now())
             yield session
     except BaseException:
         if admitted is not None:

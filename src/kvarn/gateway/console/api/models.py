@@ -46,6 +46,8 @@ class GoldenResults(Struct, frozen=True, kw_only=True):
 class ReplicaRow(Struct, frozen=True, kw_only=True):
     name: str
     version: int
+    fingerprint: str
+    """The checkpoint's, of its version; empty: not known yet."""
     state: str
     stage: str | None
     """Stage of the start; while down, why. Null while it takes requests."""
@@ -136,7 +138,7 @@ def _view(gateway: Gateway, principal: Principal, is_platform_admin: bool) -> Mo
 def _model(gateway: Gateway, principal: Principal, model: ServedModel, is_platform_admin: bool) -> ModelDetail:
     monitor = gateway.control.monitor
     replicas = [
-        _replica(model.name, name, version.version, client, monitor)
+        _replica(version, name, client, monitor)
         for version in model.all_versions
         for name, client in version.replicas.items()
     ]
@@ -165,12 +167,13 @@ def _model(gateway: Gateway, principal: Principal, model: ServedModel, is_platfo
     )
 
 
-def _replica(model: str, name: str, version: int, client: ReplicaClient, monitor: QualityMonitor | None) -> ReplicaRow:
+def _replica(version: ServedModel, name: str, client: ReplicaClient, monitor: QualityMonitor | None) -> ReplicaRow:
     stats, card, is_ready = client.stats, client.card, client.state is ReplicaState.READY
     blocks = stats.kv_blocks_total or (0 if card is None else card.kv_blocks)
     return ReplicaRow(
         name=name,
-        version=version,
+        version=version.version,
+        fingerprint="" if version.text is None else version.text.version,
         state=str(client.state),
         stage=None if is_ready else client.progress[0],
         progress=None if is_ready else round(client.progress[1], 2),
@@ -183,7 +186,7 @@ def _replica(model: str, name: str, version: int, client: ReplicaClient, monitor
         step_s=stats.step_s or None,
         kernels=None if card is None else card.kernels,
         dtype=None if card is None else card.quantization or card.dtype,
-        golden=None if monitor is None else _golden(monitor, model, name),
+        golden=None if monitor is None else _golden(monitor, version.name, name),
     )
 
 

@@ -11,13 +11,13 @@ from fastapi import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from kvarn.answers.errors import HANDLED, to_api_error
-from kvarn.gateway.console.assets import SECURITY_HEADERS
 from kvarn.gateway.console.browser import client_address, set_cookie, set_session
 from kvarn.gateway.console.paths import API, OIDC_CALLBACK, OIDC_START
 from kvarn.gateway.console.router import console_router
 from kvarn.gateway.dependencies import GatewayDep, actor_of
 from kvarn.gateway.record import record_of
 from kvarn.gateway.state import Gateway
+from kvarn.gateway.static_files import SECURITY_HEADERS
 from kvarn.identity.oidc.attempt import LIFETIME_S
 from kvarn.identity.oidc.sign_in import OidcSignIn
 from kvarn.identity.session_cookies import cookies

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kvarn.catalog.models import ServedModel
 from kvarn.gateway.console.router import console_router
-from kvarn.gateway.console.server_state import ModelHealth, ServerState, server_state
+from kvarn.gateway.console.server_state import SIGNS, ModelHealth, ServerState, server_state, state_begin
 from kvarn.gateway.console.time_range import RangeQuery
 from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.state import Gateway
+from kvarn.identity.scopes import sees_usage
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.observe.history import HistoryPage, HistoryQuery, Mark
 from kvarn.replica.client.protocol import ReplicaState
@@ -25,7 +26,9 @@ from kvarn.store.models import AuditEntry
 from kvarn.store.owner import Role
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.tenants.audit_log import list_audit_log
+from kvarn.store.repositories.tenants.keys import labels_of_keys
 from kvarn.store.repositories.tenants.projects import find_projects
+from kvarn.store.repositories.tenants.users import names_of_users
 
 router = console_router()
 
@@ -33,7 +36,9 @@ _MAX_USERS = 8
 _MAX_CHANGES = 20
 _REPORT_S = 2.0
 """Seconds that sums of the ledger may take: the page is shown without them then."""
-_SHOWN = ("requests_per_s", "errors_per_s", "ttft_p50_s", "ttft_p95_s", "tpot_p95_s", "goodput_ratio")
+_SINCE_S = 6 * 3600.0
+"""Seconds within which the beginning of a trouble is looked for, by the minute."""
+_SHOWN = ("requests_per_s", "errors_per_s", "refused_per_s", "ttft_p50_s", "ttft_p95_s", "tpot_p95_s", "goodput_ratio")
 _FULL = ("kv_utilisation", "running", "waiting", "hit_ratio", "preemptions_per_s", "replicas_ready", "step_s")
 _TOKENS = ("input_tokens_per_s", "cached_tokens_per_s", "output_tokens_per_s")
 
@@ -102,7 +107,7 @@ class Overview(Struct, frozen=True):
     history: HistoryPage
     models: list[ModelRow]
     users: list[UserRow] | None
-    """The projects with the most tokens; null: the ledger does not answer now."""
+    """The projects with the most tokens; null: the ledger does not answer now. Empty for keys that see no usage."""
     changes: list[Change]
     """Newest first; only administrators see them."""
 
@@ -118,6 +123,7 @@ async def get_overview(gateway: GatewayDep, viewer: ConsoleViewer, query: RangeQ
     recent = history.recent.get(model or "", {})
     database, sees_alerts = str(gateway.store.health.state), viewer.is_platform_admin
     state = server_state(health, database, recent, history.whole, sees_alerts=sees_alerts)
+    state = await _with_beginning(gateway, state)
     now = gateway.store.now()
     users, changes = await asyncio.gather(
         _users(gateway, viewer, now - query.seconds, now, model), _changes(gateway, viewer, now - query.seconds)
@@ -131,6 +137,16 @@ async def get_overview(gateway: GatewayDep, viewer: ConsoleViewer, query: RangeQ
         users=users,
         changes=changes,
     )
+
+
+async def _with_beginning(gateway: Gateway, state: ServerState) -> ServerState:
+    """The state with the time since when it has been so, as far as the history tells."""
+    sign = SIGNS.get(state.sign)
+    if sign is None:
+        return state
+    asked = HistoryQuery(seconds=_SINCE_S, model=state.model, names=[sign.series])
+    page = await gateway.control.history.read(asked)
+    return replace(state, since=state_begin(page.at, page.series[sign.series], sign.is_well))
 
 
 def _health(gateway: Gateway, model: ServedModel, history: HistoryPage) -> ModelHealth:
@@ -176,7 +192,8 @@ def _tiles(history: HistoryPage, models: Sequence[ModelHealth]) -> list[Tile]:
     return [
         Tile("requests", "Requests", whole("requests"), "", "requests"),
         Tile("requests_per_s", "Request rate", whole("requests_per_s"), "1/s", "requests"),
-        Tile("error_ratio", "Failed", whole("error_ratio"), "ratio", "requests?status=5xx"),
+        Tile("error_ratio", "Failed", whole("error_ratio"), "ratio", "requests?outcome=failed"),
+        Tile("refused_ratio", "Refused", whole("refused_ratio"), "ratio", "requests?outcome=refused"),
         Tile("ttft_p95_s", "TTFT p95", whole("ttft_p95_s"), "s", slowest, ttft_target_s),
         Tile("tpot_p95_s", "TPOT p95", whole("tpot_p95_s"), "s", slowest, tpot_target_s),
         Tile("goodput_ratio", "Goodput", whole("goodput_ratio"), "ratio", slowest),
@@ -187,6 +204,8 @@ def _tiles(history: HistoryPage, models: Sequence[ModelHealth]) -> list[Tile]:
 
 
 async def _users(gateway: Gateway, viewer: Viewer, start: float, end: float, model: str | None) -> list[UserRow] | None:
+    if not sees_usage(viewer.principal):
+        return []
     where = UsageFilter(
         organization_id=viewer.organization_id,
         project_ids=None if viewer.project_id is None else (viewer.project_id,),
@@ -234,14 +253,14 @@ async def _changes(gateway: Gateway, viewer: Viewer, since: float) -> list[Chang
     try:
         async with gateway.store.reading() as session:
             page = await list_audit_log(session, own, Cursor(limit=2 * _MAX_CHANGES), times={"gte": int(since)})
+        entries = [entry for entry in page.items if not entry.type.startswith(("login.", "logout."))]
+        names = await _names(gateway, viewer, entries)
     except StoreError as error:
         _log.warning("the console's overview is without the audit log: %s", error)
     else:
-        for entry in page.items:
-            if entry.type.startswith(("login.", "logout.")):
-                continue
+        for entry in entries:
             by = entry.actor if entry.actor_organization_id in (None, own) else "the platform"
-            text = f"{_words(entry.type)}: {_name_of(entry)}"
+            text = f"{_words(entry.type)}: {_name_of(entry, names)}"
             changes.append(Change(float(entry.effective_at), entry.type, entry.object_id, by, text))
     for rollout in gateway.control.rollouts.rollouts.values() if viewer.is_platform_admin else ():
         for each in rollout.log:
@@ -251,12 +270,35 @@ async def _changes(gateway: Gateway, viewer: Viewer, since: float) -> list[Chang
     return sorted(changes, key=lambda each: each.at, reverse=True)[:_MAX_CHANGES]
 
 
-def _name_of(entry: AuditEntry) -> str:
-    """Name of what was changed, where the entry has it; else its id."""
-    for told in (entry.detail, entry.detail.get("data"), entry.detail.get("changes_requested")):
-        if isinstance(told, dict) and (name := told.get("name") or told.get("email")):
-            return str(name)
-    return entry.object_id
+async def _names(gateway: Gateway, viewer: Viewer, entries: Sequence[AuditEntry]) -> dict[str, str]:
+    """Names of what entries tell only ids of: organisations, projects, keys and users."""
+    ids = {each for entry in entries for each in (entry.object_id, entry.project_id, _told(entry, "holder")) if each}
+    async with gateway.store.reading() as session:
+        names = {each.id: each.name for each in await find_projects(session, ids)}
+        names |= {each: name for each, (name, _) in (await labels_of_keys(session, ids)).items()}
+        names |= await names_of_users(session, ids)
+    return names | await viewer.names_of({each for each in ids if each.startswith("org-")})
+
+
+def _name_of(entry: AuditEntry, names: Mapping[str, str]) -> str:
+    """Name of what was changed, where it is known, else its id; of limits and budgets, of whose they are."""
+    if name := _told(entry, "name") or _told(entry, "email"):
+        return name
+    holder = _told(entry, "holder")
+    if holder:
+        model = _told(entry, "model")
+        return f"{names.get(holder, holder)}, {'each model' if model == '*' else model}"
+    if entry.type.startswith("budget."):
+        return names.get(entry.project_id or "", entry.project_id or "the organisation")
+    return names.get(entry.object_id, entry.object_id)
+
+
+def _told(entry: AuditEntry, name: str) -> str:
+    """A text among the details of an entry; empty where it is not told."""
+    for details in (entry.detail, entry.detail.get("data"), entry.detail.get("changes_requested")):
+        if isinstance(details, dict) and (value := details.get(name)):
+            return str(value)
+    return ""
 
 
 def _words(kind: str) -> str:

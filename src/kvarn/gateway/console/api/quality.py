@@ -84,7 +84,7 @@ class QualityView(Struct, frozen=True, kw_only=True):
 
 @router.get("/quality", dependencies=CHECKED)
 async def get_quality(gateway: GatewayDep, viewer: ConsoleViewer, query: QualityQuery) -> QualityView:
-    seen = viewer.organization_id, viewer.project_id
+    seen, own = (viewer.organization_id, viewer.project_id), viewer.principal.organization_id
     scores = await read_scores(gateway.store, _MAX_SCORES, *seen)
     sums = await sum_feedback(gateway.store, *seen, int(gateway.store.now()) - query.days * _DAY_S)
     names = await viewer.names_of({each.run.organization_id for each in scores})
@@ -99,7 +99,7 @@ async def get_quality(gateway: GatewayDep, viewer: ConsoleViewer, query: Quality
             FeedbackDay(**{name: getattr(each, name) for name in FeedbackDay.__struct_fields__}) for each in usable
         ],
         versions=compare_versions(usable),
-        unreviewed=None if viewer.project_id else await count_unreviewed(gateway.store, viewer.organization_id),
+        unreviewed=None if viewer.project_id else await count_unreviewed(gateway.store, own),
     )
 
 

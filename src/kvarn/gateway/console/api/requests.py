@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace as replace_principal
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -12,7 +11,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 from starlette.responses import Response
 
+from kvarn.evaluations.operation import add_or_create
 from kvarn.gateway.answer import ContentStream
+from kvarn.gateway.console.api.review import AddedItem, AddToSetRequest
+from kvarn.gateway.console.csv_lines import csv_headers, csv_lines
+from kvarn.gateway.console.evaluation_items import item_of
 from kvarn.gateway.console.request_contents import RequestContents, read_contents
 from kvarn.gateway.console.request_detail import RequestDetail, describe, find, scope_of, steps_of_request
 from kvarn.gateway.console.request_query import RecordId, RequestFilterQuery, RequestQuery
@@ -21,6 +24,7 @@ from kvarn.gateway.console.router import console_router
 from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.query import CHECKED
+from kvarn.store.owner import Owner
 from kvarn.store.repositories.kept_requests import (
     KeptFilter,
     KeptOrder,
@@ -29,6 +33,7 @@ from kvarn.store.repositories.kept_requests import (
     owner_and_time,
     session_of,
 )
+from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.step_records import StepTurn, TurnSteps
 
 router = console_router()
@@ -38,11 +43,10 @@ MAX_EXPORTED = 10_000
 _PAGE = 200
 _SAME = (
     *("session", "user", "endpoint", "model", "model_version", "adapter", "replica", "status", "outcome"),
-    *("error_code", "reason", "total_s", "ttft_s", "input_tokens", "cached_tokens", "output_tokens", "cost"),
+    *("error_code", "reason", "cause", "cause_s", "total_s", "ttft_s"),
+    *("input_tokens", "cached_tokens", "output_tokens", "cost"),
 )
 _COLUMNS = ("id", "request_id", "started_at", "organization", "project", "key", *_SAME)
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Beginnings of a cell that spreadsheets would run."""
 
 
 class RequestList(Struct):
@@ -92,9 +96,7 @@ async def list_requests(gateway: GatewayDep, viewer: ConsoleViewer, query: Reque
 @router.get("/requests.csv", dependencies=CHECKED)
 async def export_requests(viewer: ConsoleViewer, query: RequestFilterQuery) -> Annotated[Response, str]:
     """The same as CSV, 10,000 rows at most."""
-    named = f'attachment; filename="requests-{datetime.now(UTC):%Y-%m-%d}.csv"'
-    headers = {"content-type": "text/csv; charset=utf-8", "content-disposition": named}
-    return ContentStream(_csv(viewer, query.filter_for(viewer), query.order), headers=headers)
+    return ContentStream(_csv(viewer, query.filter_for(viewer), query.order), headers=csv_headers("requests"))
 
 
 @router.get("/requests/{record_id}")
@@ -115,6 +117,25 @@ async def get_contents(gateway: GatewayDep, viewer: ConsoleViewer, record_id: Re
     """Prompt and answer, where the project or the client had them kept. The audit log names who reads a prompt."""
     row, _ = await find(viewer, record_id)
     return await read_contents(gateway, viewer, row)
+
+
+@router.post("/requests/{record_id}/item")
+async def add_request_to_set(
+    gateway: GatewayDep, viewer: ConsoleViewer, record_id: RecordId, body: AddToSetRequest
+) -> AddedItem:
+    """Make an item of an evaluation set of the request's project from its prompt, with what should have been answered.
+    Who may not read the prompt may not; the audit log has the reading. Raises `ApiError`: 404, it is not kept; 400, it
+    cannot be asked again."""
+    row, _ = await find(viewer, record_id)
+    contents = await read_contents(gateway, viewer, row)
+    if not contents.source:
+        raise ApiError(404, "The prompt of this request is not kept.", code="prompt_not_kept")
+    if not contents.is_whole:
+        raise invalid_request("This response goes on from others: alone, it cannot be asked again.", "request")
+    owner = replace_principal(viewer.principal, owner=Owner(row.organization_id, row.project_id))
+    item = item_of(contents.prompt, body.expected)
+    made = await add_or_create(gateway, owner, body.set, item, f"request {row.id}")
+    return AddedItem(set_id=made.id, version=made.version, num_items=made.num_items)
 
 
 @router.get("/sessions/{name:path}")
@@ -143,23 +164,17 @@ async def _csv(viewer: Viewer, where: KeptFilter, order: KeptOrder) -> AsyncGene
     while True:
         async with viewer.store.reading() as session:
             page = await list_kept(session, where, order, min(_PAGE, MAX_EXPORTED - written), after)
-        text = io.StringIO()
-        lines = csv.writer(text)
-        if not begun:
-            lines.writerow(_COLUMNS)
-            begun = True
-        lines.writerows(_cells(row) for row in await describe_rows(viewer, page.items))
-        yield text.getvalue().encode()
+        head = [] if begun else [_COLUMNS]
+        yield csv_lines([*head, *map(_cells, await describe_rows(viewer, page.items))])
+        begun = True
         written, after = written + len(page.items), page.next
         if after is None or written >= MAX_EXPORTED:
             return
 
 
-def _cells(row: RequestRow) -> list[str]:
-    """Cells of a row, in the order of `_COLUMNS`. What clients wrote is no formula of the spreadsheet that opens it."""
+def _cells(row: RequestRow) -> list[object]:
+    """Cells of a row, in the order of `_COLUMNS`."""
     at = datetime.fromtimestamp(row.started_at, UTC).isoformat(timespec="milliseconds")
     key = "" if row.key is None else row.key.name
     names = [row.organization.name, row.project.name, key]
-    values = [row.id, row.request_id, at, *names, *(getattr(row, name) for name in _SAME)]
-    texts = ["" if value is None else str(value) for value in values]
-    return [f"'{text}" if text.startswith(_FORMULA) else text for text in texts]
+    return [row.id, row.request_id, at, *names, *(getattr(row, name) for name in _SAME)]

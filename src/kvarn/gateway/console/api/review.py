@@ -1,6 +1,8 @@
 """`/console/api/review`: sampled prompts and answers of projects that allow it, for administrators to judge.
 
-A list holds no contents. Each prompt that is opened is told in the audit log of its organisation (`prompts.read`).
+Only those of the administrator's own organisation are there, as with the contents of kept requests: the platform's
+administrators read no tenant's. A list holds no contents. Each prompt that is opened is told in the audit log
+(`prompts.read`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from msgspec import Struct
 from pydantic import AfterValidator, Field
 
 from kvarn.evaluations.operation import add_or_create
+from kvarn.gateway.console.evaluation_items import item_of
 from kvarn.gateway.console.request_contents import open_sealed
 from kvarn.gateway.console.router import console_router
 from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
@@ -22,9 +25,8 @@ from kvarn.gateway.query import CHECKED, LARGEST_ID, QueryModel, Text
 from kvarn.store.models import PromptSample
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.prompt_samples import find_sample, list_samples
-from kvarn.wire.evaluations import EvaluationItem, SetName
+from kvarn.wire.evaluations import SetName
 from kvarn.wire.openai.common import RequestModel, check_printable
-from kvarn.wire.openai.errors import invalid_request
 
 router = console_router()
 
@@ -90,7 +92,7 @@ class AddedItem(Struct, frozen=True, kw_only=True):
 async def list_review(viewer: ConsoleViewer, query: ReviewQuery) -> SampleList:
     rows = await list_samples(
         viewer.store,
-        viewer.organization_id,
+        viewer.principal.organization_id,
         review=query.state,
         model=query.model,
         after=query.after,
@@ -118,7 +120,7 @@ async def open_sample(admin: AdminDep, viewer: ConsoleViewer, sample_id: SampleI
 async def review(admin: AdminDep, viewer: ConsoleViewer, sample_id: SampleId, body: ReviewRequest) -> SampleRow:
     """Keep a verdict, in place of the one before."""
     async with viewer.store.transaction() as session:
-        sample = await find_sample(session, viewer.organization_id, sample_id)
+        sample = await find_sample(session, viewer.principal.organization_id, sample_id)
         sample.review, sample.note = body.state, body.note
         sample.reviewed_by, sample.reviewed_at = admin.actor.name[:256], int(viewer.store.now())
     return _row(sample, await viewer.name_of(sample.organization_id), sample.answer is not None)
@@ -131,25 +133,19 @@ async def add_to_set(admin: AdminDep, viewer: ConsoleViewer, sample_id: SampleId
     given = msgspec.json.decode(await open_sealed(admin.gateway, sample.sealed), type=dict[str, Any])
     owner = replace(admin.principal, owner=Owner(sample.organization_id, sample.project_id))
     await _tell_read(admin, sample)
-    made = await add_or_create(admin.gateway, owner, body.set, _item(given, body.expected), f"sample {sample.id}")
+    made = await add_or_create(
+        admin.gateway,
+        owner,
+        body.set,
+        item_of(given.get("messages") or given.get("prompt"), body.expected),
+        f"sample {sample.id}",
+    )
     return AddedItem(set_id=made.id, version=made.version, num_items=made.num_items)
-
-
-def _item(given: dict[str, Any], expected: str) -> EvaluationItem:
-    """The item that a kept prompt makes. Raises `ApiError`: 400, it is none that can be asked again."""
-    prompt, messages = given.get("prompt"), given.get("messages")
-    if isinstance(prompt, list) and len(prompt) == 1:
-        (prompt,) = prompt
-    if isinstance(messages, list) and messages:
-        return EvaluationItem(messages=messages, expected=expected)
-    if isinstance(prompt, str) and prompt:
-        return EvaluationItem(prompt=prompt, expected=expected)
-    raise invalid_request("This sample is neither a chat nor one text: it cannot become an item.", "sample_id")
 
 
 async def _find(viewer: Viewer, sample_id: int) -> PromptSample:
     async with viewer.store.reading() as session:
-        return await find_sample(session, viewer.organization_id, sample_id)
+        return await find_sample(session, viewer.principal.organization_id, sample_id)
 
 
 async def _tell_read(admin: AdminDep, sample: PromptSample) -> None:

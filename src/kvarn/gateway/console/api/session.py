@@ -23,6 +23,7 @@ from kvarn.gateway.state import Gateway
 from kvarn.identity.authenticator import Authenticator, not_authenticated, presented_key
 from kvarn.identity.open_server import auth_mode
 from kvarn.store.ids import DEFAULT_ORGANIZATION
+from kvarn.store.keys import is_key
 from kvarn.store.owner import Principal, Role
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.tenants.keys import find_key
@@ -99,15 +100,23 @@ async def get_session(request: Request, gateway: GatewayDep) -> SessionObject:
 
 @router.post(_PATH)
 async def sign_in(request: Request, gateway: GatewayDep, body: SignIn) -> Annotated[Response, SessionObject]:
-    """Sign in with an API key. The session's token is new, whatever the browser came with. Raises `ApiError`: 401, no
-    valid key; 403, another site's page asks; 429, too many attempts have failed."""
+    """Sign in with an API key. The session's token is new, whatever the browser came with.
+
+    What has the form of a generated key is looked at however many attempts have failed: nobody guesses its 256 random
+    bits, and those who share an address with somebody who tries are not shut out.
+
+    Raises:
+        ApiError: 401, no valid key; 403, another site's page asks; 429, too many guesses have failed.
+    """
     sessions, scope = gateway.control.sessions, request.scope
     sessions.cookies.check_origin(scope)
-    address = client_address(request)
-    sessions.failed.check(address)
+    address, is_guess = client_address(request), not is_key(body.key)
+    if is_guess:
+        sessions.failed.check(address)
     principal = await sessions.keys.bearer_of(body.key)
     if principal is None:
-        sessions.failed.note(address)
+        if is_guess:
+            sessions.failed.note(address)
         _log.warning("a sign-in to the console failed", extra={"address": address})
         raise not_authenticated(body.key)
     session = await sessions.begin(

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from datetime import UTC, datetime
+from typing import Annotated, Literal
 
 from msgspec import Struct
 from pydantic import Field
+from starlette.responses import Response
 
+from kvarn.gateway.console.csv_lines import csv_headers, csv_lines
 from kvarn.gateway.console.router import console_router
 from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.query import CHECKED, QueryModel, Text
 from kvarn.gateway.state import Gateway
+from kvarn.identity.scopes import check_sees_usage
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.store.ledger import DAY_S, HOUR_S, UsageFilter, UsageSum
 from kvarn.store.repositories.tenants.keys import labels_of_keys
 from kvarn.store.repositories.tenants.projects import find_projects
 from kvarn.store.repositories.tenants.users import names_of_users
+from kvarn.wire.openai.errors import invalid_request
 
 router = console_router()
 
@@ -27,6 +32,13 @@ _MAX_LINES = 3
 """Rows that have a line of their own in the chart; a fourth is of all others."""
 _SECONDS = {"1h": HOUR_S, "6h": 6 * HOUR_S, "24h": DAY_S, "7d": 7 * DAY_S, "30d": 30 * DAY_S}
 _WIDTH = {"1h": 300, "6h": HOUR_S, "24h": HOUR_S, "7d": DAY_S, "30d": DAY_S}
+
+MAX_EXPORTED = 10_000
+"""Rows of an export at most."""
+_EXPORTED = (
+    *("day", "id", "name", "detail", "requests"),
+    *("input_tokens", "cached_tokens", "output_tokens", "cost", "currency"),
+)
 
 Group = Literal["organization", "project", "model", "key", "user"]
 _COLUMNS: dict[Group, str] = {
@@ -116,10 +128,10 @@ class UsageView(Struct, frozen=True, kw_only=True):
 
 @router.get("/usage", dependencies=CHECKED)
 async def get_usage(gateway: GatewayDep, viewer: ConsoleViewer, query: UsageQuery) -> UsageView:
-    """Three sums of the ledger: by group, by time, and by time of the largest groups."""
-    end, width = int(gateway.store.now()) + 1, _WIDTH[query.range]
-    start = end - _SECONDS[query.range]
-    start -= start % width
+    """Three sums of the ledger: by group, by time, and by time of the largest groups. Raises `ApiError`: 403, the key
+    is a program's."""
+    check_sees_usage(viewer.principal)
+    (start, end), width = _span(gateway, query), _WIDTH[query.range]
     where, column = query.filter_for(viewer), _COLUMNS[query.group]
     tenant, currency = viewer.principal.organization_id, gateway.config.metering.currency
 
@@ -149,6 +161,39 @@ async def get_usage(gateway: GatewayDep, viewer: ConsoleViewer, query: UsageQuer
         lines=_lines(times, by_time, [(_label(names[value]), each) for value, each in lines.items()], len(found)),
         names={each: names[each][0] for each in _asked(query) if each in names},
     )
+
+
+@router.get("/usage.csv", dependencies=CHECKED)
+async def export_usage(gateway: GatewayDep, viewer: ConsoleViewer, query: UsageQuery) -> Annotated[Response, str]:
+    """The same use by day (UTC) and group, as CSV. Raises `ApiError`: 400, there are more than 10,000 rows; 403, the key is a
+    program's."""
+    check_sees_usage(viewer.principal)
+    start, end = _span(gateway, query)
+    column, tenant = _COLUMNS[query.group], viewer.principal.organization_id
+    found = await gateway.control.reports.sums(
+        tenant, query.filter_for(viewer), start=start, end=end, width=DAY_S, group_by=(column,)
+    )
+    if len(found) > MAX_EXPORTED:
+        message = f"There are {len(found)} rows, more than {MAX_EXPORTED}: choose a shorter range or a filter."
+        raise invalid_request(message, "range")
+    names = await _names(gateway, viewer, query, found)
+    lines = [[_day(each.start), *_cells(_row(each, each.group[column], names))] for each in found]
+    return Response(csv_lines([_EXPORTED, *lines]), headers=csv_headers(f"usage-by-day-and-{query.group}"))
+
+
+def _span(gateway: Gateway, query: UsageQuery) -> tuple[int, int]:
+    """Beginning and end of the range, in seconds since 1970; it begins with a bucket of its charts."""
+    end = int(gateway.store.now()) + 1
+    start = end - _SECONDS[query.range]
+    return start - start % _WIDTH[query.range], end
+
+
+def _day(at: int) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
+
+
+def _cells(row: UsageRow) -> list[object]:
+    return [getattr(row, name) for name in _EXPORTED[1:]]
 
 
 def _only(value: str | None) -> tuple[str, ...] | None:

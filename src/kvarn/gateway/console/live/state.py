@@ -20,6 +20,8 @@ class ReplicaLine(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     version: int
+    fingerprint: str
+    """The checkpoint's, as requests and evaluations name it; empty: not known yet."""
     state: str
     stage: str
     """Stage of its start; while down, why."""

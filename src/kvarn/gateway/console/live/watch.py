@@ -179,16 +179,17 @@ def _problem(client: ReplicaClient | None) -> str:
 
 
 def _lines(model: ServedModel) -> list[ReplicaLine]:
-    lines = [_line(name, each.version, client) for each in model.all_versions for name, client in each.replicas.items()]
+    lines = [_line(name, each, client) for each in model.all_versions for name, client in each.replicas.items()]
     return lines[:_MAX_REPLICAS]
 
 
-def _line(name: str, version: int, client: ReplicaClient) -> ReplicaLine:
+def _line(name: str, version: ServedModel, client: ReplicaClient) -> ReplicaLine:
     stage, fraction = client.progress
     stats = client.stats
     return ReplicaLine(
         name=name,
-        version=version,
+        version=version.version,
+        fingerprint="" if version.text is None else version.text.version,
         state=str(client.state),
         stage=stage,
         fraction=round(fraction, 3),

@@ -12,12 +12,13 @@ from kvarn.clock import SYSTEM_CLOCK
 from kvarn.gateway.dependencies import GatewayDep, PrincipalDep
 from kvarn.gateway.openapi import json_router
 from kvarn.gateway.query import CHECKED, Flag, QueryModel, Text, Texts, Time
+from kvarn.identity.scopes import check_sees_usage
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.metering.usage_reports import Reports
 from kvarn.store.ledger import DAY_S, HOUR_S, UsageFilter, UsageSum
 from kvarn.store.owner import Principal, Role
 from kvarn.wire.openai.common import disagreement
-from kvarn.wire.openai.errors import ApiError, invalid_request
+from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.organization.objects import (
     Amount,
     CompletionsUsage,
@@ -70,9 +71,7 @@ class BucketQuery(QueryModel):
     def filter_for(self, principal: Principal) -> UsageFilter:
         """The events that are summed: an administrator sees those of the organisation, a member those of the project.
         Raises `ApiError`: 403, the key is a program's."""
-        if principal.role not in (Role.ADMIN, Role.MEMBER):
-            message = "This key may not see usage: its role is 'service'. Use a key of role 'admin' or 'member'."
-            raise ApiError(403, message, code="insufficient_permissions")
+        check_sees_usage(principal)
         projects = tuple(self.project_ids) or None
         if principal.role is Role.MEMBER:
             own = principal.project_id

@@ -15,7 +15,7 @@ from kvarn.store.models import Conversation, ConversationItem
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations.histories import Item, check_measure, size_of, text_of
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import find_owned, is_owned_by
+from kvarn.store.repositories.queries import find_owned, is_owned_by, owned_by
 from kvarn.store.repositories.stored_bytes import ITEM_BYTES, ROW_BYTES, json_bytes, storing
 
 
@@ -60,6 +60,21 @@ async def update_conversation(
         conversation.extra = metadata
         conversation.changed_at = int(store.now())
     return conversation
+
+
+async def list_conversations(store: Store, owner: Owner, cursor: Cursor) -> Page[Conversation]:
+    async with store.reading() as session:
+        return await read_page(
+            session, owned_by(owner, Conversation), cursor, (Conversation.created_at, Conversation.id)
+        )
+
+
+async def count_items(store: Store, conversation_ids: Collection[str]) -> dict[str, int]:
+    """Items of each conversation that has any."""
+    of_it = ConversationItem.conversation_id
+    query = select(of_it, func.count()).where(of_it.in_(conversation_ids)).group_by(of_it)
+    async with store.reading() as session:
+        return {row[0]: row[1] for row in await session.execute(query)}
 
 
 async def list_items(store: Store, owner: Owner, conversation_id: str, cursor: Cursor) -> Page[Item]:
