@@ -165,8 +165,8 @@ async def get_usage(gateway: GatewayDep, viewer: ConsoleViewer, query: UsageQuer
 
 @router.get("/usage.csv", dependencies=CHECKED)
 async def export_usage(gateway: GatewayDep, viewer: ConsoleViewer, query: UsageQuery) -> Annotated[Response, str]:
-    """The same use by day (UTC) and group, as CSV. Raises `ApiError`: 400, there are more than 10,000 rows; 403, the key is a
-    program's."""
+    """The same use by day (UTC) and group, as CSV. Raises `ApiError`: 400, there are more than 10,000 rows; 403, the
+    key is a program's."""
     check_sees_usage(viewer.principal)
     start, end = _span(gateway, query)
     column, tenant = _COLUMNS[query.group], viewer.principal.organization_id
