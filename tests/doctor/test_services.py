@@ -7,6 +7,7 @@ import pytest
 from kvarn.config.schema import KvarnConfig
 from kvarn.doctor.finding import Finding, Level
 from kvarn.doctor.services import ClockReading, check_clock, check_schema, check_services
+from kvarn.store.migrate import SchemaState
 from mock_kafka import MockKafka
 
 
@@ -25,17 +26,18 @@ def test_a_clock_is_wrong_by_what_the_time_of_the_question_cannot_explain(other,
 
 
 @pytest.mark.parametrize(
-    ("found", "migrates", "level"),
+    ("state", "migrates", "level"),
     [
-        (None, True, Level.OK),
-        ("0019", False, Level.OK),
-        ("0018", True, Level.OK),
-        ("0018", False, Level.ERROR),
-        ("0020", True, Level.ERROR),
+        (SchemaState(), True, Level.OK),
+        (SchemaState("0019"), False, Level.OK),
+        (SchemaState("0018"), True, Level.OK),
+        (SchemaState("0018"), False, Level.ERROR),
+        (SchemaState("0020"), True, Level.ERROR),
+        (SchemaState("0020", compatible_since="0019"), True, Level.OK),
     ],
 )
-def test_a_schema_is_as_needed_or_upgraded_at_the_start(found, migrates, level):
-    assert check_schema(found, "0019", migrates=migrates).level is level
+def test_a_schema_is_as_needed_or_upgraded_at_the_start(state, migrates, level):
+    assert check_schema(state, "0019", migrates=migrates).level is level
 
 
 async def test_a_database_that_answers_is_examined(database_url):

@@ -17,7 +17,7 @@ from kvarn.store.blobs import IN_DATABASE
 from kvarn.store.connecting import shown
 from kvarn.store.engine import DATABASE_FILE, Store
 from kvarn.store.errors import StoreError
-from kvarn.store.migrate import found_revision, head
+from kvarn.store.migrate import SchemaState, head, read_state
 
 _MAX_SKEW_S = 1.0
 _TIMEOUT_S = 5.0
@@ -47,19 +47,21 @@ def check_clock(where: str, reading: ClockReading) -> Finding:
     return good("clock", f"as that of {where}")
 
 
-def check_schema(found: str | None, newest: str, *, migrates: bool) -> Finding:
-    """The revision of the database's schema, beside the one that this version needs."""
+def check_schema(state: SchemaState, newest: str, *, migrates: bool) -> Finding:
+    """The database's schema, beside the newest revision that this version knows and brings it to."""
+    found = state.version
     if found is None:
         return good("schema", "empty: made at the first start")
     if found == newest:
         return good("schema", f"{found}, as this version needs it")
+    if state.is_newer_for(newest):
+        return good("schema", f"{found}, of a newer release, which this version serves on")
     if found > newest:
         return error("schema", f"{found}, and this version knows {newest} at most", "use the Kvarn that upgraded it")
     if migrates:
         return good("schema", f"{found}: upgraded to {newest} at the next start; make a backup before")
-    return error(
-        "schema", f"{found}, and this version needs {newest}", "run `kvarn store upgrade` (store.migrate is off)"
-    )
+    needed = f"{found}, and this version needs {newest}"
+    return error("schema", needed, "run `kvarn store upgrade`: store.migrate is off")
 
 
 async def check_services(config: KvarnConfig) -> AsyncIterator[Finding]:
@@ -88,9 +90,9 @@ async def _check_database(config: KvarnConfig) -> AsyncIterator[Finding]:
         if store.is_sqlite and not await asyncio.to_thread(Path(str(store.url.database)).exists):
             yield good("database", f"{shown(store.url)} (made at the first start)")
             return
-        revision = await found_revision(store)
+        state = await read_state(store)
         yield good("database", f"{shown(store.url)} answers")
-        yield check_schema(revision, head(), migrates=config.store.migrate)
+        yield check_schema(state, head(), migrates=config.store.migrate)
         if not store.is_sqlite:
             yield check_clock("the database", await _database_clock(store))
     except StoreError as failure:
