@@ -218,7 +218,7 @@ native: $(VENV)/.serve
 	  || { $(BIN)/python -m pip install -v --no-deps --no-build-isolation --editable .; \
 	       echo "the kernels do not compile (see above): Kvarn is installed without them"; exit 1; }
 
-# The image (docs/docker.md): `make image DEVICE=cuda BASE=registry.example.com/python:3.11-slim TAG=kvarn:0.2.0`. Where no registry of
+# The image (docs/start/docker.md): `make image DEVICE=cuda BASE=registry.example.com/python:3.11-slim TAG=kvarn:0.2.0`. Where no registry of
 # images is reached, `make image-base` makes a base of Debian's packages, as localhost/kvarn-base.
 TAG ?= kvarn:local
 image:

@@ -92,6 +92,7 @@ def build_gateway(
         rollouts.on_saved = fleet.wake
     if autoscaling is not None:
         requests.on_held = autoscaling.wake
+        autoscaling.on_needed = services.arrivals.set_needed
     monitor = _quality_monitor(golden, config, take_out, metrics)
     if autoscaling is not None and monitor is not None:
         autoscaling.golden_prompts = monitor.asked
