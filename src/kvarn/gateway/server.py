@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import math
@@ -61,6 +62,16 @@ def bind(config: GatewayConfig, *, shared: bool = False) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def explain_bind(config: GatewayConfig, error: OSError) -> str:
+    """Reason in one line for an address that cannot be bound, and what to do."""
+    where = f"{config.host}:{config.port}"
+    if error.errno == errno.EADDRINUSE:
+        return f"{where} is taken by another process: stop it, or choose another port with --port (0 takes a free one)"
+    if error.errno == errno.EACCES:
+        return f"this user may not listen on {where}: choose a port above 1023 with --port"
+    return f"cannot listen on {where}: {error.strerror or error}; check --host and --port"
 
 
 def inherited_listener(config: GatewayConfig) -> socket.socket | None:
@@ -203,10 +214,14 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
     return GatewayServer(settings, stopping or asyncio.Event(), config.shutdown_delay_s)
 
 
+def open_files_needed(connections: int) -> int:
+    return connections + _OTHER_FILES
+
+
 def allow_connections(wanted: int) -> int:
     """Raise this process's limit of open files to what so many connections need; returns how many it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + _OTHER_FILES
+    needed = open_files_needed(wanted)
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
