@@ -26,7 +26,7 @@ GRAFANA = "deploy/grafana"
 INTRODUCTION = """\
 # Configuration reference
 
-Generated from `src/kvarn/config/` by `make docs`; do not edit by hand.
+<!-- Generated from src/kvarn/config/ by `make docs`; do not edit by hand. -->
 
 Kvarn needs no configuration: `kvarn serve` starts with the defaults below. Sources, later over earlier: a YAML
 file (`kvarn serve --config kvarn.yaml`), environment variables (`KVARN_GATEWAY__PORT=9000` is `gateway.port`), flags.
@@ -135,9 +135,9 @@ def configuration_page() -> str:
 RUNBOOK = """\
 # Runbook of the alerts
 
-Generated from `src/kvarn/observe/alerts/rules.py` by `make docs`; do not edit by hand.
+<!-- Generated from src/kvarn/observe/alerts/rules.py by `make docs`; do not edit by hand. -->
 
-One section an alert; the links of notifications lead here. [Monitoring](monitoring.md) tells how alerts reach you.
+Each alert has a section; the links of notifications lead here. [Monitoring](monitoring.md) tells how alerts reach you.
 P1: users are hurt now. P2: a part is lost, or users will be hurt. P3: this week.
 """
 
@@ -169,12 +169,16 @@ def runbook_section(rule: Rule) -> str:
 def generated_files() -> dict[Path, str]:
     """The text of each generated file, by its path in the repository."""
     sys.path.insert(0, str(ROOT / GRAFANA))
+    from tools.chart_values import values_page, values_schema
+
     from boards import board_files  # a folder of files for operators, no package
 
     return {
         Path("docs/reference/configuration.md"): configuration_page(),
         Path("docs/reference/operations.md"): operations_page(),
         Path("docs/operate/runbook.md"): runbook_page(),
+        Path("docs/reference/chart.md"): values_page(),
+        Path("deploy/chart/kvarn/values.schema.json"): values_schema(),
         Path("deploy/prometheus/kvarn.rules.yml"): rules_file(),
         **{Path(GRAFANA) / name: text for name, text in board_files().items()},
     }
