@@ -24,6 +24,7 @@ import httpx
 import pytest
 
 from conditions import lives, until
+from printed_commands import printed
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("buildah", "umoci", "bwrap", "mmdebstrap")
@@ -169,11 +170,12 @@ def test_it_serves_and_answers_to_the_end_when_it_is_told_to_stop(start, client:
         _wait(lambda: _is_ready(server, client))
         with start(program="healthcheck") as check:
             assert check.wait(60) == 0
-        asked = {"model": "kvarn-demo", "prompt": "What is Kvarn?", "max_tokens": 8}
-        answer = client.post("/v1/completions", json=asked)
-        assert answer.status_code == 200 and answer.json()["choices"][0]["text"]
-        more = {"max_tokens": 1000, "ignore_eos": True, "stream": True}
-        with client.stream("POST", "/v1/completions", json={**asked, **more}) as stream:
+        (printed_curl,) = (arguments for page, arguments in printed("curl") if page == "docs/start/docker.md")
+        words = [word.replace("http://localhost:8000", str(client.base_url)) for word in printed_curl]
+        command = ["curl", "--silent", "--fail", *(word.replace("$KEY", KEY) for word in words)]
+        assert json.loads(subprocess.check_output(command))["choices"][0]["message"]["content"]
+        asked = {"model": "kvarn-demo", "prompt": "What is Kvarn?", "max_tokens": 1000}
+        with client.stream("POST", "/v1/completions", json={**asked, "ignore_eos": True, "stream": True}) as stream:
             lines = stream.iter_lines()
             next(lines)
             (first, *_) = _children(server.pid)
