@@ -11,6 +11,8 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RUNS = {
     "chat.py": (["What is TTFT?"], "first token"),
+    "tools.py": (["What is the weather in Stockholm?"], "-> 12 degrees, rain"),
+    "structured_output.py": (["Who wrote the first program?"], "born="),
     "batch.py": (["What is TTFT?", "What is TPOT?"], "What is TPOT? "),
     "embeddings.py": (["a cat", "a kitten", "a motorway"], "a kitten"),
 }
