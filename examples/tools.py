@@ -1,4 +1,4 @@
-"""Let a model call a function and answer with its result: `python examples/tools.py "What is the weather in Stockholm?"`."""
+"""Let a model call a function, and answer with its result: `python examples/tools.py "What is the weather in Rome?"`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def main() -> None:
         result = get_weather(**arguments)
         print(f"{call.function.name}({arguments}) -> {result}")
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    answer = client.chat.completions.create(model=options.model, messages=messages, tools=[TOOL]).choices[0].message
-    print(answer.content)
+    last = client.chat.completions.create(model=options.model, messages=messages, tools=[TOOL], tool_choice="none")
+    print(last.choices[0].message.content)
 
 
 if __name__ == "__main__":
