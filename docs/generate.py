@@ -31,7 +31,12 @@ Generated from `src/kvarn/config/` by `make docs`; do not edit by hand.
 Kvarn needs no configuration: `kvarn serve` starts with the defaults below. Sources, later over earlier: a YAML
 file (`kvarn serve --config kvarn.yaml`), environment variables (`KVARN_GATEWAY__PORT=9000` is `gateway.port`), flags.
 Unknown keys of the file are errors; an environment variable that names no setting is a warning. `kvarn config` prints
-the configuration in force. [The command line](cli.md) lists the flags and their settings.
+the configuration in force, without its secrets. [The command line](cli.md) lists the flags and their settings.
+
+**Secrets from files.** Each variable may end in `_FILE` and name a file with the value:
+`KVARN_STORE__URL_FILE=/run/secrets/url`. In the YAML file, `!file /run/secrets/url` stands for a value. The end of the
+last line is left out. Variables in the path are replaced, so `KVARN_API_KEY_FILE='$CREDENTIALS_DIRECTORY/api-key'` is a
+credential of systemd. Files are read at the start.
 
 ```yaml
 models:

@@ -39,6 +39,7 @@ SMOKE = {
     "run": ("--shape demo --workloads W1", r"W1 +\d.* 0  "),
     "speculation": ("--smoke --streams 1,2", r"draft_model: \d+ proposals"),
     "startup": ("--runs 1", r"first token +\d"),
+    "state_changes": ("--rows 1000 --writers 2", r"\| backup \| \d.* 0 \|"),
     "step_overhead": ("--batches 2 --rounds 1 --steps 6", r"\d( +\d+){4,}"),
     "structured_output": ("--smoke", r"fast-forward: \d"),
 }

@@ -188,7 +188,7 @@ def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(kvarn):
 
 def test_the_effective_configuration_does_not_show_keys(kvarn):
     shown = kvarn("config", KVARN_AUTH__API_KEYS='["top-secret"]').stdout
-    assert "top-secret" not in shown and "[key]" in shown
+    assert "top-secret" not in shown and "[secret]" in shown
 
 
 @pytest.mark.parametrize("url", ["postgresql://kvarn:top-secret@a:5432,b/kvarn", "postgresql://kvarn:top-s/ecr@et@a/k"])

@@ -15,7 +15,7 @@ HIDE = """
 import sys
 from importlib.abc import MetaPathFinder
 
-HIDDEN = ("asyncpg", "redis", "confluent_kafka", "cryptography", "huggingface_hub")
+HIDDEN = ("asyncpg", "redis", "confluent_kafka", "cryptography", "huggingface_hub", "s3fs")
 
 class Hide(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -49,6 +49,7 @@ def kvarn(directory: Path, config: dict[str, object], *arguments: str) -> subpro
         thorough({"limits": {"redis_url": "redis://127.0.0.1"}}, "limits.redis_url", "redis"),
         ({"metering": {"kafka": {"bootstrap_servers": "127.0.0.1:9092"}}}, "metering.kafka", "kafka"),
         thorough({"safety": {"prompt_key_file": "keys"}}, "safety.prompt_key_file", "encryption"),
+        thorough({"store": {"blobs": "s3://bucket/kvarn"}}, "store.blobs", "s3"),
         ({"models": [{"name": "m", "path": "owner/name"}]}, "owner/name", "hub"),
     ],
 )

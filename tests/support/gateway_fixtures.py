@@ -72,7 +72,8 @@ class GatewayServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        scheme = "http" if self.config.gateway.ssl_certfile is None else "https"
+        return f"{scheme}://127.0.0.1:{self.port}"
 
     def client(self, token: str | None = None) -> httpx.Client:
         headers = {} if token is None else {"authorization": f"Bearer {token}"}

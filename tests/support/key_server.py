@@ -40,7 +40,13 @@ def open_api(serve: Callable[..., Any], tmp_path) -> Callable[..., AbstractConte
     """`with open_api(url, mode="keys", refresh_s=0.1) as api`: a gateway on the database of that URL."""
 
     @contextmanager
-    def make(url: str, name: str = "gateway", console: ConsoleConfig | None = None, **auth: Any) -> Iterator[KeyServer]:
+    def make(
+        url: str,
+        name: str = "gateway",
+        console: ConsoleConfig | None = None,
+        gateway: dict[str, object] | None = None,
+        **auth: Any,
+    ) -> Iterator[KeyServer]:
         data = tmp_path / name
         changes = {
             "auth": AuthConfig(**{"mode": "keys", **auth}),
@@ -53,7 +59,7 @@ def open_api(serve: Callable[..., Any], tmp_path) -> Callable[..., AbstractConte
             server.config = server.config.model_copy(update=changes)
             server.authenticator = None
 
-        with serve(prepare) as server, httpx.Client(base_url=server.url) as probe:
+        with serve(prepare, **(gateway or {})) as server, httpx.Client(base_url=server.url) as probe:
             wait_for(lambda: probe.get("/ready").status_code == 200, "the gateway to be ready")
             file = data / FILE
             api = KeyServer(server, file.read_text().strip() if file.exists() else "")

@@ -14,8 +14,10 @@ from kvarn.cli.application import application
 from kvarn.cli.options import ServeOptions
 from kvarn.cli.output import EXIT_USAGE, stop
 from kvarn.cli.values import ConfigPath, set_value
+from kvarn.config.environment import read_api_key
 from kvarn.config.load import ConfigError, load_config
 from kvarn.config.schema import KvarnConfig
+from kvarn.config.section import Section
 from kvarn.text.local_path import local_path
 
 app = application()
@@ -28,11 +30,7 @@ def show_config(config: ConfigPath = None) -> None:
         loaded = load_config(config)
     except ConfigError as error:
         stop(str(error), EXIT_USAGE)
-    shown = loaded.model_dump(mode="json")
-    shown["auth"]["api_keys"] = ["[key]" for _ in loaded.auth.api_keys]
-    for section, name in (("store", "url"), ("limits", "redis_url")):
-        shown[section][name] = _without_password(shown[section][name])
-    typer.echo(yaml.safe_dump(shown, sort_keys=False), nl=False)
+    typer.echo(yaml.safe_dump(_without_secrets(loaded), sort_keys=False), nl=False)
 
 
 def configure(options: ServeOptions, warn: Callable[[str], None]) -> KvarnConfig:
@@ -50,7 +48,10 @@ def configure(options: ServeOptions, warn: Callable[[str], None]) -> KvarnConfig
             raise ConfigError(f"{given[path]} and {flag} set the same thing ({path}): give one of them")
         given[path] = flag
         set_value(every_model if path.startswith("models.") else settings, path.removeprefix("models."), value)
-    key = os.environ.get("KVARN_API_KEY", "").strip()
+    try:
+        key = read_api_key(os.environ, warn)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     if key and "auth.api_keys" not in given:  # not by the flag's declaration: that would split it at spaces
         settings["auth"] = {"api_keys": [key]}
     models = _models_of(options)
@@ -81,9 +82,30 @@ def _models_of(options: ServeOptions) -> list[dict[str, str]]:
     return models
 
 
-def _without_password(url: str | None) -> str | None:
+def _without_secrets(section: Section) -> dict[str, Any]:
+    shown = section.model_dump(mode="json")
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if not field.repr:
+            shown[name] = _hidden(value)
+        elif isinstance(value, Section):
+            shown[name] = _without_secrets(value)
+        elif isinstance(value, tuple) and any(isinstance(each, Section) for each in value):
+            shown[name] = [_without_secrets(each) for each in value]
+    return shown
+
+
+def _hidden(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _hidden(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return [_hidden(each) for each in value]
+    if isinstance(value, str) and "://" in value:  # an address, of which only the password is secret
+        return _without_password(value)
+    return None if value is None else "[secret]"
+
+
+def _without_password(url: str) -> str:
     """Also where what stands in a password should have been encoded."""
-    if url is None:
-        return None
     shown = re.sub(r"(://[^:@/]*):.*@", r"\1:[password]@", url)
     return re.sub(r"(password=)[^&]*", r"\1[password]", shown)

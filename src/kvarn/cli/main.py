@@ -34,6 +34,9 @@ _COMMANDS = {
     "usage": ("administration.usage", "Show usage and its cost."),
     "prompts": ("administration.prompts", "Show stored prompts of projects that allow it."),
     "meter": ("administration.meter", "Build the billing tables from the usage events in Kafka."),
+    "backup": ("administration.backup", "Back up the database and the contents of files, while servers run."),
+    "restore": ("administration.backup", "Restore a backup."),
+    "blobs": ("administration.blobs", "Show where contents of files lie, and move them."),
     "store": ("administration.store", "Upgrade, check or downgrade the database schema."),
 }
 """Name of each command: its module in this package, and its help."""

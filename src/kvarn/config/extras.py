@@ -1,4 +1,4 @@
-"""Optional dependencies: `pip install 'kvarn[postgres,redis,kafka,encryption,hub,ray,oidc]'`."""
+"""Optional dependencies: `pip install 'kvarn[postgres,redis,kafka,encryption,hub,ray,oidc,s3]'`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _PACKAGES = {
     "hub": "huggingface_hub",
     "ray": "ray",
     "oidc": "authlib",
+    "s3": "s3fs",
 }
 """Packages that each extra installs."""
 
@@ -32,6 +33,7 @@ def missing_extra_of(config: KvarnConfig) -> str | None:
     """The command that installs the extras a configuration needs, in one line; None if all are installed."""
     needed = (
         ((config.store.url or "").startswith("postgres"), "store.url", "postgres"),
+        (any(map(_is_bucket, (config.store.blobs or "", *config.store.old_blobs))), "store.blobs", "s3"),
         (config.limits.redis_url is not None, "limits.redis_url", "redis"),
         (config.metering.kafka is not None, "metering.kafka", "kafka"),
         (config.safety.prompt_key_file is not None, "safety.prompt_key_file", "encryption"),
@@ -41,6 +43,10 @@ def missing_extra_of(config: KvarnConfig) -> str | None:
     )
     missing = (missing_extra(setting, extra) for is_needed, setting, extra in needed if is_needed)
     return next(filter(None, missing), None)
+
+
+def _is_bucket(place: str) -> bool:
+    return place.startswith(("s3://", "s3a://"))
 
 
 def _encrypts_blocks(model: ModelConfig) -> bool:

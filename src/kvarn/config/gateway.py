@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from typing import Annotated, Any, Final
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from kvarn.config.section import Section
 
@@ -39,10 +40,16 @@ class GatewayConfig(Section):
     without a key, as clients on this machine may; `*` allows every page, and none without a key. Empty: none."""
 
     ssl_certfile: str | None = Field(None, min_length=1)
-    """PEM file of the certificate (and its chain): the server speaks HTTPS. Default: plain HTTP."""
+    """PEM file of the certificate (and its chain): the server speaks HTTPS. A new one is used within half a minute.
+    Default: plain HTTP."""
 
     ssl_keyfile: str | None = Field(None, min_length=1)
     """PEM file of the certificate's private key. Default: in `ssl_certfile`."""
+
+    forwarded_allow_ips: tuple[str, ...] = ()
+    """Addresses or networks of proxies in front of the server, such as `10.0.0.0/8`, whose `X-Forwarded-For` and
+    `X-Forwarded-Proto` are believed: they tell the client's address, and whether it came by HTTPS. `*` believes
+    everybody, for a server that only proxies reach. Default: nobody."""
 
     max_connections: int = Field(16384, ge=1)
     """Connections that each gateway process makes room for: its limit of open files is raised at the start. How many
@@ -119,6 +126,14 @@ class GatewayConfig(Section):
 
     drain_timeout_s: float = Field(30.0, ge=0)
     """Seconds that running requests get to finish when the server is stopped."""
+
+    @field_validator("forwarded_allow_ips")
+    @classmethod
+    def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for network in networks:
+            if network != "*":
+                ip_network(network)  # says what is wrong
+        return networks
 
     @model_validator(mode="before")
     @classmethod

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from kvarn.config.environment import read_environment
 from kvarn.config.extras import missing_extra_of
 from kvarn.config.schema import KvarnConfig
+from kvarn.config.setting_files import read_setting
 
 
 class ConfigError(ValueError):
@@ -21,6 +22,18 @@ class ConfigError(ValueError):
 
 
 _log = logging.getLogger(__name__)
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """YAML in which `!file PATH` stands for the content of a file."""
+
+    warn: Callable[[str], None] = _log.warning
+
+    def read_file(self, node: yaml.ScalarNode) -> str:
+        return read_setting(self.construct_scalar(node), f"!file in line {node.start_mark.line + 1}", self.warn)
+
+
+_YamlLoader.add_constructor("!file", _YamlLoader.read_file)
 
 
 def load_config(
@@ -42,7 +55,7 @@ def load_config(
         ConfigError: A source cannot be read, a key is unknown, a value is wrong, or an extra is needed and
             not installed.
     """
-    merged = _merge(_read_yaml(path) if path else {}, _read_environment(warn))
+    merged = _merge(_read_yaml(path, warn) if path else {}, _read_environment(warn))
     merged = _merge(merged, _without_none(flags or {}))
     if every_model:
         merged["models"] = _over_models(merged.get("models"), every_model)
@@ -55,13 +68,17 @@ def load_config(
     return config
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_yaml(path: Path, warn: Callable[[str], None]) -> dict[str, Any]:
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loader = _YamlLoader(path.read_text(encoding="utf-8"))
+        loader.warn = warn
+        loaded = loader.get_single_data()
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):

@@ -41,7 +41,7 @@ class AuthConfig(Section):
 class StoreConfig(Section):
     """Database of tenants, keys, the ledger and conversations."""
 
-    url: str | None = Field(None, min_length=1)
+    url: str | None = Field(None, min_length=1, repr=False)
     """Database: `sqlite:////path/kvarn.db` or `postgresql://user:password@host/name`, there with libpq's options
     for SSL, such as `?sslmode=verify-full&sslrootcert=/path/ca.pem`, and several hosts of
     which one takes writes (`//user@a:5432,b:5432/name`). Default: `kvarn.db` in `data_dir`."""
@@ -56,18 +56,28 @@ class StoreConfig(Section):
     """Seconds a report (usage, costs, `kvarn usage`) may take."""
 
     blobs: str | None = Field(None, min_length=1)
-    """Storage of file contents: a folder or an fsspec URL (`file:///srv/kvarn`, `s3://bucket/kvarn`, which needs the
-    package `s3fs`), the same for all servers of a deployment; or `database`: in its rows. Default: with SQLite a folder
+    """Storage of file contents: a folder or an fsspec URL (`file:///srv/kvarn`, `s3://bucket/kvarn`, which needs
+    the extra `s3`), the same for all servers of a deployment; or `database`: in its rows. Default: with SQLite a folder
     beside the database, with PostgreSQL `database`. Contents in rows are moved out after the start."""
+
+    old_blobs: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Places that `blobs` named before: contents are read there too, and moved to `blobs` after the start (`kvarn blobs
+    status` tells what is left). With SQLite the folder beside the database is one without being named."""
 
     migrate: bool = True
     """Upgrade the schema at the start. Off: the start fails on an old schema and names `kvarn store upgrade`."""
+
+    @model_validator(mode="after")
+    def _places_differ(self) -> StoreConfig:
+        if self.blobs is not None and self.blobs in self.old_blobs:
+            raise ValueError(f"old_blobs names {self.blobs!r}, which is blobs: leave it out")
+        return self
 
 
 class LimitsConfig(Section):
     """Requests and tokens per minute, and how many requests may run at once."""
 
-    redis_url: str | None = Field(None, pattern=r"^(rediss?|unix)://")
+    redis_url: str | None = Field(None, pattern=r"^(rediss?|unix)://", repr=False)
     """`redis://host:6379/0`: gateways share their counts there, and what they reserve of budgets. Default: both are
     kept in the main gateway process, exact for all processes of one server."""
 
@@ -107,7 +117,7 @@ class KafkaConfig(Section):
     group: str = Field("kvarn-meter", min_length=1)
     """Consumer group of `kvarn meter`."""
 
-    settings: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    settings: dict[str, str | int | float | bool] = Field(default_factory=dict, repr=False)
     """More settings of librdkafka, such as `security.protocol`."""
 
 

@@ -11,6 +11,7 @@ TextOrOff = Annotated[str, BeforeValidator(lambda value: "off" if value is False
 
 
 class Section(BaseModel):
-    """A part of the configuration: immutable, and strict about unknown keys."""
+    """A part of the configuration: immutable, and strict about unknown keys. A field with `repr=False` is a secret,
+    which no output shows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)

@@ -10,7 +10,9 @@ import math
 import os
 import resource
 import socket
+import ssl
 from collections.abc import Generator
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
@@ -122,6 +124,46 @@ class GatewayServer(uvicorn.Server):
         yield
 
 
+class Certificate:
+    """The certificate of the configuration, in a context of TLS: read again when its files have changed, as those who
+    renew certificates change them. Connections that are open keep theirs."""
+
+    def __init__(self, config: GatewayConfig, context: ssl.SSLContext) -> None:
+        self._config = config
+        self._context = context
+        self._seen = self._files()
+
+    async def refresh(self) -> None:
+        """Take a new certificate; one that cannot be used is logged once, and the old one stays."""
+        files = self._files()
+        if files == self._seen:
+            return
+        self._seen = files
+        try:
+            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._context):  # a failed load spoils a context
+                context.load_cert_chain(str(self._config.ssl_certfile), self._config.ssl_keyfile)
+        except OSError as error:
+            _log.error("%s; the one before it is used", _unusable(self._config, error))
+        else:
+            _log.info("a new certificate is used from now on", extra={"file": self._config.ssl_certfile})
+
+    def _files(self) -> list[tuple[int, int] | None]:
+        return [_stamp(name) for name in (self._config.ssl_certfile, self._config.ssl_keyfile) if name is not None]
+
+
+def _stamp(name: str) -> tuple[int, int] | None:
+    try:
+        found = Path(name).stat()
+    except OSError:  # it is being replaced
+        return None
+    return found.st_mtime_ns, found.st_ino
+
+
+def _unusable(config: GatewayConfig, error: OSError) -> str:
+    names = " and ".join(filter(None, (config.ssl_certfile, config.ssl_keyfile)))
+    return f"the certificate cannot be used ({names}): {error.strerror or error}"
+
+
 def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
     """A server for the application; run it with `await server.serve(sockets=[bind(config)])`. Told to stop
     (`handle_exit`), it takes no new requests, gives running ones `drain_timeout_s` to finish, then cancels them. Raises
@@ -139,7 +181,8 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
         timeout_graceful_shutdown=math.ceil(config.drain_timeout_s),
         access_log=False,  # the gateway writes its own line, with model and request id
         log_config=None,  # logging belongs to the process, not to the server
-        proxy_headers=False,
+        proxy_headers=bool(config.forwarded_allow_ips),
+        forwarded_allow_ips=list(config.forwarded_allow_ips),
         server_header=False,
         ssl_certfile=config.ssl_certfile,
         ssl_keyfile=config.ssl_keyfile,
@@ -147,8 +190,9 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
     try:
         settings.load()
     except OSError as error:  # an error of TLS is one
-        names = " and ".join(filter(None, (config.ssl_certfile, config.ssl_keyfile)))
-        raise ConfigError(f"the certificate cannot be used ({names}): {error.strerror or error}") from None
+        raise ConfigError(_unusable(config, error)) from None
+    if settings.ssl is not None:
+        settings.callback_notify = Certificate(config, settings.ssl).refresh
     stopping = getattr(getattr(app, "state", None), "stopping", None)  # another application may have no such streams
     return GatewayServer(settings, stopping or asyncio.Event())
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,8 @@ from kvarn.store.errors import DiskFullError, NotFoundError, StoreAwayError, Sto
 ResultT = TypeVar("ResultT")
 
 CHUNK_BYTES = 256 * 1024
+_PART_BYTES = 8 << 20
+"""Part of an upload to a bucket: each that is being written holds so much memory."""
 IN_DATABASE = "database"
 _FOLDER = ".files"  # ending of the folder beside SQLite's database
 
@@ -31,7 +33,26 @@ def blobs_of(setting: str | None, database: URL) -> Blobs | None:
     if setting == IN_DATABASE or (setting is None and database.get_backend_name() != "sqlite"):
         return None
     if setting is None:
-        return Blobs(str(Path(str(database.database)).with_suffix(_FOLDER)))
+        return Blobs(str(_beside(database)))
+    return _opened(setting)
+
+
+def old_blobs_of(settings: Sequence[str], blobs: Blobs | None, database: URL) -> tuple[Blobs, ...]:
+    """The places that `store.old_blobs` names, and the folder beside SQLite's database where it is no longer the place.
+    Raises as `blobs_of` does."""
+    found = [_opened(setting) for setting in settings]
+    if database.get_backend_name() == "sqlite":
+        beside = Blobs(str(_beside(database)))
+        is_old = _beside(database).is_dir() and (blobs is None or blobs.open() != beside.open())
+        found += [beside] if is_old else []
+    return tuple(found)
+
+
+def _beside(database: URL) -> Path:
+    return Path(str(database.database)).with_suffix(_FOLDER)
+
+
+def _opened(setting: str) -> Blobs:
     blobs = Blobs(setting)
     blobs.open()
     return blobs
@@ -50,7 +71,7 @@ class Blobs:
             from fsspec.core import url_to_fs
 
             try:
-                files, root = url_to_fs(self.url)
+                files, root = url_to_fs(self.url, use_listings_cache=False)  # others write there too
                 if self._is_local(files):
                     Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)
             except (ImportError, ValueError, OSError) as error:
@@ -68,7 +89,7 @@ class Blobs:
                 if "/" in name:
                     (folder / name).parent.mkdir(mode=0o700, exist_ok=True)
                 (folder / name).touch(mode=0o600)
-            return BlobWriter(files.open(f"{root}/{name}", "wb"), folder)
+            return BlobWriter(files.open(f"{root}/{name}", "wb", block_size=_PART_BYTES), folder)
 
         # Closed before its creator deletes it: one that is closed after that may write itself anew.
         return await _in_thread(create, undo=lambda writer: writer.file.close())
@@ -91,6 +112,36 @@ class Blobs:
                 yield data
         finally:
             await _in_thread(file.close)
+
+    def open_reader(self, name: str) -> Any:
+        """A blob's content as a file, for threads. Raises OSError, also where there is none."""
+        files, root = self.open()
+        return files.open(f"{root}/{name}", "rb")
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder of this machine's file system."""
+        return self._is_local(self.open()[0])
+
+    async def has(self, name: str) -> bool:
+        def has() -> bool:
+            files, root = self.open()
+            return bool(files.exists(f"{root}/{name}"))
+
+        return await _in_thread(has)
+
+    async def names(self) -> list[str]:
+        """Names of all blobs."""
+
+        def names() -> list[str]:
+            files, root = self.open()
+            try:
+                found = files.ls(root, detail=True)
+            except FileNotFoundError:  # a bucket has no empty folders
+                return []
+            return [each["name"].rpartition("/")[2] for each in found if each["type"] == "file"]
+
+        return await _in_thread(names)
 
     async def rename(self, name: str, to: str) -> None:
         """Give a blob another name, in place of one that has it."""

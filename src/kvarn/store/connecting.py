@@ -35,10 +35,10 @@ _REPLACED_AFTER_S = 60
 """A connection lives no longer, so that none stays with a server that takes no writes any more."""
 _HOSTS = re.compile(r"^(?P<scheme>[a-z0-9+]+://)(?P<user>[^@/?]*@)?(?P<hosts>[^@/?]*,[^@/?]*)(?P<rest>(?:[/?].*)?)$")
 """A URL with several of them: the comma of a password makes none."""
-_DRIVERS_OWN = frozenset({"host", "port", "ssl", "prepared_statement_cache_size"})
+DRIVERS_OWN = frozenset({"host", "port", "ssl", "prepared_statement_cache_size"})
 """Options in a URL that SQLAlchemy hands over as they are. asyncpg knows libpq's (`sslmode`, `sslrootcert`) only in a
 DSN, and there takes every other for a setting of the session."""
-_FILES = frozenset({"sslcert", "sslkey", "sslrootcert", "sslcrl"})
+FILE_OPTIONS = frozenset({"sslcert", "sslkey", "sslrootcert", "sslcrl"})
 
 
 def make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
@@ -60,7 +60,7 @@ def make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
         event.listen(engine.sync_engine, "invalidate", _give_up_sqlite)
     else:
         engine = create_async_engine(
-            url.difference_update_query([name for name in url.query if name not in _DRIVERS_OWN]),
+            url.difference_update_query([name for name in url.query if name not in DRIVERS_OWN]),
             pool_pre_ping=True,
             pool_recycle=_REPLACED_AFTER_S,
             connect_args=_postgres_options(url, timeout_s),
@@ -94,8 +94,8 @@ def _json(value: Any) -> str:
 
 
 def _postgres_options(url: URL, timeout_s: float) -> dict[str, Any]:
-    options = {name: value for name, value in url.query.items() if name not in _DRIVERS_OWN}
-    for name in _FILES & options.keys():
+    options = {name: value for name, value in url.query.items() if name not in DRIVERS_OWN}
+    for name in FILE_OPTIONS & options.keys():
         path = Path(str(options[name])).expanduser()
         if not path.is_file():  # the driver would not say which
             raise StoreError(f"store.url: there is no file {path} ({name})")

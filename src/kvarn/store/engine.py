@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 from sqlalchemy import URL, make_url
@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionm
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig
 from kvarn.fairness.semaphore import FairSemaphore
-from kvarn.store.blobs import Blobs, blobs_of
+from kvarn.store.blobs import Blobs, blobs_of, old_blobs_of
 from kvarn.store.connecting import READING, cause_of, make_engine, outage_of, shown, unprepared, with_hosts_apart
 from kvarn.store.directories import data_dir
 from kvarn.store.errors import StoreAwayError, StoreError
@@ -32,8 +32,9 @@ _SQLITE_CONNECTIONS = 15
 
 
 class Store:
-    """One database, on whose sessions repositories work. `url` has an asynchronous driver (`store_url`); `blobs` is
-    where contents of files are written, None: rows of the database; `now` the wall clock, seconds since 1970."""
+    """One database, on whose sessions repositories work. `url` has an asynchronous driver (`store_url`); contents of
+    files are written to `blobs`, None: to rows of the database, and are read at `old_blobs` too; `now` is the wall
+    clock, seconds since 1970."""
 
     def __init__(
         self,
@@ -44,10 +45,12 @@ class Store:
         report_timeout_s: float = 60.0,
         max_stored_bytes: int | None = None,
         blobs: Blobs | None = None,
+        old_blobs: Sequence[Blobs] = (),
         now: Callable[[], float] = SYSTEM_CLOCK.time,
     ) -> None:
         self.url = url
         self.blobs = blobs
+        self.old_blobs = old_blobs
         self.now = now
         self.quota = StorageQuota(max_stored_bytes)
         self.health = StoreHealth()
@@ -70,13 +73,15 @@ class Store:
         settings = config.store
         try:
             url = store_url(config)
+            blobs = blobs_of(settings.blobs, url)
             return cls(
                 url,
                 pool_size=settings.pool_size,
                 timeout_s=settings.timeout_s,
                 report_timeout_s=settings.report_timeout_s,
                 max_stored_bytes=config.retention.max_stored_bytes,
-                blobs=blobs_of(settings.blobs, url),
+                blobs=blobs,
+                old_blobs=old_blobs_of(settings.old_blobs, blobs, url),
             )
         except ArgumentError:  # such as a port that is none
             raise _no_url() from None

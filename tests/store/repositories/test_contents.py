@@ -163,10 +163,10 @@ async def test_a_writer_that_is_cancelled_while_its_blob_is_created_leaves_none(
     files, _ = blobs.open()
     create, creating, cancelled = files.open, threading.Event(), threading.Event()
 
-    def wait_and_create(*arguments: Any) -> Any:
+    def wait_and_create(*arguments: Any, **options: Any) -> Any:
         creating.set()
         assert cancelled.wait(60)
-        return create(*arguments)
+        return create(*arguments, **options)
 
     monkeypatch.setattr(files, "open", wait_and_create)
     keeping = asyncio.create_task(keep(store, owner))

@@ -1,0 +1,1 @@
+"""Backups: the state of a server in one file, made while it serves."""
