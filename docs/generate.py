@@ -169,12 +169,16 @@ def runbook_section(rule: Rule) -> str:
 def generated_files() -> dict[Path, str]:
     """The text of each generated file, by its path in the repository."""
     sys.path.insert(0, str(ROOT / GRAFANA))
+    from tools.chart_values import values_page, values_schema
+
     from boards import board_files  # a folder of files for operators, no package
 
     return {
         Path("docs/reference/configuration.md"): configuration_page(),
         Path("docs/reference/operations.md"): operations_page(),
         Path("docs/operate/runbook.md"): runbook_page(),
+        Path("docs/reference/chart.md"): values_page(),
+        Path("deploy/chart/kvarn/values.schema.json"): values_schema(),
         Path("deploy/prometheus/kvarn.rules.yml"): rules_file(),
         **{Path(GRAFANA) / name: text for name, text in board_files().items()},
     }

@@ -1,4 +1,4 @@
-"""Let a model call a function, and answer with its result: `python examples/tools.py "What is the weather in Rome?"`."""
+"""Let a model call a function of this program: `python examples/tools.py "What is the weather in Stockholm?"`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ TOOL = {
         "name": "get_weather",
         "description": "Get the weather of a city",
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-        "strict": True,
     },
 }
 
 
 def get_weather(city: str) -> str:
-    """Weather of a city: a real program asks a service here."""
-    del city
-    return "12 degrees, rain"
+    return f"4 degrees and rain in {city}"
 
 
 def main() -> None:
@@ -33,15 +30,14 @@ def main() -> None:
     options = parser.parse_args()
     client = OpenAI(base_url=options.url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
     messages = [{"role": "user", "content": options.question}]
-    answer = client.chat.completions.create(model=options.model, messages=messages, tools=[TOOL]).choices[0].message
-    messages.append(answer.model_dump(exclude_none=True))
-    for call in answer.tool_calls or []:
-        arguments = json.loads(call.function.arguments)
-        result = get_weather(**arguments)
-        print(f"{call.function.name}({arguments}) -> {result}")
+    message = client.chat.completions.create(model=options.model, messages=messages, tools=[TOOL]).choices[0].message
+    messages.append(message.to_dict())
+    for call in message.tool_calls or []:
+        result = get_weather(**json.loads(call.function.arguments))
+        print(f"called {call.function.name}({call.function.arguments}): {result}")
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    last = client.chat.completions.create(model=options.model, messages=messages, tools=[TOOL], tool_choice="none")
-    print(last.choices[0].message.content)
+    answer = client.chat.completions.create(model=options.model, messages=messages, tools=[TOOL], tool_choice="none")
+    print(answer.choices[0].message.content)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@
 
 #include "attention/products.h"
 #include "attention/write.h"
-#include "simd/flushed.h"
 
 namespace kvarn::KVARN_ISA {
 

@@ -17,9 +17,12 @@
 #include "attention/few_rows.h"
 #include "attention/segment.h"
 #include "core/workspace.h"
-#include "simd/tiles.h"
+#include "simd/features.h"
 
 #if KVARN_HAS_TILES
+
+#include "simd/flushed.h"
+#include "simd/tiles.h"
 
 namespace kvarn::KVARN_ISA {
 

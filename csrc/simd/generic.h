@@ -30,8 +30,12 @@ inline F16 add(F16 a, F16 b) { KVARN_EACH(a.v[i] + b.v[i]); }
 inline F16 sub(F16 a, F16 b) { KVARN_EACH(a.v[i] - b.v[i]); }
 inline F16 mul(F16 a, F16 b) { KVARN_EACH(a.v[i] * b.v[i]); }
 inline F16 div(F16 a, F16 b) { KVARN_EACH(a.v[i] / b.v[i]); }
-// a * b + c
+// a * b + c, rounded once where the processor has an instruction for it (arm64), else twice.
+#if defined(__FP_FAST_FMAF)
+inline F16 fma(F16 a, F16 b, F16 c) { KVARN_EACH(std::fma(a.v[i], b.v[i], c.v[i])); }
+#else
 inline F16 fma(F16 a, F16 b, F16 c) { KVARN_EACH(a.v[i] * b.v[i] + c.v[i]); }
+#endif
 // b where either is NaN.
 inline F16 max(F16 a, F16 b) { KVARN_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 inline F16 min(F16 a, F16 b) { KVARN_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }

@@ -15,7 +15,10 @@ Generated from the server's OpenAPI document by `make docs`; do not edit by hand
 itself at `/openapi.json`, and a page to try the operations out at `/docs/api`. [HTTP API](api.md) tells what holds for
 all of them.
 
-Fields in **bold** are needed. Every operation may answer 401 `invalid_api_key`, 403 `insufficient_permissions`,
+Fields in **bold** are needed. A field that is listed may still be refused by name:
+[fields that are not supported](api.md#fields-that-are-not-supported).
+
+Every operation may answer 401 `invalid_api_key`, 403 `insufficient_permissions`,
 429 `rate_limit_exceeded` and 503 `draining`. Those for which a model computes may also answer 404 `model_not_found` and
 503 `model_not_ready`. More errors stand at each group. [Errors by code](errors.md) explains them.
 """
@@ -66,35 +69,28 @@ def operations_page() -> str:
     for path, methods in document["paths"].items():
         for method in filter(methods.__contains__, METHODS):
             operation = methods[method]
-            by_tag.setdefault(operation["tags"][0], []).append(_row(method, path, operation, document))
+            by_tag.setdefault(operation["tags"][0], []).append(_entry(method, path, operation, document))
     lines = [INTRODUCTION]
     for title, tags, errors in GROUPS:
-        rows = [row for tag in tags for row in by_tag.pop(tag)]
-        lines += [
-            f"## {title}\n",
-            f"Errors: {errors}.\n",
-            "| operation | what it does | query | body |",
-            "|---|---|---|---|",
-        ]
-        lines += [*rows, ""]
+        entries = [entry for tag in tags for entry in by_tag.pop(tag)]
+        lines += [f"## {title}\n", f"Errors: {errors}.\n", *entries, ""]
     if by_tag:
         raise SystemExit(f"docs/tools/operations.py: no group has the operations of {', '.join(by_tag)}")
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _row(method: str, path: str, operation: dict[str, Any], document: dict[str, Any]) -> str:
+def _entry(method: str, path: str, operation: dict[str, Any], document: dict[str, Any]) -> str:
+    """An item of a list: the operation, and below it its query and its body."""
     query = [
         _name(each["name"], bool(each.get("required")))
         for each in operation.get("parameters", [])
         if each["in"] == "query"
     ]
-    cells = (
-        f"`{method.upper()} {path}`",
-        operation["summary"],
-        ", ".join(query),
-        ", ".join(_fields(operation, document)),
-    )
-    return f"| {' | '.join(cells)} |"
+    lines = [f"* `{method.upper()} {path}`: {operation['summary']}."]
+    for part, names in (("Query", query), ("Body", _fields(operation, document))):
+        if names:
+            lines.append(f"    * {part}: {', '.join(names)}")
+    return "\n".join(lines)
 
 
 def _fields(operation: dict[str, Any], document: dict[str, Any]) -> list[str]:

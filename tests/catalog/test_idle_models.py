@@ -49,6 +49,7 @@ async def test_a_golden_prompt_that_runs_at_each_look_keeps_no_replica(
         now = 5.0 * look
         await autoscaling.look()
     assert autoscaling.count(Desired(model), 1) == replicas
+    assert gateway.metrics.registry.get_sample_value("kvarn_replicas_needed", {"model": model.name}) == 0
     probe.cancel()
     await asyncio.gather(probe, return_exceptions=True)
     assert gateway.control.monitor.asked(name) == 0

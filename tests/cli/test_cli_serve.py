@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from pathlib import Path
 
@@ -11,6 +12,11 @@ import httpx
 import openai
 import pytest
 
+from kvarn.config.gateway import GatewayConfig
+from kvarn.doctor.finding import Level
+from kvarn.doctor.server import check_server
+
+SMALL = ("--max-context-length", "512", "--kv-cache-gib", "0.05")
 ASK = [{"role": "user", "content": "What is Kvarn?"}]
 
 
@@ -18,10 +24,19 @@ def gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def test_the_official_client_streams_and_a_signal_ends_everything(serve):
-    served = serve("--max-context-length", "512", "--kv-cache-gib", "0.05")
+def test_the_official_client_streams_and_a_signal_ends_everything(serve, tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(60)
+        _serves_a_stream(serve(*SMALL, NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="2000000000"))
+        told = [manager.recv(4096).decode() for _ in range(3)]
+    assert told == ["WATCHDOG=1", "READY=1\nSTATUS=serves kvarn-demo", "STOPPING=1"]
+
+
+def _serves_a_stream(served):
     engines = served.engines()
     assert len(engines) == 1
+    assert [each.level for each in check_server(GatewayConfig(port=httpx.URL(served.url).port))] == [Level.OK] * 2
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
         stream = client.chat.completions.create(model="kvarn-demo", messages=ASK, stream=True, max_tokens=12)
         chunks = list(stream)

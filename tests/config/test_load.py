@@ -128,6 +128,10 @@ FAR = "{name: far, external: {base_url: 'http://x/v1'}}"
         (f"models: [{FAR}]\nroutes: [{{name: r, targets: [{{model: far, weight: 0}}]}}]", "weight 0"),
         (f"models: [{FAR}]\nroutes: [{{name: r, targets: [{{model: far}}], rules: [{{model: far}}]}}]", "a condition"),
         (
+            "models: [{name: m, path: p, spot: batch}]\nroutes: [{name: r, targets: [{model: m}]}]",
+            "the batch tier only",
+        ),
+        (
             f"models: [{FAR}]\nroutes: [{{name: r, targets: [{{model: far}}], pins: [{{model: far}}]}}]",
             "names one of",
         ),

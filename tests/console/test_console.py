@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ PAGES = re.findall(r'\{ name: "(\w+)"', REGISTRY.read_text())
 ALONE = [path.stem for path in sorted(E2E.glob("*.mjs")) if path.stem not in ("run", "pages")]
 """Scenarios that need nothing but a server."""
 PREFIX = "/llm"
+SITE = Path(str(files("kvarn.gateway"))) / "site"
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +62,10 @@ def test_every_page_opens_in_both_themes_and_widths(browser: Any, demo: str) -> 
 def test_a_scenario_with_keys_below_a_path(scenario: str, browser: Any, keyed: tuple[str, str]) -> None:
     url, key = keyed
     assert browser.run(f"keys/{scenario}", url, key=key) == ""
+
+
+def test_the_documentation_below_a_path(browser: Any, keyed: tuple[str, str]) -> None:
+    if not SITE.is_dir():
+        pytest.skip("the documentation is not built: `make site`")
+    url, _ = keyed
+    assert browser.run("keys/documentation", url) == ""

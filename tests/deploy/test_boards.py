@@ -89,7 +89,7 @@ def test_commands_of_the_page_run(start: str) -> None:
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         if start == "python":
-            assert done.stdout.count("runbook_url: https://wiki.example.com/") == len(RULES)
+            assert done.stdout.count("runbook_url: https://kvarn.example.com/") == len(RULES)
 
 
 def test_alertmanager_reads_its_example() -> None:

@@ -106,6 +106,16 @@ def test_a_saturated_fleet_is_made_larger_although_its_output_no_longer_grows() 
     assert decision.replicas >= 6
 
 
+def test_two_servers_that_share_the_work_need_together_what_one_would_need_whatever_their_bounds() -> None:
+    bound = AutoscaleConfig(min_replicas=1, max_replicas=1)
+    one, half = Autoscaler(CONFIG, 1), Autoscaler(bound, 1)
+    for look in range(200):
+        alone = one.decide(LoadSample(look * LOOK_S, 3 * LOOK_S, 12.0, 1)).needed
+        shared = half.decide(LoadSample(look * LOOK_S, 1.5 * LOOK_S, 6.0, 1)).needed
+        assert 2 * shared == pytest.approx(alone)
+    assert alone == pytest.approx(3 / CONFIG.target_utilization + 12 / START_S, rel=0.01)
+
+
 @given(st.lists(st.floats(0, 20), min_size=5, max_size=60), st.integers(1, 16))
 def test_it_stays_within_its_bounds_and_never_shrinks_soon_after_it_grew(rates: list[float], first: int) -> None:
     autoscaler, before, grew_at = Autoscaler(CONFIG, first), first, -math.inf

@@ -213,6 +213,7 @@ async def test_a_terminated_engine_finishes_what_runs_before_it_is_replaced(make
     running = asyncio.create_task(collect(replica, submit(prompt=[1], max_tokens=60)))
     await until(lambda: replica.stats.running == 1)
     os.kill(first_pid, signal.SIGTERM)
+    await until(lambda: replica.state is not ReplicaState.READY, "it is sent no more requests")
     assert await running == list(range(2, 62))
     await until(lambda: replica.state is ReplicaState.READY and replica.pid != first_pid)
 

@@ -147,6 +147,25 @@ async def test_replicas_of_a_node_that_dies_are_started_on_another_while_the_oth
         assert len(await collect(fleet.clients[name], submit(f"moved-{name}", max_tokens=3))) == 3
 
 
+@pytest.mark.thorough
+async def test_an_engine_on_a_node_that_ray_drains_is_announced_and_finishes_what_runs(
+    make_fleet: Callable[..., Fleet], cluster: RayCluster, spec: Any, submit: Callable[..., Submit]
+) -> None:
+    fleet = make_fleet()
+    supervisor = fleet.add(spec("a", step_s=0.02))
+    await asyncio.wait_for(supervisor.wait_until_ready(), WAIT_S)
+    node = fleet.engine("a").node
+    running = asyncio.create_task(collect(fleet.clients["a"], submit(max_tokens=300)))
+    await until(lambda: fleet.clients["a"].stats.running == 1)
+    await asyncio.to_thread(cluster.drain_node, node, 120)
+    await until(lambda: fleet.clients["a"].state is ReplicaState.DRAINING)
+    assert supervisor.lifecycle.drains_by_itself
+    assert len(await running) == 300
+    await until(lambda: supervisor.lifecycle.state is ReplicaState.GONE)
+    await asyncio.to_thread(cluster.kill_node, node)
+    await asyncio.to_thread(cluster.add_node, 2)
+
+
 async def test_a_gateway_that_starts_takes_over_the_engines_of_the_one_before(
     make_fleet: Callable[..., Fleet], spec: Any, submit: Callable[..., Submit]
 ) -> None:

@@ -182,7 +182,7 @@ class LifeOfAReplica(RuleBasedStateMachine):
                 self.machines.deliver(self.machines.under_way.pop(0))
             while self.machines.reports:
                 self.report(*self.machines.reports.pop(0))
-        if leaving or self.life.was_found_draining:
+        if leaving or self.life.drains_by_itself:
             assert self.life.state is ReplicaState.GONE
             assert self.machines.processes == {}
         else:
@@ -251,6 +251,41 @@ def test_a_draining_replica_that_takes_too_long_is_told_to_stop_then_killed() ->
     life.ended(1, "killed", 18)
     assert life.state is ReplicaState.GONE
     assert life.wake_at is None
+
+
+def test_a_replica_whose_machine_ends_drains_and_ends_early_enough_for_the_rest_to_move() -> None:
+    life = ready_life()
+    assert life.announced(1, 30, 10) == [Command(CommandKind.DRAIN, 1)]
+    assert life.drains_by_itself and life.state is ReplicaState.DRAINING
+    assert life.drain(11, 600) == []  # its controller finds it, and allows more time than there is
+    ends_at = 10 + 30 - TIMES.hand_over_s
+    assert life.tick(ends_at - 0.1) == []
+    assert life.tick(ends_at) == [Command(CommandKind.STOP, 1)]
+    life.ended(1, "", ends_at + 1)
+    assert life.state is ReplicaState.GONE
+
+
+def test_a_replica_that_drains_anyway_ends_before_its_machine_does() -> None:
+    life = ready_life()
+    life.drain(10, 600)
+    assert life.announced(1, 30, 10) == []
+    assert life.wake_at == 40 - TIMES.hand_over_s
+
+
+def test_a_replica_that_takes_no_requests_yet_is_started_elsewhere_when_its_machine_ends() -> None:
+    life = ReplicaLifecycle(TIMES)
+    life.start(0)
+    life.launched(1, 1)
+    assert life.announced(1, 30, 2) == [Command(CommandKind.KILL, 1)]
+    assert life.state is ReplicaState.DOWN and not life.drains_by_itself
+    assert Command(CommandKind.LAUNCH, 2) in life.tick(2)
+
+
+@pytest.mark.parametrize("run", [0, 2])
+def test_the_end_of_another_runs_machine_changes_nothing(run: int) -> None:
+    life = ready_life()
+    assert life.announced(run, 30, 10) == []
+    assert life.state is ReplicaState.READY
 
 
 def test_a_replica_that_does_not_fall_asleep_in_time_is_started_anew() -> None:

@@ -14,7 +14,7 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.desired import Desired
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.launch.launcher import LaunchedEngine
+from kvarn.fleet.launch.launcher import LaunchedEngine, ReportStage
 from kvarn.fleet.launch.local import LocalLauncher, launch_local
 from kvarn.fleet.placement.gpus import Gpu
 from kvarn.fleet.placement.packing import GIB, Machine, Needs
@@ -33,7 +33,7 @@ class ScriptedLauncher(LocalLauncher):
         super().__init__(Places([Machine("cpu", 64 * GIB, gpus=gpus)], lambda spec: Needs(GIB, gpus=1, gpu_share=0.9)))
         self.launched: list[str] = []
 
-    async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
+    async def launch(self, spec: ReplicaSpec, run: int, report: ReportStage = lambda stage: None) -> LaunchedEngine:
         placed = self.places.occupy(spec)
         self.launched.append(spec.model_config.name)
         return launch_local(msgspec.structs.replace(placed, factory="scripted_engine:build", directory=json.dumps({})))

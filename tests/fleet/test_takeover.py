@@ -15,15 +15,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from conditions import until
+from kvarn.catalog.failover import ResumableRequest, generate_anywhere
 from kvarn.catalog.live_models import LiveModels
+from kvarn.config.replica import FailoverConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.desired import Desired, DesiredModels, DesiredState
 from kvarn.fleet.engines import Engines
-from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
+from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher, ReportStage
 from kvarn.fleet.launch.process_exit import describe_exit, exit_of
 from kvarn.fleet.placement.places import Places
+from kvarn.fleet.supervision.lifecycle import LifecycleTimeouts
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
@@ -46,6 +49,7 @@ class Engine:
         self.endpoint = endpoint
         self.supervisor = supervisor
         self.exited: asyncio.Future[str | None] = asyncio.ensure_future(self._wait())
+        self.announced: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self.kill = popen.kill
 
     async def _wait(self) -> str | None:
@@ -68,7 +72,7 @@ class Machines(Launcher):
         self.script = {"step_s": 0.02}
         """See `scripted_engine`."""
 
-    async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
+    async def launch(self, spec: ReplicaSpec, run: int, report: ReportStage = lambda stage: None) -> LaunchedEngine:
         keys, supervisor = CurveKeys.make(), free_address(HOST)
         endpoint = Endpoint(engine=free_address(HOST), gateway_host=HOST)
         own = msgspec.structs.replace(endpoint, keys=keys.for_engine())
@@ -231,6 +235,33 @@ class Ears:
 
     def version_removed(self, model: str, version: int) -> None:
         self.removed.append(version)
+
+
+async def test_a_replica_whose_machine_ends_is_replaced_at_once_and_hands_over_what_does_not_finish_in_time(
+    make_gateway: Callable[..., Gateway], machines: Machines, submit: Callable[..., Submit]
+) -> None:
+    gateway = make_gateway()
+    gateway.start()
+    (pid,) = await gateway.until_ready(1)
+    (engine,) = machines.engines.values()
+    replicas, moved = gateway.live.by_name["m"].replicas, list[str]()
+    (client,) = replicas.values()
+    request = submit(prompt=[1], max_tokens=250)  # at least five seconds
+    choice = replicas.choose(replicas.route_of(request))
+    assert choice is not None
+    resumable = ResumableRequest(
+        replicas, choice, request, FailoverConfig(), on_moved=lambda replica, pause_s: moved.append(replica)
+    )
+
+    async def answer() -> list[int]:
+        return [token async for delta in generate_anywhere(resumable) for token in delta.token_ids]
+
+    running = asyncio.create_task(answer())
+    await until(lambda: client.stats.running == 1)
+    engine.announced.set_result(LifecycleTimeouts().hand_over_s + 0.5)
+    assert await running == list(range(2, 252))
+    assert len(moved) == 1 and moved[0] != choice.replica
+    assert pid not in await gateway.until_ready(1)
 
 
 async def test_an_engine_that_drains_is_left_to_end_and_another_takes_its_place(

@@ -35,6 +35,10 @@ def test_ready_says_how_far_each_model_is(server, client):
     loading = {"ready": False, "state": "starting", "stage": "load weights", "progress": 0.4}
     assert answer.json()["models"]["tiny"] == loading
     assert client.get("/health").status_code == 200
+    assert client.get("/ready", params={"models": "any"}).status_code == 200
+    server.embed.state = ReplicaState.STARTING
+    none = client.get("/ready", params={"models": "any"})
+    assert none.status_code == 503 and none.json()["status"] == "not_ready"
 
 
 def test_tokens_go_there_and_back(client):

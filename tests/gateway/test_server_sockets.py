@@ -84,6 +84,22 @@ def test_an_answer_that_runs_is_finished_before_the_server_ends(loop):
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+def test_a_server_that_is_stopped_behind_a_balancer_still_answers_and_closes_what_it_answered(loop):
+    async def work(address: Any, running: Any) -> None:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{address[1]}") as client:
+            assert "connection" not in (await client.get("/")).headers
+            running.should_exit = True
+            await asyncio.wait_for(running.stopping.wait(), 20)
+            assert (await client.get("/")).headers["connection"] == "close"
+        client = socket.create_connection(address)
+        client.sendall(REQUEST)
+        assert await status_of(client) == b"HTTP/1.1 204"
+        running.force_exit = True  # a second signal
+
+    loop(serve_beside(App(), work, shutdown_delay_s=60))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
 def test_https_is_served_with_a_certificate(loop, tmp_path):
     file, key = write_certificate(tmp_path)
 

@@ -118,6 +118,7 @@ def test_pins_go_first_and_the_narrowest_of_them() -> None:
         ({"max_output_tokens": 50}, {"max_output_tokens": 50}, {"max_output_tokens": 51}),
         ({"max_output_tokens": 50}, {"max_output_tokens": 1}, {"max_output_tokens": None}),
         ({"tools": True}, {"tools": True}, {"tools": False}),
+        ({"batch": True}, {"batch": True}, {"batch": False}),
         ({"reasoning_effort": ["low", "none"]}, {"reasoning_effort": "low"}, {"reasoning_effort": None}),
         ({"reasoning_effort": ["medium"]}, {"reasoning_effort": None}, {"reasoning_effort": "high"}),
     ],

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +36,13 @@ class RayCluster:
     def kill_node(self, node: str) -> None:
         """End a node without grace."""
         self._ask("kill", node)
+
+    def drain_node(self, node: str, within_s: int) -> None:
+        """Announce that a node ends, as Ray's autoscaler does for one that the cloud takes away."""
+        reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+        where = ["--address", self.address, "--node-id", node]
+        command = [str(Path(sys.executable).with_name("ray")), "drain-node", *where, *reason]
+        subprocess.run([*command, "--deadline-remaining-seconds", str(within_s)], check=True, capture_output=True)
 
     def kill_head(self) -> None:
         """End what knows the cluster, without grace. Its nodes end by themselves after a minute."""

@@ -4,7 +4,7 @@ import { useSignal } from "@preact/signals";
 import { Menu, type MenuItem } from "../components/menu";
 import { toast } from "../components/toast";
 import { address, formatAddress, go, href, model, withChanges } from "../lib/address";
-import { call } from "../lib/api";
+import { call, root } from "../lib/api";
 import { useShortcuts } from "../lib/keys";
 import { asApiError } from "../lib/resource";
 import { session, signOut } from "../lib/session";
@@ -70,6 +70,7 @@ function UserMenu() {
     { kind: "heading", label: "Theme" },
     ...themes.map(([value, label]) => ({ label, checked: theme.value === value, run: () => setTheme(value) })),
     { kind: "line" },
+    { label: "Documentation", run: () => void window.open(`${root}docs/`, "_blank", "noopener") },
     { label: "Keyboard shortcuts", note: "?", run: () => window.dispatchEvent(new CustomEvent("kvarn-keys")) },
     ...(now?.open ? [] : [{ label: "Sign out", run: () => void leave() }]),
   ];

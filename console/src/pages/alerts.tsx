@@ -4,6 +4,7 @@ import { Badge, Empty, Facts, Loaded, Time, Unknown } from "../components/basics
 import { Table, type Column } from "../components/table";
 import { PageHead } from "../frame/head";
 import { address, href, live } from "../lib/address";
+import { root } from "../lib/api";
 import { useStream } from "../lib/events";
 import { number } from "../lib/format";
 import { useResource } from "../lib/resource";
@@ -106,6 +107,7 @@ function OneRule({ rule, told }: { rule: Rule; told: Alerts }) {
         <h2>What it means</h2><p><Prose text={rule.meaning} /></p>
         <h2>Where to look first</h2><p><Prose text={rule.first_look} /></p>
         <h2>What to do</h2><p><Prose text={rule.remedy} /></p>
+        <p><a href={`${root}docs/operate/runbook/#${rule.runbook_anchor}`} target="_blank" rel="noopener">The runbook</a></p>
       </section>
       {rule.alerts.length > 0 && (
         <section class="section">

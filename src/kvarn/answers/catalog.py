@@ -41,9 +41,13 @@ class Catalog:
         model, adapter = self._find(record, name)
         return _able(model.require_ready(adapter), name, kind)
 
-    async def wait_for(self, record: RequestRecord, name: str, kind: Kind) -> ReadyModel:
-        """Find a ready model as `ready` does; the request waits where the model's first replica is expected."""
+    async def wait_for(self, record: RequestRecord, name: str, kind: Kind, priority: int = 0) -> ReadyModel:
+        """Find a ready model as `ready` does; the request waits where the model's first replica is expected. Raises
+        `ApiError` 400 too: the model takes the batch tier only. `priority`: the client's wish."""
         model, adapter = self._find(record, name)
+        if model.config.spot == "batch" and not record.is_batch(priority):
+            why = f"The model {name!r} runs on spot capacity, and takes requests of the batch tier only"
+            raise invalid_request(f"{why}: send it in a batch (/v1/batches).", "model", "batch_tier_only")
         if not model.ready:
             model, adapter = await self.held_requests.until_ready(lambda: self._find(record, name))
             record.timeline.mark("held", {"cold": int(may_have_no_replica(model))})

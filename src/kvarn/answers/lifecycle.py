@@ -46,7 +46,7 @@ async def answer(serving: ServingContext, record: RequestRecord, question: Quest
         question = question.with_seed()
     while True:
         try:
-            model = await serving.catalog.wait_for(record, attempts.model, "generate")
+            model = await serving.catalog.wait_for(record, attempts.model, "generate", question.request.priority)
             record.timeline.mark("resolved")
             if not attempts.may_fall_back:
                 return await _begin(serving, record, question, model)

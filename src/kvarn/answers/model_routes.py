@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvarn.answers.generator import GeneratorFailedError
@@ -85,6 +86,7 @@ class ModelRoutes:
             request=record.id,
         )
         known = RequestFeatures() if question is None else question.features(record)
+        known = replace(known, batch=record.is_batch(0 if question is None else question.request.priority))
         choice = choose_model(route, subject, known, lambda model: self._predict_ttft(model, record, known))
         chosen.route, chosen.target = route, choice.model
         record.reply.headers |= {"x-kvarn-route": route.name, "x-kvarn-arm": choice.model}

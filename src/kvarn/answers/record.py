@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvarn.admission.demand import BATCH
 from kvarn.answers.timeline import RequestTimeline
 from kvarn.catalog.client_left import ClientLeft
 from kvarn.config.routes import RouteConfig
@@ -97,6 +98,11 @@ class RequestRecord:
     """Its generations, the latest last: one, or more where a model could not begin."""
     holdings: Holdings = field(default_factory=Holdings)
     stored: bool = False  # the database keeps its answer
+
+    def is_batch(self, priority: int = 0) -> bool:
+        """Whether it runs in the batch tier; `priority` is the client's wish."""
+        best = self.principal.priority if self.deferred is None else self.deferred.priority
+        return max(best, priority) >= BATCH
 
     def warn(self, warning: str) -> None:
         if warning not in self.reply.warnings:

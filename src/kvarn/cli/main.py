@@ -28,6 +28,7 @@ _COMMANDS = {
     "scale": ("deployments", "Set the number of a model's replicas."),
     "rollback": ("deployments", "Go back to an earlier version of a model."),
     "status": ("deployments", "Show the desired and actual state of each model."),
+    "doctor": ("doctor", "Examine machine, configuration and services, and say what to do."),
     "config": ("configure", "Print the effective configuration."),
     "keys": ("administration.keys", "Create, list and revoke API keys."),
     "tenants": ("administration.tenants", "Manage organisations."),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import secrets
 import signal
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvarn.cli.announce import show_error, show_start, show_welcome
 from kvarn.cli.configure import configure
 from kvarn.cli.options import ServeOptions
+from kvarn.cli.service_manager import notify, send_heartbeats
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.load import ConfigError
@@ -171,6 +171,7 @@ class _Gateway:
         self._launcher.start()
         serving = asyncio.create_task(self._serve_http())
         starting = asyncio.create_task(self._show_start())
+        heartbeats = asyncio.create_task(send_heartbeats())
         try:
             await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
             any_ready = not starting.done() or starting.result()
@@ -179,7 +180,8 @@ class _Gateway:
             await serving
         finally:
             starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+            heartbeats.cancel()
+            await asyncio.gather(starting, heartbeats, return_exceptions=True)
             if self._processes is not None:
                 await self._processes.stop()
             await self._autoscaling.stop()
@@ -190,6 +192,7 @@ class _Gateway:
 
     def _end(self, number: int) -> None:
         """Let running requests finish, here and in the other gateway processes; then stop."""
+        notify("STOPPING=1")
         self.server.handle_exit(number, None)
         if self._processes is not None:
             self._processes.signal(number)
@@ -221,7 +224,10 @@ class _Gateway:
                 needs_key=self._needs_key,
             )
         # Another server's state is no reason to end: it may come up at any time.
-        return bool(ready) or any(model.config.external is not None for model in self._models)
+        serves = bool(ready) or any(model.config.external is not None for model in self._models)
+        if serves:
+            notify("READY=1", f"STATUS=serves {', '.join(model.name for model in self._models)}")
+        return serves
 
     async def _read_desired(self) -> DesiredModels:
         from kvarn.store.repositories.deployments import read_desired
@@ -244,8 +250,9 @@ class _Gateway:
         from kvarn.store.repositories import leases
 
         fleet, store = self._config.fleet, self._app.state.gateway.store
+        name = fleet.ray.namespace if fleet.launcher == "ray" else fleet.kubernetes.server
         with contextlib.suppress(StoreAwayError):
-            self._holds_fleet = await leases.take(store, f"fleet {fleet.ray.namespace}", self._holder, fleet.lease_s)
+            self._holds_fleet = await leases.take(store, f"fleet {name}", self._holder, fleet.lease_s)
         return self._holds_fleet
 
     async def _start_processes(self) -> None:
@@ -267,7 +274,7 @@ def _listen(config: GatewayConfig) -> tuple[socket.socket, bool]:
     Raises:
         ConfigError: It cannot listen there.
     """
-    from kvarn.gateway.server import bind, inherited_listener
+    from kvarn.gateway.server import bind, explain_bind, inherited_listener
 
     inherited = inherited_listener(config)
     if inherited is not None and config.api_server_count > 1:
@@ -275,19 +282,10 @@ def _listen(config: GatewayConfig) -> tuple[socket.socket, bool]:
     try:
         return inherited or bind(config), inherited is not None
     except OSError as error:
-        raise ConfigError(_explain_bind(config, error)) from None
+        raise ConfigError(explain_bind(config, error)) from None
 
 
 def _url_of(listener: socket.socket, config: GatewayConfig) -> str:
     host, port = listener.getsockname()[:2]
     scheme = "https" if config.ssl_certfile else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-def _explain_bind(config: GatewayConfig, error: OSError) -> str:
-    where = f"{config.host}:{config.port}"
-    if error.errno == errno.EADDRINUSE:
-        return f"{where} is taken by another process: stop it, or choose another port with --port (0 takes a free one)"
-    if error.errno == errno.EACCES:
-        return f"this user may not listen on {where}: choose a port above 1023 with --port"
-    return f"cannot listen on {where}: {error.strerror or error}; check --host and --port"

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from kvarn.config.kubernetes import KubernetesConfig
 from kvarn.config.section import Section
 
 
@@ -32,11 +33,15 @@ class RayConfig(Section):
 class FleetConfig(Section):
     """Machines that engines run on, and the starting and stopping of replicas."""
 
-    launcher: Literal["local", "ray"] = "local"
-    """`local`: processes of this machine. `ray`: machines of a Ray cluster."""
+    launcher: Literal["local", "ray", "kubernetes"] = "local"
+    """`local`: processes of this machine. `ray`: machines of a Ray cluster. `kubernetes`: pods of the cluster in which
+    the gateway is a pod."""
 
     ray: RayConfig = RayConfig()
     """The Ray cluster."""
+
+    kubernetes: KubernetesConfig = KubernetesConfig()
+    """The Kubernetes cluster."""
 
     poll_s: float = Field(2.0, gt=0)
     """Seconds between two polls of the database for changed deployments, and of the replicas."""

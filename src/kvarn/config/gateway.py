@@ -127,6 +127,10 @@ class GatewayConfig(Section):
     drain_timeout_s: float = Field(30.0, ge=0)
     """Seconds that running requests get to finish when the server is stopped."""
 
+    shutdown_delay_s: float = Field(0.0, ge=0)
+    """Seconds for which a server that is stopped still takes requests: `/ready` is 503 at once, and each answer closes
+    its connection. Behind a load balancer, longer than that takes to send requests elsewhere (5 in Kubernetes)."""
+
     @field_validator("forwarded_allow_ips")
     @classmethod
     def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:

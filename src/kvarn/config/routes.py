@@ -68,6 +68,9 @@ class RuleConfig(Section):
     max_output_tokens: int | None = Field(None, ge=1)
     """The request allows its answer no more tokens than this."""
 
+    batch: bool | None = None
+    """The request runs in the batch tier (it is a line of a batch, or has the priority 10), or in a better one."""
+
     tools: bool | None = None
     """The request has tools, or has none."""
 

@@ -141,6 +141,10 @@ class ModelConfig(Section):
     """Engine processes that serve the model on this machine, each with weights and KV cache of its own; the cores are
     shared among them. When one fails, the others go on with its answers."""
 
+    spot: Literal["batch", "any"] | None = None
+    """The replicas run on capacity that may be taken away at short notice. `batch`: they take requests of the batch
+    tier alone, and the server is ready without them. `any`: they take all. See docs/operate/spot.md."""
+
     routing: RoutingConfig = RoutingConfig()
     """Choice of the replica that answers a request."""
 
@@ -210,7 +214,7 @@ class ModelConfig(Section):
         if self.path and self.external is not None:
             raise ValueError(f"the model {self.name!r} has a `path` and is `external`: leave one out")
         if self.external is not None:
-            own = {"adapters": (), "kv_tiers": None, "disaggregation": None, "replicas": 1}
+            own = {"adapters": (), "kv_tiers": None, "disaggregation": None, "replicas": 1, "spot": None}
             for name, default in own.items():
                 if getattr(self, name) != default:
                     raise ValueError(f"{name} of {self.name!r} is its server's matter: the model is `external`")
@@ -343,6 +347,12 @@ class KvarnConfig(Section):
             unknown = [name for name in route.models if name not in names and name.partition(":")[0] not in names]
             if unknown:
                 raise ValueError(f"the route {route.name!r} names {unknown[0]!r}, which is not a served model")
+            batch_only = [each.name for each in self.models if each.spot == "batch"]
+            for_batches = {rule.model for rule in route.rules if rule.batch}
+            for_batches |= set() if route.shadow is None else {route.shadow.model}
+            if found := [name for name in route.models if name in batch_only and name not in for_batches]:
+                why = f"the route {route.name!r} sends any request to {found[0]!r}, which takes the batch tier only"
+                raise ValueError(f"{why}: name it in a rule with `batch: true`")
 
     @property
     def prices(self) -> tuple[PriceConfig, ...]:

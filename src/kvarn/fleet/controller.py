@@ -144,7 +144,7 @@ class FleetController:
             return
         await self._claim()
         for name, supervisor in self._engines.supervisors.items():
-            if supervisor.lifecycle.was_found_draining and not self._stays(name):
+            if supervisor.lifecycle.drains_by_itself and not self._stays(name):
                 self._drain(name)
         unclaimed = {version_of(replica)[0] for replica in self._unclaimed}
         wanted = [self._target(each, unclaimed) for each in self.desired.values() if each.model.external is None]

@@ -14,6 +14,7 @@ from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.fleet.checkpoints import Checkpoints, VersionChangedError, check_binding, find_checkpoints
 from kvarn.fleet.desired import Desired, DesiredModels
+from kvarn.fleet.kubernetes.launcher import KubernetesLauncher
 from kvarn.fleet.launch.engine_process import EngineProcess
 from kvarn.fleet.launch.launcher import Launcher
 from kvarn.fleet.launch.local import LocalLauncher, PreloadedProcess
@@ -176,4 +177,6 @@ def launcher_of(config: KvarnConfig, engines: Engines) -> Launcher:
         model = spec.model_config
         return needs_of(model, Path(spec.directory), main_memory(), ranks_on_gpus(model, ()))
 
+    if config.fleet.launcher == "kubernetes":
+        return KubernetesLauncher(config.fleet.kubernetes, needs)
     return RayLauncher(config.fleet.ray, needs)

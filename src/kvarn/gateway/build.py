@@ -87,11 +87,12 @@ def build_gateway(
     routes = ModelRoutes(table, config.routes, choice_metrics, services.admission.predicted_ttft_s)
     shadows = Shadows(choice_metrics)
     rollouts = Rollouts(routes, config.routes, shadows, table, store, text, may_lead=is_main)
-    requests = HeldRequests(services.arrivals, table, engines_outlive_gateways=config.fleet.launcher == "ray")
+    requests = HeldRequests(services.arrivals, table, engines_outlive_gateways=config.fleet.launcher != "local")
     if fleet is not None:
         rollouts.on_saved = fleet.wake
     if autoscaling is not None:
         requests.on_held = autoscaling.wake
+        autoscaling.on_needed = services.arrivals.set_needed
     monitor = _quality_monitor(golden, config, take_out, metrics)
     if autoscaling is not None and monitor is not None:
         autoscaling.golden_prompts = monitor.asked

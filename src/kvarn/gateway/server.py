@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import math
@@ -17,6 +18,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.load import ConfigError
 
@@ -28,6 +30,7 @@ _GC_THRESHOLDS = (20_000, 20, 50)
 _FIRST_INHERITED = 3
 _LAST_REQUESTS_S = 0.5
 """Seconds for the last connections to send their requests, after another server has taken over the socket."""
+_FORCED_WITHIN_S = 0.1  # seconds within which a second signal ends the wait for them
 _LAST_BYTES_S = 1.0  # seconds for slow readers after all requests were ended
 _OTHER_FILES = 512  # files and sockets of this process that are not clients: databases, engines, logs
 
@@ -59,6 +62,16 @@ def bind(config: GatewayConfig, *, shared: bool = False) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def explain_bind(config: GatewayConfig, error: OSError) -> str:
+    """Reason in one line for an address that cannot be bound, and what to do."""
+    where = f"{config.host}:{config.port}"
+    if error.errno == errno.EADDRINUSE:
+        return f"{where} is taken by another process: stop it, or choose another port with --port (0 takes a free one)"
+    if error.errno == errno.EACCES:
+        return f"this user may not listen on {where}: choose a port above 1023 with --port"
+    return f"cannot listen on {where}: {error.strerror or error}; check --host and --port"
 
 
 def inherited_listener(config: GatewayConfig) -> socket.socket | None:
@@ -98,20 +111,24 @@ class GatewayServer(uvicorn.Server):
     hands_over = False
     """The socket lives on when this server stops and another one accepts, so no request may fail meanwhile."""
 
-    def __init__(self, settings: uvicorn.Config, stopping: asyncio.Event) -> None:
-        """`stopping`: set when it begins to stop."""
+    def __init__(self, settings: uvicorn.Config, stopping: asyncio.Event, delay_s: float = 0.0) -> None:
+        """`stopping`: set when it begins to stop; it takes requests for `delay_s` seconds more."""
         super().__init__(settings)
         self.stopping = stopping
+        self._delay_s = delay_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop; where the socket is handed over, what was accepted last may still send its request. uvicorn does not
-        wait for requests that it cancelled, nor for what they have written."""
+        """Stop; while a balancer learns of it, or where the socket is handed over, what comes last is still answered,
+        and each answer closes its connection. uvicorn does not wait for requests that it cancelled, nor for what they
+        have written."""
         self.stopping.set()
         if self.hands_over:
             for server in self.servers:
                 server.close()
-            self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
-            await asyncio.sleep(_LAST_REQUESTS_S)
+        self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
+        ends_at = SYSTEM_CLOCK.now() + max(self._delay_s, _LAST_REQUESTS_S if self.hands_over else 0.0)
+        while (left_s := ends_at - SYSTEM_CLOCK.now()) > 0 and not self.force_exit:  # noqa: ASYNC110
+            await asyncio.sleep(min(left_s, _FORCED_WITHIN_S))
         await super().shutdown(sockets)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_BYTES_S):
@@ -166,8 +183,8 @@ def _unusable(config: GatewayConfig, error: OSError) -> str:
 
 def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
     """A server for the application; run it with `await server.serve(sockets=[bind(config)])`. Told to stop
-    (`handle_exit`), it takes no new requests, gives running ones `drain_timeout_s` to finish, then cancels them. Raises
-    `ConfigError`: the certificate or its key cannot be used."""
+    (`handle_exit`), it takes no new requests after `shutdown_delay_s`, gives running ones `drain_timeout_s` to finish,
+    then cancels them. Raises `ConfigError`: the certificate or its key cannot be used."""
     allow_connections(config.max_connections)
     settings = uvicorn.Config(
         app,
@@ -194,13 +211,17 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
     if settings.ssl is not None:
         settings.callback_notify = Certificate(config, settings.ssl).refresh
     stopping = getattr(getattr(app, "state", None), "stopping", None)  # another application may have no such streams
-    return GatewayServer(settings, stopping or asyncio.Event())
+    return GatewayServer(settings, stopping or asyncio.Event(), config.shutdown_delay_s)
+
+
+def open_files_needed(connections: int) -> int:
+    return connections + _OTHER_FILES
 
 
 def allow_connections(wanted: int) -> int:
     """Raise this process's limit of open files to what so many connections need; returns how many it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + _OTHER_FILES
+    needed = open_files_needed(wanted)
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -25,3 +25,9 @@ class ArrivalMetrics:
         self.held = Gauge(
             HELD, "Requests that wait for the first replica of their model.", ("model",), registry=registry
         )
+        self.needed = Gauge(
+            "kvarn_replicas_needed", "Replicas that the arriving work needs.", ("model",), registry=registry
+        )
+
+    def set_needed(self, model: str, replicas: float) -> None:
+        self.needed.labels(model).set(replicas)

@@ -35,6 +35,7 @@ class RequestFeatures:
     max_output_tokens: int | None = None  # None: the request does not say
     tools: bool = False
     reasoning_effort: str | None = None
+    batch: bool = False  # whether it runs in the batch tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,8 @@ def _holds(rule: RuleConfig, features: RequestFeatures, otherwise: str, predict_
     if rule.max_prompt_tokens is not None and features.prompt_tokens > rule.max_prompt_tokens:
         return False
     if rule.max_output_tokens is not None and (features.max_output_tokens or math.inf) > rule.max_output_tokens:
+        return False
+    if rule.batch is not None and rule.batch != features.batch:
         return False
     if rule.tools is not None and rule.tools != features.tools:
         return False

@@ -36,7 +36,7 @@ def resolve_checkpoint(path: str, *, progress: Progress | None = None) -> Path:
     """The local directory of a checkpoint, downloaded first where `path` is a hub id (`owner/name[@revision]`): its
     config.json, and where Kvarn knows the architecture the rest. An existing directory wins over a packaged
     model. Raises CheckpointError where there is none, it cannot be downloaded, or it is of another architecture."""
-    directory = _local(path)
+    directory = local_checkpoint(path)
     if directory is None:
         _check_architecture(path, _download(path, None, ["config.json"]))
         directory = _download(path, progress, _FILES)
@@ -63,10 +63,14 @@ def packaged_adapter(name: str) -> Path:
 
 
 def _find(path: str, progress: Progress | None, files: list[str]) -> Path:
-    return _local(path) or _download(path, progress, files)
+    return local_checkpoint(path) or _download(path, progress, files)
 
 
-def _local(path: str) -> Path | None:
+def local_checkpoint(path: str) -> Path | None:
+    """The directory of a checkpoint on this machine, None where `path` is a hub id. Raises CheckpointError where it is
+    neither."""
+    """The directory of a checkpoint on this machine, None where `path` is a hub id. Raises CheckpointError where it is
+    neither."""
     directory = local_path(path)
     if directory.is_dir():
         return directory

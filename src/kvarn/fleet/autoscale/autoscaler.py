@@ -42,6 +42,8 @@ class ScalingDecision:
     now: float
     replicas: int
     reason: str
+    needed: float = 0.0
+    """Replicas that the work needs, before it is rounded and bounded."""
 
 
 class Autoscaler:
@@ -63,7 +65,8 @@ class Autoscaler:
         self._count(sample)
         foreseen = self._foreseen()
         backlog = sample.waiting_s / max(sample.ttft_target_s, config.start_s)
-        needed = math.ceil(foreseen / config.target_utilization + backlog - 1e-9)
+        unbounded = foreseen / config.target_utilization + backlog
+        needed = math.ceil(unbounded - 1e-9)
         parts = [f"{self._rate():.2f} s of work a second arrive, {foreseen:.2f} are foreseen"]
         if sample.waiting_s:
             parts.append(f"{sample.waiting_s:.1f} s wait")
@@ -78,7 +81,7 @@ class Autoscaler:
         else:
             needed = max(needed, 1)
         needed = min(max(needed, config.min_replicas), config.max_replicas)
-        return ScalingDecision(now, self._settled(now, needed, parts), "; ".join(parts))
+        return ScalingDecision(now, self._settled(now, needed, parts), "; ".join(parts), unbounded)
 
     def _settled(self, now: float, needed: int, parts: list[str]) -> int:
         config, since = self.config, now - self.config.scale_in_delay_s

@@ -66,6 +66,8 @@ class Autoscaling(ReplicaCounts):
         self.on_changed: Callable[[], None] = lambda: None  # called when the count of a model changes
         self.golden_prompts: Callable[[str], int] = lambda replica: 0
         """Golden prompts that a replica answers now: they are no use of its model."""
+        self.on_needed: Callable[[str, float], None] = lambda model, replicas: None
+        """Called at each look with the replicas that a model's work needs, be there more or fewer."""
         self._clock = clock
         self._scalers: dict[str, Autoscaler] = {}
         self._counts: dict[str, int] = {}
@@ -142,6 +144,7 @@ class Autoscaling(ReplicaCounts):
         scaler = self._scalers.setdefault(name, Autoscaler(config, self._counts[name]))
         scaler.config = config
         decision = scaler.decide(sample)
+        self.on_needed(name, decision.needed)
         if self._is_news(name, decision):
             self.decisions.append((name, decision))
         if self._counts[name] != decision.replicas:

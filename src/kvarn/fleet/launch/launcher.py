@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from kvarn.fleet.placement.places import Places
 from kvarn.replica.endpoint import Endpoint
 from kvarn.replica.spec import ReplicaSpec
+
+ReportStage = Callable[[str], None]
+"""Called while a process is being launched with what it waits for."""
 
 
 class LaunchedEngine(Protocol):
@@ -19,6 +23,11 @@ class LaunchedEngine(Protocol):
     @property
     def exited(self) -> asyncio.Future[str | None]:
         """Resolves when the process is gone for certain: the reason, or None after a clean exit."""
+        ...
+
+    @property
+    def announced(self) -> asyncio.Future[float]:
+        """Resolves when its machine tells that it will end the process: in so many seconds."""
         ...
 
     def kill(self) -> None:
@@ -42,9 +51,12 @@ class Launcher:
     async def stop(self) -> None:
         """End what `start` began; engine processes of other machines go on."""
 
-    async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
+    async def launch(self, spec: ReplicaSpec, run: int, report: ReportStage = lambda stage: None) -> LaunchedEngine:
         """Start a process. Raises `LaunchError` or `OSError`."""
         raise NotImplementedError
+
+    def give_up(self, replica: str, run: int) -> None:
+        """Stop waiting for a launch that is under way, where that may take long. May be repeated."""
 
     async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
         """Processes of a replica that an earlier controller started and that may still run, by run."""

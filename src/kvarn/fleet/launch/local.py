@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from kvarn.fleet.launch.engine_process import EngineProcess
-from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
+from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher, ReportStage
 from kvarn.fleet.launch.process_exit import describe_exit, exit_of
 from kvarn.fleet.placement.places import Places
 from kvarn.replica.endpoint import Endpoint
@@ -35,6 +35,11 @@ class LocalEngine:
         if self._exited is None:
             self._exited = asyncio.ensure_future(self._wait())
         return self._exited
+
+    @property
+    def announced(self) -> asyncio.Future[float]:
+        """Nothing announces it but SIGTERM, which the engine tells of by itself."""
+        return asyncio.get_running_loop().create_future()
 
     async def _wait(self) -> str | None:
         status = await exit_of(self.process.popen)
@@ -65,7 +70,7 @@ class LocalLauncher(Launcher):
         self.places = places or Places()
         self._preloaded = preloaded
 
-    async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
+    async def launch(self, spec: ReplicaSpec, run: int, report: ReportStage = lambda stage: None) -> LaunchedEngine:
         process = self._preloaded.take(_imports(spec)) if self._preloaded is not None else None
         return launch_local(self.places.occupy(spec), process)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from pathlib import Path
 
 import msgspec
 import ray
@@ -18,10 +17,10 @@ from ray.util.placement_group import get_current_placement_group, remove_placeme
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.fleet.launch.engine_process import EngineProcess
 from kvarn.fleet.launch.process_exit import describe_exit
+from kvarn.fleet.launch.remote import with_local_checkpoint
 from kvarn.fleet.ray.messages import Place
 from kvarn.replica.endpoint import free_address
-from kvarn.replica.spec import DEFAULT_FACTORY, ReplicaSpec
-from kvarn.text.checkpoint import resolve_checkpoint
+from kvarn.replica.spec import ReplicaSpec
 
 _KEPT_S = 30.0
 
@@ -35,11 +34,8 @@ class EngineActor:
         self._started: list[EngineProcess] = []
         self._is_started = threading.Event()
         self._error: OSError | None = None
-        parsed = msgspec.json.decode(spec, type=ReplicaSpec)
+        parsed = with_local_checkpoint(msgspec.json.decode(spec, type=ReplicaSpec))
         host = ray.util.get_node_ip_address()
-        if parsed.factory == DEFAULT_FACTORY and not Path(parsed.directory).exists():
-            directory = str(resolve_checkpoint(parsed.model_config.path))
-            parsed = msgspec.structs.replace(parsed, directory=directory)
         assert parsed.endpoint.keys is not None, "engines on other machines have keys"
         shared = msgspec.structs.replace(parsed.endpoint, engine=free_address(host))
         self._endpoint = msgspec.structs.replace(shared, keys=parsed.endpoint.keys.for_gateway())

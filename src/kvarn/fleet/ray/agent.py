@@ -16,13 +16,15 @@ from typing import Any
 
 import msgspec
 import ray
+from ray._private.state import state as cluster_state  # drains of nodes are told nowhere else
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.fleet.channel import Channel, Handlers
 from kvarn.fleet.ray.actor import EngineActor
-from kvarn.fleet.ray.messages import Ended, Host, Launch, Launched, ListPlaces, Place, StopEngine
+from kvarn.fleet.ray.messages import Announced, Ended, Host, Launch, Launched, ListPlaces, Place, StopEngine
 from kvarn.replica.server.parent import exit_with_parent
 
 _WAIT_S = 20.0
@@ -30,6 +32,9 @@ _ASK_S = 10.0
 _START_S = 60.0
 """Limit for the start of an engine's actor after a place was found, which takes long on a busy machine."""
 _RETRY_S = 1.0
+_DRAINS_S = 2.0
+"""Seconds between two looks for nodes that Ray drains."""
+_NO_DEADLINE_S = 3600.0
 
 
 class Agent:
@@ -41,12 +46,31 @@ class Agent:
         self._channel: Channel | None = None
         self._followed: dict[str, asyncio.Task[None]] = {}
         self._killed: set[str] = set()
+        self._nodes: dict[str, str] = {}  # Ray's id of each engine's machine
+        self._announced: set[str] = set()
 
     async def run(self, end: socket.socket) -> None:
         await asyncio.to_thread(self._sweep)
         handlers: Handlers = {Host: self._host, Launch: self._launch, ListPlaces: self._list, StopEngine: self._kill}
         self._channel = await Channel.open(end, handlers)
+        looking = asyncio.create_task(self._look_for_drains(self._channel))
         await self._channel.closed.wait()
+        looking.cancel()
+
+    async def _look_for_drains(self, channel: Channel) -> None:
+        while True:
+            with contextlib.suppress(Exception):  # the cluster's head is away
+                self._announce(channel, await asyncio.to_thread(cluster_state.get_draining_nodes))
+            await asyncio.sleep(_DRAINS_S)
+
+    def _announce(self, channel: Channel, deadlines_ms: dict[str, int]) -> None:
+        """Tell of the engines on nodes that are drained, once each."""
+        for name, node in self._nodes.items():
+            if node in deadlines_ms and name not in self._announced:
+                self._announced.add(name)
+                deadline_s = deadlines_ms[node] / 1000
+                left_s = max(0.0, deadline_s - SYSTEM_CLOCK.time()) if deadline_s else _NO_DEADLINE_S
+                channel.send(Announced(name, left_s))
 
     def _host(self, _: Host) -> str:
         return str(ray.util.get_node_ip_address())
@@ -58,6 +82,7 @@ class Agent:
             await asyncio.to_thread(self._remove, request.name)
             launched = Launched(problem=f"Ray: {error}")
         if launched.place is not None:
+            self._nodes[request.name] = launched.place.node
             self._follow(request.name)
         return launched
 
@@ -95,7 +120,8 @@ class Agent:
 
     async def _list(self, _: ListPlaces) -> dict[str, Place]:
         places = await asyncio.to_thread(self._places)
-        for name in places:
+        for name, place in places.items():
+            self._nodes[name] = place.node
             self._follow(name)
         return places
 
@@ -150,6 +176,8 @@ class Agent:
         assert self._channel is not None
         self._channel.send(Ended(name, reason))
         del self._followed[name]
+        self._nodes.pop(name, None)
+        self._announced.discard(name)
 
 
 def _group(group_id: str) -> Any:

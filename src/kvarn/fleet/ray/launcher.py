@@ -14,11 +14,11 @@ import msgspec
 
 from kvarn.config.fleet import RayConfig
 from kvarn.fleet.channel import Channel, ChannelClosedError
-from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher
+from kvarn.fleet.launch.launcher import LaunchedEngine, Launcher, ReportStage
 from kvarn.fleet.launch.process_exit import describe_exit, exit_of
 from kvarn.fleet.placement.packing import Needs
 from kvarn.fleet.placement.places import LaunchError, Places
-from kvarn.fleet.ray.messages import Ended, Host, Launch, Launched, ListPlaces, Place, StopEngine
+from kvarn.fleet.ray.messages import Announced, Ended, Host, Launch, Launched, ListPlaces, Place, StopEngine
 from kvarn.fleet.supervision.restart import keep_running
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
 from kvarn.replica.spec import ReplicaSpec
@@ -37,11 +37,8 @@ class RayEngine:
         self.pid = place.pid
         self.node = place.node  # Ray's id of the machine
         self.kill = kill
-        self._exited: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def exited(self) -> asyncio.Future[str | None]:
-        return self._exited
+        self.exited: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self.announced: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     def close(self) -> None: ...
 
@@ -78,7 +75,7 @@ class RayLauncher(Launcher):
         if self._task is not None:
             await self._task
 
-    async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
+    async def launch(self, spec: ReplicaSpec, run: int, report: ReportStage = lambda stage: None) -> LaunchedEngine:
         channel = await self._agent()
         name, supervisor = f"{spec.replica}#{run}", free_address(self._host)
         remote = msgspec.structs.replace(
@@ -157,7 +154,7 @@ class RayLauncher(Launcher):
                 env=environment,
             )
         ended = exit_of(process)
-        channel = await Channel.open(own_end, {Ended: self._resolve})
+        channel = await Channel.open(own_end, {Ended: self._resolve, Announced: self._announce})
         connecting = asyncio.create_task(self._connect(channel))
         try:
             return describe_exit(await ended, "the agent that speaks to Ray")
@@ -187,6 +184,11 @@ class RayLauncher(Launcher):
         engine = self.engines.pop(end.name, None)
         if engine is not None and not engine.exited.done():
             engine.exited.set_result(end.reason)
+
+    def _announce(self, announced: Announced) -> None:
+        engine = self.engines.get(announced.name)
+        if engine is not None and not engine.announced.done():
+            engine.announced.set_result(announced.notice_s)
 
     @property
     def agent_pid(self) -> int | None:

@@ -48,6 +48,13 @@ class Launched(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
+class Announced(msgspec.Struct, frozen=True):
+    """Ray drains the machine of an engine process, which it ends in so many seconds."""
+
+    name: str
+    notice_s: float
+
+
 class Ended(msgspec.Struct, frozen=True):
     """An engine process is gone for certain."""
 

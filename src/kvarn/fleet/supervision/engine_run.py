@@ -36,7 +36,7 @@ class RunEnd:
 class EngineRun:
     """Reads the messages of a launched process. Kills it if no heartbeat comes, a step or the start takes too long, or
     a message cannot be read. `on_message` is called with each report of the start, the first heartbeat after a computed
-    step, and the heartbeats of an engine that drains and was `adopted` from an earlier controller."""
+    step, and the heartbeats of an engine that drains and was not told to in this run's time."""
 
     def __init__(
         self,
@@ -119,7 +119,8 @@ class EngineRun:
             case Heartbeat():
                 self._busy_s, self._unheard_s = message.busy_s, message.unheard_s
                 self._start.heard(message.work)
-                if (message.draining and self._adopted) or (message.step and not self._has_answered):
+                by_itself = message.draining and not isinstance(self._command, Drain | Stop)
+                if by_itself or (message.step and not self._has_answered):
                     self._has_answered = self._has_answered or message.step > 0
                     self._on_message(message)
             case Warm() if self._state != "warm":

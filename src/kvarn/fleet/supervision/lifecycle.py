@@ -51,6 +51,8 @@ class LifecycleTimeouts:
     """Limit for weights to leave the GPU."""
     stop_s: float = 2.0  # between the instruction to stop and the kill
     kill_again_s: float = 2.0
+    hand_over_s: float = 4.0
+    """From the end of a drain to the announced end of its machine: requests that are left move to another replica."""
     backoff_s: float = 0.5
     """The first pause before a restart; see `RestartPauses`."""
     max_backoff_s: float = 30.0
@@ -66,8 +68,9 @@ class ReplicaLifecycle:
         self.run = last_run
         self.reason = ""
         self.wake_at: float | None = None
-        self.was_found_draining = False
-        """It was adopted from a controller that had told it to end; none of its processes follows."""
+        self.drains_by_itself = False
+        """It drains, and its controller has not told it to: an earlier one has, or its machine ends it. None of its
+        processes follows."""
         self.in_pool = in_pool
         """It waits to be activated, or will: it was started to be warm, or put to sleep, and not activated since."""
         self._times = times
@@ -170,8 +173,22 @@ class ReplicaLifecycle:
         """A run that was adopted drains already: it is left to end, and no other follows."""
         if run != self.run or self.state is not ReplicaState.STARTING:
             return []
-        self.state, self.was_found_draining = ReplicaState.DRAINING, True
+        self.state, self.drains_by_itself = ReplicaState.DRAINING, True
         return self._done([])
+
+    def announced(self, run: int, notice_s: float, now: float) -> list[Command]:
+        """The machine of a run ends it in `notice_s` seconds. One that takes requests drains, and ends early enough for
+        what is left to go on with another replica; one that does not is started elsewhere."""
+        if run != self.run or not self.has_run or self.state in (ReplicaState.STOPPING, ReplicaState.GONE):
+            return []
+        ends_at = now + max(0.0, notice_s - self._times.hand_over_s)
+        if self.state is ReplicaState.DRAINING:
+            self._deadline = ends_at if self._deadline is None else min(self._deadline, ends_at)
+            return self._done([])
+        if self.state is not ReplicaState.READY:
+            return self.lost(run, "its machine ends", now)
+        self.state, self.drains_by_itself, self._deadline = ReplicaState.DRAINING, True, ends_at
+        return self._done([Command(CommandKind.DRAIN, run)])
 
     def lost(self, run: int, reason: str, now: float) -> list[Command]:
         """A run is silent, hangs, or breaks its promises; its process may still be there."""

@@ -214,6 +214,8 @@ class EngineSupervisor:
                     run.send(Stop())
                 case CommandKind.KILL if engine is not None:
                     engine.kill()
+                case CommandKind.KILL:
+                    self._launcher.give_up(self.status.replica, command.run)
         self._woken.set()
 
     def _spawn(self, work: Any) -> None:
@@ -225,12 +227,19 @@ class EngineSupervisor:
         try:
             engine, self._launched = self._launched, None
             spec = msgspec.structs.replace(self.spec, warm=self.lifecycle.in_pool)
-            engine = self._engines[run] = engine or await self._launcher.launch(spec, run)
+            engine = self._engines[run] = engine or await self._launcher.launch(
+                spec, run, lambda stage: self._launch_waits(run, stage)
+            )
         except (OSError, LaunchError) as error:
             self._ended(run, f"the engine process cannot be started: {error}")
             return
         self._do(self.lifecycle.launched(run, self._now()))
         await self._follow(run, engine)
+
+    def _launch_waits(self, run: int, stage: str) -> None:
+        if run == self.lifecycle.run and self.lifecycle.state is ReplicaState.PENDING:
+            log.info("the engine's launch waits", extra=self._names | {"reason": stage})
+            self._update(state=ReplicaState.STARTING, stage=stage)
 
     async def _follow(self, run: int, engine: LaunchedEngine, *, adopted: bool = False) -> None:
         before = self.status
@@ -245,6 +254,7 @@ class EngineSupervisor:
                     endpoint=engine.endpoint,
                 )
             )
+        engine.announced.add_done_callback(lambda announced: self._announced(run, announced))
         try:
             followed = self._runs[run] = EngineRun(
                 engine, self._config, lambda message: self._on_message(run, message), self._clock, adopted=adopted
@@ -317,10 +327,24 @@ class EngineSupervisor:
                 self._became_ready(run, message.card)
 
     def _found_draining(self, run: int) -> None:
-        known = self.lifecycle.was_found_draining
+        """An engine drains that this controller has not told to. One that was ready is replaced when it has ended: it
+        was told by SIGTERM."""
+        if self.lifecycle.state is ReplicaState.READY and self.status.state is ReplicaState.READY:
+            log.warning("the engine was told to end, and drains", extra=self._names | {"pid": self.pid})
+            self._update(state=ReplicaState.DRAINING, stage="drain")
+        known = self.lifecycle.drains_by_itself
         self._do(self.lifecycle.found_draining(run))
-        if self.lifecycle.was_found_draining and not known:  # else this controller has told it
+        if self.lifecycle.drains_by_itself and not known:
             self._down("an earlier controller had told the engine to end")
+
+    def _announced(self, run: int, announced: asyncio.Future[float]) -> None:
+        if announced.cancelled():
+            return
+        notice_s = announced.result()
+        log.warning("the engine's machine ends it", extra=self._names | {"run": run, "notice_s": notice_s})
+        self._do(self.lifecycle.announced(run, notice_s, self._now()))
+        if run == self.lifecycle.run and self.lifecycle.state is ReplicaState.DOWN:
+            self._report_end(run, self.lifecycle.reason)
 
     def _waits(self, what: str) -> None:
         log.info(what, extra=self._names | {"pid": self.pid})

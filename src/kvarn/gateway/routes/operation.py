@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from fastapi import Request
 from starlette.responses import PlainTextResponse, Response
@@ -132,22 +132,26 @@ async def health() -> Health:
 
 
 @router.get("/ready", summary="Whether every model takes requests", responses=_NOT_READY)
-async def ready(gateway: GatewayDep) -> Annotated[Response, Readiness]:
+async def ready(
+    request: Request, gateway: GatewayDep, models: Literal["all", "any"] = "all"
+) -> Annotated[Response, Readiness]:
     """Answer 200 when all models are ready, else 503 with the progress of each: send traffic when this succeeds. Models
-    that are to have no replicas now are not waited for. A gateway that stands by is not ready.
+    that are to have no replicas now, or have them on spot capacity for the batch tier, are not waited for. A gateway
+    that stands by or is being stopped is not ready. `models=any`: one model that is ready is enough, for gateways in
+    front of many.
 
     `database` is `up`, `read_only` or `away`. Answers are given without it, so it makes no server less ready.
     """
-    models = list(gateway.models)
-    all_ready = (
-        all(model.ready or not model.replicas for model in models) and not gateway.catalog.held_requests.is_standby
-    )
+    may_miss = [not model.replicas or model.config.spot == "batch" for model in gateway.models]
+    taken = [model.ready or missing for model, missing in zip(gateway.models, may_miss, strict=True)]
+    is_away = gateway.catalog.held_requests.is_standby or request.app.state.stopping.is_set()
+    is_ready = (all if models == "all" else any)(taken) and not is_away
     answer: Readiness = {
-        "status": "ready" if all_ready else "not_ready",
-        "models": {model.name: _state(model, gateway.control.monitor) for model in models},
+        "status": "ready" if is_ready else "not_ready",
+        "models": {model.name: _state(model, gateway.control.monitor) for model in gateway.models},
         "database": str(gateway.store.health.state),
     }
-    return json_response(answer, 200 if all_ready else 503)
+    return json_response(answer, 200 if is_ready else 503)
 
 
 def _state(model: ServedModel, monitor: QualityMonitor | None) -> ModelState:

@@ -1,0 +1,1 @@
+"""Engine processes as pods of a Kubernetes cluster."""

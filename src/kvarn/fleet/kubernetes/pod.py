@@ -1,0 +1,37 @@
+"""The first process of an engine's pod: `python -m kvarn.fleet.kubernetes.pod`. It starts the engine process, passes
+SIGTERM on to it, which then drains, and ends as it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from kvarn.fleet.kubernetes.manifest import ADDRESS_VARIABLE, ENGINE_VARIABLE, EngineKeys, PodArguments
+from kvarn.fleet.launch.engine_process import EngineProcess
+from kvarn.fleet.launch.remote import with_local_checkpoint
+from kvarn.replica.endpoint import tcp_address
+
+_SIGNALLED = 128
+
+
+def main() -> int:
+    told = msgspec.json.decode(os.environ.pop(ENGINE_VARIABLE), type=PodArguments)
+    keys = EngineKeys(Path(told.key_file).read_bytes().strip()).of(told.name).for_engine()
+    process = EngineProcess.spawn(told.spec.factory.partition(":")[0])
+    signal.signal(signal.SIGTERM, lambda number, _: process.popen.send_signal(number))
+    address = tcp_address(os.environ[ADDRESS_VARIABLE], told.port)
+    endpoint = msgspec.structs.replace(told.spec.endpoint, engine=address, keys=keys)
+    spec = with_local_checkpoint(told.spec)
+    spec = msgspec.structs.replace(spec, endpoint=endpoint, spawned_at=process.spawned_at)
+    process.start(msgspec.json.encode(spec))
+    status = process.popen.wait()
+    process.close()
+    return status if status >= 0 else _SIGNALLED - status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
