@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from kvarn.config.plain_yaml import PlainLoader
+
 ConfigPath = Annotated[
     Path | None, typer.Option("--config", "-c", help="YAML file; see docs/reference/configuration.md.")
 ]
@@ -167,5 +169,5 @@ def read_settings(texts: Sequence[str] | None, option: str) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals:
             raise typer.BadParameter(f"{text!r}: write it as SETTING=VALUE", param_hint=option)
-        found[name] = yaml.safe_load(value)
+        found[name] = yaml.load(value, PlainLoader)
     return found
