@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
 
 import yaml
 
@@ -16,10 +15,9 @@ class PlainLoader(yaml.SafeLoader):
     Fields that are true or false take `yes` and `on` all the same: pydantic reads them.
     """
 
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, form) for tag, form in resolvers if tag not in (_BOOL, _DATE)]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
 
-
+PlainLoader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in resolvers if tag not in (_BOOL, _DATE)]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 PlainLoader.add_implicit_resolver(_BOOL, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
