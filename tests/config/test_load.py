@@ -150,16 +150,3 @@ def test_prices_of_external_models_hold_where_metering_has_none(tmp_path: Path) 
     (tmp_path / "kvarn.yaml").write_text(f"models: [{models}]\n{metering}")
     prices = {each.model: each.input_per_million for each in load_config(tmp_path / "kvarn.yaml").prices}
     assert prices == {"a": 9, "b": 2}
-
-
-def test_on_and_dates_are_read_as_they_are_written(tmp_path: Path) -> None:
-    path = write(
-        tmp_path,
-        "models: [{name: a, path: kvarn-demo, fallback: [{model: b, on: [error]}]}, {name: b, path: kvarn-demo}]\n"
-        "metering: {prices: [{model: a, since: 2026-01-01, input_per_million: 1}]}\n"
-        "batches: {enabled: no}\nquality: {enabled: on}\n",
-    )
-    config = load_config(path)
-    assert config.models[0].fallback[0].on == ("error",)
-    assert str(config.metering.prices[0].since) == "2026-01-01"
-    assert config.batches.enabled is False and config.quality.enabled is True
