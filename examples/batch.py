@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 
 from openai import OpenAI
@@ -15,7 +16,7 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--model", default="kvarn-demo")
     options = parser.parse_args()
-    client = OpenAI(base_url=options.url, api_key="none")
+    client = OpenAI(base_url=options.url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
     lines = []
     for number, question in enumerate(options.questions):
         body = {"model": options.model, "messages": [{"role": "user", "content": question}]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from openai import OpenAI
 
@@ -13,7 +14,7 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--model", default="kvarn-demo")
     options = parser.parse_args()
-    client = OpenAI(base_url=options.url, api_key="none")
+    client = OpenAI(base_url=options.url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
     messages = [{"role": "user", "content": options.question}]
     stream = client.chat.completions.create(model=options.model, messages=messages, stream=True)
     for chunk in stream:

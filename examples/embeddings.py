@@ -6,6 +6,7 @@ The server must serve an embedding model: `kvarn serve --model chat=kvarn-demo -
 from __future__ import annotations
 
 import argparse
+import os
 
 from openai import OpenAI
 
@@ -17,7 +18,7 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--model", default="embed")
     options = parser.parse_args()
-    client = OpenAI(base_url=options.url, api_key="none")
+    client = OpenAI(base_url=options.url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
     answer = client.embeddings.create(model=options.model, input=[options.query, *options.texts])
     query, *vectors = [entry.embedding for entry in answer.data]
     scores = [sum(a * b for a, b in zip(query, vector, strict=True)) for vector in vectors]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 
 from openai import OpenAI
 
@@ -27,7 +28,7 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--model", default="kvarn-demo")
     options = parser.parse_args()
-    client = OpenAI(base_url=options.url, api_key="none")
+    client = OpenAI(base_url=options.url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
     messages = [{"role": "user", "content": options.question}]
     message = client.chat.completions.create(model=options.model, messages=messages, tools=[TOOL]).choices[0].message
     messages.append(message.to_dict())
@@ -35,7 +36,7 @@ def main() -> None:
         result = get_weather(**json.loads(call.function.arguments))
         print(f"called {call.function.name}({call.function.arguments}): {result}")
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    answer = client.chat.completions.create(model=options.model, messages=messages, tools=[TOOL])
+    answer = client.chat.completions.create(model=options.model, messages=messages, tools=[TOOL], tool_choice="none")
     print(answer.choices[0].message.content)
 
 

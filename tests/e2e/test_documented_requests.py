@@ -48,13 +48,14 @@ def test_the_requests_of_a_page_are_answered(server, page: Path, tmp_path: Path)
         ids |= _ids(done.stdout)
 
 
-def test_the_program_of_the_first_page_prints_its_answer(server) -> None:
-    text = (ROOT / "docs/start/install.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("page", "printed"), [("start/install.md", "42"), ("guides/structured_output.md", "born=")])
+def test_the_program_of_a_page_prints_its_answer(server, page: str, printed: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     (program,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     done = subprocess.run(
         [sys.executable, "-c", HOST.sub(server.url, program)], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0 and "42" in done.stdout, done.stderr
+    assert done.returncode == 0 and printed in done.stdout, done.stderr
 
 
 def _ids(answer: str) -> dict[str, str]:
