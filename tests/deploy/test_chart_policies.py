@@ -66,7 +66,11 @@ BREAKAGES: list[tuple[str, str, Breakage]] = [
     ("ports_agree", "default", lambda r: _container(r)["ports"][0].update(containerPort=80)),
     ("ports_agree", "tls", lambda r: _container(r)["livenessProbe"]["httpGet"].pop("scheme")),
     ("ports_agree", "default", lambda r: _first("Service", r)["spec"]["ports"][0].update(targetPort="https")),
-    ("a_pod_leaves_before_it_is_told_to_stop", "default", lambda r: _container(r).pop("lifecycle")),
+    (
+        "a_server_that_is_stopped_answers_until_nobody_asks",
+        "default",
+        lambda r: _first("ConfigMap", r)["data"].update({"kvarn.yaml": "gateway: {port: 8000}"}),
+    ),
     ("running_requests_may_finish", "default", lambda r: _pod(r).update(terminationGracePeriodSeconds=30)),
     ("evictions_take_one_pod_at_a_time_and_never_none", "groups", lambda r: _without("PodDisruptionBudget", r)),
     (

@@ -51,8 +51,9 @@ def test_kvarn_takes_the_configuration_and_looks_for_engines_on_the_cluster(tmp_
     config = load_config(file)
     assert config.fleet.launcher == "ray" and config.gateway.port == 8000
     pod = GROUPS["gateway"]["template"]["spec"]
-    leave_s = _container(GROUPS["gateway"])["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert pod["terminationGracePeriodSeconds"] >= leave_s + config.gateway.drain_timeout_s + 15
+    assert config.gateway.shutdown_delay_s >= 5
+    needed_s = config.gateway.shutdown_delay_s + config.gateway.drain_timeout_s + 15
+    assert pod["terminationGracePeriodSeconds"] >= needed_s
 
 
 def test_ray_is_the_release_that_kvarn_is_tested_against() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SITE = "kvarn/gateway/site/"
 BUILD = (
     "import sys; from scikit_build_core.build import build_wheel; "
     "build_wheel(sys.argv[1], {'wheel.cmake': 'false', 'wheel.py-api': 'py3'})"
@@ -32,7 +33,8 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
     found = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=False)
     if found.returncode != 0:
         pytest.skip("no git repository: nothing says which files there should be")
-    files = {name for name in wheel.namelist() if ".dist-info/" not in name and not name.startswith("kvarn/deploy/")}
+    others = ("kvarn/deploy/", SITE)
+    files = {name for name in wheel.namelist() if ".dist-info/" not in name and not name.startswith(others)}
     assert files == {name.removeprefix("src/") for name in found.stdout.splitlines() if (ROOT / name).exists()}
 
 
@@ -52,6 +54,13 @@ def test_the_wheel_holds_what_a_server_reads_when_it_runs(wheel):
     ):
         assert f"kvarn/{name}" in files
     assert any(name.startswith("kvarn/gateway/console/static/assets/") for name in files)
+
+
+def test_the_wheel_holds_the_documentation_where_it_was_built(wheel):
+    built = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src" / SITE).rglob("*") if path.is_file()}
+    if not built:
+        pytest.skip("the documentation is not built: `make site`")
+    assert built == {name for name in wheel.namelist() if name.startswith(SITE)}
 
 
 def test_the_wheel_says_what_it_is(wheel):

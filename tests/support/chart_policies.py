@@ -8,11 +8,9 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import get_args
 from unittest.mock import patch
 
 from chart import Object, Rendered, name_of
-from kvarn.config.fleet import FleetConfig
 from kvarn.config.load import ConfigError, load_config
 from kvarn.gateway.middleware import PROBES
 from kvarn.gateway.routes.operation import router
@@ -140,18 +138,19 @@ def ports_agree(rendered: Rendered) -> Iterator[str]:
 
 
 @policy
-def a_pod_leaves_before_it_is_told_to_stop(rendered: Rendered) -> Iterator[str]:
-    for workload, _, container in rendered.containers():
-        seconds = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+def a_server_that_is_stopped_answers_until_nobody_asks(rendered: Rendered) -> Iterator[str]:
+    """Services hear late that a pod ends."""
+    for workload in rendered.workloads():
+        seconds = rendered.settings(workload)["gateway"].get("shutdown_delay_s", 0)
         if seconds < _MIN_LEAVE_S:
             yield f"{name_of(workload)} stops after {seconds} s, while requests still come"
 
 
 @policy
 def running_requests_may_finish(rendered: Rendered) -> Iterator[str]:
-    for workload, pod, container in rendered.containers():
-        leave_s = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-        needed = leave_s + math.ceil(rendered.settings(workload)["gateway"]["drain_timeout_s"]) + _STOP_S
+    for workload, pod, _ in rendered.containers():
+        settings = rendered.settings(workload)["gateway"]
+        needed = math.ceil(settings.get("shutdown_delay_s", 0) + settings["drain_timeout_s"]) + _STOP_S
         if pod.get("terminationGracePeriodSeconds", 30) < needed:
             yield f"{name_of(workload)} is killed before it has drained, which takes {needed} s"
 
@@ -187,11 +186,6 @@ def secrets_are_files(rendered: Rendered) -> Iterator[str]:
 def kvarn_takes_the_configuration(rendered: Rendered) -> Iterator[str]:
     """File and environment, with secrets that are there: each name is a setting, each value one that it may have."""
     for workload, pod, container in rendered.containers():
-        settings = rendered.settings(workload)
-        if settings.get("fleet", {}).get("launcher", "local") not in get_args(
-            FleetConfig.model_fields["launcher"].annotation
-        ):
-            continue
         with tempfile.TemporaryDirectory() as directory:
             environment = dict(_environment(container, Path(directory)))
             file = Path(directory) / "kvarn.yaml"

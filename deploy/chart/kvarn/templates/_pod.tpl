@@ -21,7 +21,7 @@ spec:
   serviceAccountName: {{ include "kvarn.serviceAccount" .root }}
   automountServiceAccountToken: {{ eq $values.launcher "kubernetes" }}
   enableServiceLinks: false
-  terminationGracePeriodSeconds: {{ add $values.leaveSeconds (ceil $settings.gateway.drain_timeout_s) 30 }}
+  terminationGracePeriodSeconds: {{ add (ceil $settings.gateway.shutdown_delay_s) (ceil $settings.gateway.drain_timeout_s) 30 }}
   {{- with $values.image.pullSecrets }}
   imagePullSecrets:
     {{- toYaml . | nindent 4 }}
@@ -104,10 +104,6 @@ spec:
         periodSeconds: 5
         timeoutSeconds: 5
         failureThreshold: 3
-      lifecycle:
-        preStop:
-          sleep:
-            seconds: {{ $values.leaveSeconds }}
       resources:
         {{- toYaml .resources | nindent 8 }}
       securityContext:

@@ -2,7 +2,7 @@
 {{- define "kvarn.base" -}}
 data_dir: /data
 log_format: json
-gateway: {host: 0.0.0.0, port: 8000, drain_timeout_s: 120}
+gateway: {host: 0.0.0.0, port: 8000, shutdown_delay_s: 10, drain_timeout_s: 120}
 {{- end }}
 
 {{/* Settings of a server with the models of a pool; takes {root, pool}. With autoscaling each model's need is measured,
@@ -35,7 +35,7 @@ though its pod keeps one replica of it: pods are what follows the load. */}}
 {{- range $server.models }}{{ $models = append $models (omit . "aliases" "fallback" "load_shedding" "timeouts" "breaker") }}{{ end -}}
 {{- $own := pick $server "data_dir" "log_format" "log_level" "replica" "slo" "quality" -}}
 {{- $_ := set $own "models" $models -}}
-{{- $_ := set $own "gateway" (pick $server.gateway "host" "port" "drain_timeout_s") -}}
+{{- $_ := set $own "gateway" (pick $server.gateway "host" "port" "shutdown_delay_s" "drain_timeout_s") -}}
 {{- $_ := set $own "console" (dict "enabled" false) -}}
 {{- $_ := set $own "traces" (dict "kept" (dict "enabled" false)) -}}
 {{- toYaml $own -}}
