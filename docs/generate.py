@@ -26,7 +26,7 @@ GRAFANA = "deploy/grafana"
 INTRODUCTION = """\
 # Configuration reference
 
-Generated from `src/kvarn/config/` by `make docs`; do not edit by hand.
+<!-- Generated from src/kvarn/config/ by `make docs`; do not edit by hand. -->
 
 Kvarn needs no configuration: `kvarn serve` starts with the defaults below. Sources, later over earlier: a YAML
 file (`kvarn serve --config kvarn.yaml`), environment variables (`KVARN_GATEWAY__PORT=9000` is `gateway.port`), flags.
@@ -135,9 +135,9 @@ def configuration_page() -> str:
 RUNBOOK = """\
 # Runbook of the alerts
 
-Generated from `src/kvarn/observe/alerts/rules.py` by `make docs`; do not edit by hand.
+<!-- Generated from src/kvarn/observe/alerts/rules.py by `make docs`; do not edit by hand. -->
 
-One section an alert; the links of notifications lead here. [Monitoring](monitoring.md) tells how alerts reach you.
+Each alert has a section; the links of notifications lead here. [Monitoring](monitoring.md) tells how alerts reach you.
 P1: users are hurt now. P2: a part is lost, or users will be hurt. P3: this week.
 """
 

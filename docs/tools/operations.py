@@ -11,9 +11,10 @@ from kvarn.gateway.app import create_app
 INTRODUCTION = """\
 # Operations
 
-Generated from the server's OpenAPI document by `make docs`; do not edit by hand. A running server has the document
-itself at `/openapi.json`, and a page to try the operations out at `/docs/api`. [HTTP API](api.md) tells what holds for
-all of them.
+<!-- Generated from the server's OpenAPI document by `make docs`; do not edit by hand. -->
+
+Every operation of the server, with its fields. To try them, open `/docs/api` on a running server. `/openapi.json` is
+the document for programs. [HTTP API](api.md) tells what holds for all of them.
 
 Fields in **bold** are needed. A field that is listed may still be refused by name:
 [fields that are not supported](api.md#fields-that-are-not-supported).

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -24,6 +25,7 @@ import httpx
 import pytest
 
 from conditions import lives, until
+from printed_commands import commands_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("buildah", "umoci", "bwrap", "mmdebstrap")
@@ -164,16 +166,17 @@ def test_the_image_is_small_and_says_how_it_is_run(layout: Path, bundle: Path) -
     assert {"torch", "fastapi", "kvarn"} <= {component["name"] for component in bill["components"]}
 
 
-def test_it_serves_and_answers_to_the_end_when_it_is_told_to_stop(start, client: httpx.Client) -> None:
+def test_it_serves_and_answers_to_the_end_when_it_is_told_to_stop(start, client: httpx.Client, port: int) -> None:
     with start() as server:
         _wait(lambda: _is_ready(server, client))
         with start(program="healthcheck") as check:
             assert check.wait(60) == 0
-        asked = {"model": "kvarn-demo", "prompt": "What is Kvarn?", "max_tokens": 8}
-        answer = client.post("/v1/completions", json=asked)
-        assert answer.status_code == 200 and answer.json()["choices"][0]["text"]
-        more = {"max_tokens": 1000, "ignore_eos": True, "stream": True}
-        with client.stream("POST", "/v1/completions", json={**asked, **more}) as stream:
+        page = (ROOT / "docs/start/docker.md").read_text().replace("localhost:8000", f"127.0.0.1:{port}")
+        (command,) = [command for command in commands_of(page) if command.startswith("curl ")]
+        answer = subprocess.check_output([*shlex.split(command.replace("$KEY", KEY)), "--silent", "--fail"])
+        assert json.loads(answer)["choices"][0]["message"]["content"]
+        long = {"model": "kvarn-demo", "prompt": "What is Kvarn?", "max_tokens": 1000, "ignore_eos": True}
+        with client.stream("POST", "/v1/completions", json={**long, "stream": True}) as stream:
             lines = stream.iter_lines()
             next(lines)
             (first, *_) = _children(server.pid)

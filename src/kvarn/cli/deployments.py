@@ -15,6 +15,7 @@ from kvarn.cli.client import ClientError, Server, one_line_errors
 from kvarn.cli.output import EXIT_FAILED, show, stop
 from kvarn.cli.values import read_settings, set_value
 from kvarn.clock import SYSTEM_CLOCK
+from kvarn.config.yaml import parse_yaml
 
 _COLUMNS = ("model", "version", "replicas", "ready", "state", "problem")
 _PATH = "organization/deployments"
@@ -194,7 +195,7 @@ def _read(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        found = parse_yaml(file.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise typer.BadParameter(f"{file} cannot be read: {error}", param_hint="--file") from None
     if not isinstance(found, dict):

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
+
+from kvarn.config.yaml import parse_yaml
 
 ConfigPath = Annotated[
     Path | None, typer.Option("--config", "-c", help="YAML file; see docs/reference/configuration.md.")
@@ -167,5 +168,5 @@ def read_settings(texts: Sequence[str] | None, option: str) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals:
             raise typer.BadParameter(f"{text!r}: write it as SETTING=VALUE", param_hint=option)
-        found[name] = yaml.safe_load(value)
+        found[name] = parse_yaml(value)
     return found

@@ -15,6 +15,7 @@ from kvarn.config.environment import read_environment
 from kvarn.config.extras import missing_extra_of
 from kvarn.config.schema import KvarnConfig
 from kvarn.config.setting_files import read_setting
+from kvarn.config.yaml import YamlLoader
 
 
 class ConfigError(ValueError):
@@ -24,7 +25,7 @@ class ConfigError(ValueError):
 _log = logging.getLogger(__name__)
 
 
-class _YamlLoader(yaml.SafeLoader):
+class _YamlLoader(YamlLoader):
     """YAML in which `!file PATH` stands for the content of a file."""
 
     warn: Callable[[str], None] = _log.warning
