@@ -38,7 +38,6 @@ IGNORE_THE_QUERY = {
     "operation.load",
     "operation.favicon",
     "operation.metrics",
-    "operation.ready",
     "operation.root",
     "operation.version",
     "messages.count_message_tokens",

@@ -14,6 +14,7 @@ from kvarn.catalog.models import ServedModel
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.openapi import json_router
+from kvarn.gateway.query import CHECKED, QueryModel
 from kvarn.observe.exposition import page
 from kvarn.observe.merge import read_families
 from kvarn.quality.monitor import QualityMonitor
@@ -131,10 +132,12 @@ async def health() -> Health:
     return {"status": "ok"}
 
 
-@router.get("/ready", summary="Whether every model takes requests", responses=_NOT_READY)
-async def ready(
-    request: Request, gateway: GatewayDep, models: Literal["all", "any"] = "all"
-) -> Annotated[Response, Readiness]:
+class ReadyQuery(QueryModel):
+    models: Literal["all", "any"] = "all"
+
+
+@router.get("/ready", summary="Whether every model takes requests", responses=_NOT_READY, dependencies=CHECKED)
+async def ready(request: Request, gateway: GatewayDep, query: ReadyQuery) -> Annotated[Response, Readiness]:
     """Answer 200 when all models are ready, else 503 with the progress of each: send traffic when this succeeds. Models
     that are to have no replicas now, or have them on spot capacity for the batch tier, are not waited for. A gateway
     that stands by or is being stopped is not ready. `models=any`: one model that is ready is enough, for gateways in
@@ -145,7 +148,7 @@ async def ready(
     may_miss = [not model.replicas or model.config.spot == "batch" for model in gateway.models]
     taken = [model.ready or missing for model, missing in zip(gateway.models, may_miss, strict=True)]
     is_away = gateway.catalog.held_requests.is_standby or request.app.state.stopping.is_set()
-    is_ready = (all if models == "all" else any)(taken) and not is_away
+    is_ready = (all if query.models == "all" else any)(taken) and not is_away
     answer: Readiness = {
         "status": "ready" if is_ready else "not_ready",
         "models": {model.name: _state(model, gateway.control.monitor) for model in gateway.models},
