@@ -270,6 +270,13 @@ async def test_a_database_that_is_missing_is_not_made(tmp_path: Path) -> None:
     assert list_files(tmp_path) == []
 
 
+async def test_a_database_without_a_schema_is_nothing_to_back_up(empty: Store, tmp_path: Path) -> None:
+    async with empty.migrating():  # a file of SQLite is made when it is opened
+        pass
+    with pytest.raises(StoreError, match="no schema"):
+        await make_backup(empty, tmp_path / "backup.tar", prompt_keys=tmp_path / "none")
+
+
 async def test_a_failed_backup_leaves_no_file(
     sqlite_file: URL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,16 +90,12 @@ def test_contents_are_moved(configured, kvarn_inside, tmp_path: Path) -> None:
 
 
 def test_the_command_of_the_timer_makes_a_file_of_the_day(tmp_path: Path) -> None:
-    """What systemd runs, with its `%%` replaced as systemd does, and a `kvarn` that only says what it was asked."""
+    """What systemd runs, with its `%%` and `$$` replaced as systemd does, and a `kvarn` that says what it was asked."""
     unit = (DOCS / "operate/backup.md").read_text()
     (line,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
+    line = line.replace("%%", "%").replace("$$", "$").replace("/opt/kvarn/bin/kvarn", str(tmp_path / "kvarn"))
     (tmp_path / "kvarn").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "kvarn").chmod(0o755)
-    run = subprocess.run(
-        shlex.split(line.replace("%%", "%")),
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert re.fullmatch(r"backup /var/backups/kvarn/\d{4}-\d\d-\d\d\.tar\.gz\n", run.stdout)
+    run = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True)
+    wanted = r"backup --config /etc/kvarn/kvarn\.yaml /var/backups/kvarn/\d{4}-\d\d-\d\d\.tar\.gz\n"
+    assert re.fullmatch(wanted, run.stdout)

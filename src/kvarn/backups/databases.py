@@ -44,7 +44,7 @@ async def take_snapshot(store: Store, folder: Path) -> Snapshot:
         copy = Store(store.url.set(database=str(file)), timeout_s=_LONG_S)
         try:
             async with copy.reading() as session:
-                found = Snapshot(file, await state_in(session), await list_blobs(session))
+                found = await _snapshot_of(session, file)
         finally:
             await copy.close()
         await asyncio.to_thread(_close_sqlite, file)
@@ -54,7 +54,12 @@ async def take_snapshot(store: Store, folder: Path) -> Snapshot:
         name = str(await connection.scalar(text("SELECT pg_export_snapshot()")))
         await asyncio.to_thread(postgres.dump, store.url, name, file)
         session = AsyncSession(bind=connection)
-        return Snapshot(file, await state_in(session), await list_blobs(session))
+        return await _snapshot_of(session, file)
+
+
+async def _snapshot_of(session: AsyncSession, file: Path) -> Snapshot:
+    state = await state_in(session)
+    return Snapshot(file, state, await list_blobs(session) if state.version is not None else [])
 
 
 async def load(store: Store, file: Path) -> None:

@@ -102,8 +102,9 @@ async def check(store: Store) -> None:
     state, newest = await read_state(store), head()
     if state.version != newest and not state.is_newer_for(newest):
         raise StoreError(
-            f"the database's schema is at {state.version or 'nothing'}, this Kvarn needs {newest}: "
-            "run `kvarn store upgrade`"
+            f"the database's schema is at {state.version}, this Kvarn needs {newest}: run `kvarn store upgrade`"
+            if state.version is not None
+            else "the database has no schema yet: start the server, or run `kvarn store upgrade`"
         )
     store.is_prepared = True
 
