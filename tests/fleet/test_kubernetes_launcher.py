@@ -21,6 +21,7 @@ from kvarn.config.replica import ReplicaConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.kubernetes.launcher import KubernetesLauncher
 from kvarn.fleet.kubernetes.manifest import EngineKeys, PodArguments, pod_manifest, pod_name
+from kvarn.fleet.kubernetes.objects import Pod
 from kvarn.fleet.placement.packing import GIB, Needs
 from kvarn.fleet.placement.places import LaunchError
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
@@ -252,7 +253,10 @@ async def test_an_image_that_cannot_be_pulled_ends_the_launch_at_once(
     await supervisor.stop()
 
 
-@pytest.mark.parametrize(("status", "message"), [(403, "exceeded quota: gpus"), (404, "namespace not found")])
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(403, "exceeded quota: gpus"), (404, "namespace not found"), (409, "quota was modified")],
+)
 async def test_what_the_api_server_refuses_is_told(
     cluster: FakeKubernetes,
     make_launcher: MakeLauncher,
@@ -273,9 +277,11 @@ async def test_image_and_address_are_those_of_the_gateways_own_pod(
 ) -> None:
     monkeypatch.setattr("platform.node", lambda: OWN_POD)
     own = {"metadata": {"name": OWN_POD, "labels": {}}, "spec": {"containers": [{"image": "own:7"}]}}
+    own["spec"]["imagePullSecrets"] = [{"name": "registry"}]
     cluster.pods[OWN_POD] = own | {"status": {"phase": "Running", "podIP": "127.0.0.1"}}
     name, engine = await launched(cluster, make_launcher(image=None, listen_address=None), spec())
     assert cluster.pods[name]["spec"]["containers"][0]["image"] == "own:7"
+    assert cluster.pods[name]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
     assert engine.supervisor.startswith("tcp://127.0.0.1:")
 
 
@@ -309,12 +315,50 @@ async def test_a_killed_engine_is_gone_when_its_node_says_so(
     await asyncio.wait_for(engine.exited, 60)
 
 
+async def test_an_engine_whose_pod_went_unnoticed_is_gone_once_it_is_killed(
+    cluster: FakeKubernetes, make_launcher: MakeLauncher, spec: Callable[..., ReplicaSpec]
+) -> None:
+    name, engine = await launched(cluster, make_launcher(), spec())
+    del cluster.pods[name]
+    engine.kill()
+    assert await asyncio.wait_for(engine.exited, 60) == "its pod is gone"
+
+
+async def test_a_pod_that_could_not_be_deleted_is_deleted_later(
+    cluster: FakeKubernetes, make_launcher: MakeLauncher, spec: Callable[..., ReplicaSpec], caplog: Any
+) -> None:
+    name, engine = await launched(cluster, make_launcher(), spec())
+    cluster.refuses_deletes = True
+    engine.kill()
+    await until(lambda: "cannot be deleted" in caplog.text)
+    cluster.refuses_deletes = False
+    await until(lambda: "deletionTimestamp" in cluster.pods[name]["metadata"])
+
+
+async def test_a_pod_that_was_made_though_the_answer_was_lost_is_deleted(
+    cluster: FakeKubernetes, make_launcher: MakeLauncher, spec: Callable[..., ReplicaSpec]
+) -> None:
+    launcher = make_launcher()
+    await until(lambda: "watch" in cluster.verbs)
+    cluster.loses_answers = True
+    with pytest.raises(LaunchError, match="timed out"):
+        await launcher.launch(spec(), 1)
+    await until(lambda: "delete" in cluster.verbs and not cluster.pods)
+
+
 async def test_an_eviction_is_announced_with_its_notice(
     cluster: FakeKubernetes, make_launcher: MakeLauncher, spec: Callable[..., ReplicaSpec]
 ) -> None:
     name, engine = await launched(cluster, make_launcher(), spec())
-    cluster.announce_end(name, 30)
-    assert await asyncio.wait_for(engine.announced, 60) == 30
+    cluster.announce_end(name, 3000)
+    assert 2900 < await asyncio.wait_for(engine.announced, 60) <= 3000
+
+
+def test_the_notice_of_a_pod_that_was_told_earlier_is_what_is_left_of_it() -> None:
+    told = {"deletionTimestamp": "1970-01-01T00:01:40Z", "deletionGracePeriodSeconds": 60}
+    pod = msgspec.convert({"metadata": told}, Pod)
+    assert [pod.notice_s(now) for now in (40, 70, 200)] == [60, 30, 0]
+    assert pod.notice_s(0) == 60, "the API server's clock may be ahead"
 
 
 async def test_a_gateway_takes_over_its_own_pods_and_no_others_and_removes_what_is_left(
