@@ -57,6 +57,9 @@ class KubernetesConfig(Section):
     gpu_resource: str = Field("nvidia.com/gpu", min_length=1)
     """Name of the resource that stands for a GPU."""
 
+    runtime_class: str | None = Field(None, min_length=1)
+    """Runtime class of the pods, such as `nvidia`."""
+
     node_selector: dict[str, str] = Field(default_factory=dict)
     """Labels of the nodes that engines may run on."""
 

@@ -121,6 +121,7 @@ def pod_manifest(
             "annotations": {REPLICA: spec.replica, RUN: str(run)},
         },
         "spec": {
+            **({} if config.runtime_class is None else {"runtimeClassName": config.runtime_class}),
             "restartPolicy": "Never",
             "serviceAccountName": config.service_account,
             "automountServiceAccountToken": False,
