@@ -199,7 +199,7 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
         access_log=False,  # the gateway writes its own line, with model and request id
         log_config=None,  # logging belongs to the process, not to the server
         proxy_headers=bool(config.forwarded_allow_ips),
-        forwarded_allow_ips=list(config.forwarded_allow_ips),
+        forwarded_allow_ips="*" if "*" in config.forwarded_allow_ips else list(config.forwarded_allow_ips),
         server_header=False,
         ssl_certfile=config.ssl_certfile,
         ssl_keyfile=config.ssl_keyfile,

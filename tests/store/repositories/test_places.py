@@ -165,7 +165,7 @@ def test_the_folder_beside_sqlite_is_an_old_place_once_there_is_another(tmp_path
 
 def test_a_place_cannot_be_the_new_and_the_old_one(tmp_path: Path) -> None:
     (tmp_path / "kvarn.yaml").write_text("store: {blobs: /srv, old_blobs: [/srv]}")
-    with pytest.raises(ConfigError, match="which is blobs: leave it out"):
+    with pytest.raises(ConfigError, match="the place that blobs names: leave it out"):
         load_config(tmp_path / "kvarn.yaml")
     config = KvarnConfig.model_validate(
         {"store": {"url": f"sqlite:///{tmp_path}/k.db", "old_blobs": [str(tmp_path / "a")]}}
