@@ -80,16 +80,6 @@ def inverted_sentences() -> list[str]:
     return found
 
 
-def missing_pages() -> list[str]:
-    """Pages that programs name and that are not there."""
-    found = []
-    for path in sorted(each for folder in ("src", "deploy") for each in (ROOT / folder).rglob("*.*")):
-        if path.suffix in {".py", ".yaml", ".yml", ".service", ".html"}:
-            named = set(re.findall(r"\bdocs/[\w/]+\.md\b", path.read_text(encoding="utf-8")))
-            found += [f"{path.relative_to(ROOT)}: {page} is not there" for page in named if not (ROOT / page).exists()]
-    return found
-
-
 def loop_times() -> list[str]:
     """Reads of an event loop's time: a clock is taken instead (ruff bans those of the module `time`)."""
     found = []
@@ -155,7 +145,7 @@ def known_words() -> set[str]:
 def main() -> int:
     """Print what is wrong; 1 if anything is."""
     problems = long_files() + broken_links() + pages_out_of_the_way() + inverted_sentences()
-    problems += source_in_user_pages() + missing_pages() + loop_times() + unclear_openings()
+    problems += source_in_user_pages() + loop_times() + unclear_openings()
     problems += unknown_words(public_names(), known_words())
     generated = subprocess.run([sys.executable, str(ROOT / "docs/generate.py"), "--check"], check=False)
     for problem in problems:

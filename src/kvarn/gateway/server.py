@@ -158,7 +158,8 @@ class Certificate:
         self._seen = files
         try:
             for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._context):  # a failed load spoils a context
-                context.load_cert_chain(str(self._config.ssl_certfile), self._config.ssl_keyfile)
+                # Without a password OpenSSL would ask for that of a sealed key at the terminal, and all would wait.
+                context.load_cert_chain(str(self._config.ssl_certfile), self._config.ssl_keyfile, password="")
         except OSError as error:
             _log.error("%s; the one before it is used", _unusable(self._config, error))
         else:
