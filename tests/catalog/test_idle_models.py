@@ -50,6 +50,8 @@ async def test_a_golden_prompt_that_runs_at_each_look_keeps_no_replica(
         await autoscaling.look()
     assert autoscaling.count(Desired(model), 1) == replicas
     assert gateway.metrics.registry.get_sample_value("kvarn_replicas_needed", {"model": model.name}) == 0
+    autoscaling.forget()
+    assert gateway.metrics.registry.get_sample_value("kvarn_replicas_needed", {"model": model.name}) is None
     probe.cancel()
     await asyncio.gather(probe, return_exceptions=True)
     assert gateway.control.monitor.asked(name) == 0

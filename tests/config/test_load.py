@@ -104,6 +104,7 @@ def test_a_fallback_that_would_never_answer_is_refused(tmp_path: Path) -> None:
 
 
 FAR = "{name: far, external: {base_url: 'http://x/v1'}}"
+SPOT = "{name: m, path: p, aliases: [n], spot: batch}"
 
 
 @pytest.mark.parametrize(
@@ -127,10 +128,11 @@ FAR = "{name: far, external: {base_url: 'http://x/v1'}}"
         ),
         (f"models: [{FAR}]\nroutes: [{{name: r, targets: [{{model: far, weight: 0}}]}}]", "weight 0"),
         (f"models: [{FAR}]\nroutes: [{{name: r, targets: [{{model: far}}], rules: [{{model: far}}]}}]", "a condition"),
-        (
-            "models: [{name: m, path: p, spot: batch}]\nroutes: [{name: r, targets: [{model: m}]}]",
-            "the batch tier only",
-        ),
+        *[
+            (f"models: [{SPOT}]\nroutes: [{{name: r, targets: [{{model: {name}}}]}}]", f"any request to '{name}'")
+            for name in ("m", "n", "m:adapter")
+        ],
+        (f"models: [{SPOT}, {{name: o, path: p, fallback: m}}]", "the fallback of 'o', 'm', takes the batch tier only"),
         (
             f"models: [{FAR}]\nroutes: [{{name: r, targets: [{{model: far}}], pins: [{{model: far}}]}}]",
             "names one of",

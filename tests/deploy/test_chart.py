@@ -181,6 +181,21 @@ def test_prometheus_knows_the_servers_by_the_job_that_the_rules_are_about() -> N
         assert [each for each in rendered.of("Service") if wanted <= each["metadata"]["labels"].items()]
 
 
+def test_prometheus_takes_a_certificate_that_does_not_name_the_pods_address() -> None:
+    (monitor,) = render_set("tls").of("ServiceMonitor")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["scheme"] == "https" and endpoint["tlsConfig"] == {"insecureSkipVerify": True}
+
+
+def test_engines_that_kvarn_starts_go_where_the_values_say() -> None:
+    values = {"runtimeClassName": "nvidia", "nodeSelector": {"pool": "gpu"}, "tolerations": [{"key": "gpu"}]}
+    rendered = render(merged("launcher.yaml", values))
+    ((workload, pod, _),) = rendered.containers()
+    cluster = rendered.settings(workload)["fleet"]["kubernetes"]
+    assert cluster["runtime_class"] == "nvidia" and cluster["tolerations"] == [{"key": "gpu"}]
+    assert cluster["node_selector"]["pool"] == "gpu" and not pod.keys() & {"runtimeClassName", "nodeSelector"}
+
+
 def test_a_long_name_of_a_release_leaves_room_for_what_is_appended() -> None:
     rendered = render(merged(*GROUPS), release="a-release-with-a-name-of-fifty-three-characters-long")
     assert max(len(name(each)) for each in rendered.objects) <= 52

@@ -152,6 +152,11 @@ def _is_default(path: str) -> bool:
         ({"secret": {"settings": {"store.url": "url"}}}, "secret.existing"),
         ({"secret": {"existing": "a", "create": {"b": "c"}}}, "keep one"),
         ({"config": {"store": {"url": "postgresql://kvarn:secret@db/kvarn"}}}, "secret.settings"),
+        ({"config": {"limits": {"redis_url": "redis://:secret@redis:6379/0"}}}, "secret.settings"),
+        (
+            merged("available.yaml", {"models": [{"name": "Qwen/Qwen3-8B"}], "autoscaling": {"kind": "hpa"}}),
+            "cannot ask for the model",
+        ),
         ({"launcher": "kubernetes", "replicas": 2}, "replicas: 1"),
         ({"launcher": "kubernetes", "autoscaling": {"kind": "hpa"}}, "autoscale"),
         ({"launcher": "kubernetes", "gateway": {"separate": True}}, "leave out gateway.separate"),

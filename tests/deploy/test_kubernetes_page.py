@@ -13,7 +13,7 @@ import yaml
 from chart import CHART, ROOT, Object, Rendered, merged, render
 
 PAGE = (ROOT / "docs" / "operate" / "kubernetes.md").read_text()
-SWITCHES = ("--create-namespace",)
+SWITCHES = ("--create-namespace", "--reset-then-reuse-values")
 WITHOUT_VALUES = ("rollback", "uninstall")
 SHORT = {"statefulset": "StatefulSet", "service": "Service", "deployment": "Deployment"}
 

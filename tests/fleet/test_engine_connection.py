@@ -18,8 +18,7 @@ from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.supervision.engine_run import EngineRun
 from kvarn.replica.client.connection import EngineConnection
 from kvarn.replica.endpoint import CurveKeys, Endpoint, free_address
-from kvarn.replica.server.loop import outbox_keys
-from kvarn.replica.transport import Inbox, Outbox
+from kvarn.replica.transport import Inbox, Outbox, engine_outbox_keys
 from kvarn.wire.messages import FromEngine, Leave
 from kvarn.wire.supervision import Activate, Asleep, Drain, Supervise, Warm
 from profiles import thorough
@@ -84,7 +83,7 @@ async def test_an_engine_that_waits_is_watched_for_silence_until_it_shall_load_a
     start_timeout_s = 2.0 if activated else 60.0
     times = ReplicaConfig(heartbeat_interval_s=0.05, heartbeat_timeout_s=0.2, start_timeout_s=start_timeout_s)
     run = EngineRun(engine, times, lambda message: run.send(Activate()) if activated else None)
-    outbox = Outbox(context, engine.supervisor, 0, outbox_keys(engine.endpoint.keys))
+    outbox = Outbox(context, engine.supervisor, 0, engine_outbox_keys(engine.endpoint.keys))
     try:
         outbox.send(waiting)
         reason = (await asyncio.wait_for(run.wait(), 30)).reason

@@ -20,7 +20,7 @@ from kvarn.config.load import ConfigError
 from kvarn.config.replica import ReplicaConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.kubernetes.launcher import KubernetesLauncher
-from kvarn.fleet.kubernetes.manifest import EngineKeys, PodArguments, pod_manifest, pod_name
+from kvarn.fleet.kubernetes.manifest import pod_name
 from kvarn.fleet.placement.packing import GIB, Needs
 from kvarn.fleet.placement.places import LaunchError
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
@@ -75,86 +75,6 @@ async def launched(cluster: FakeKubernetes, launcher: KubernetesLauncher, spec: 
     await until(lambda: name in cluster.pods)
     cluster.run(name)
     return name, await asyncio.wait_for(launch, 60)
-
-
-# Manifests ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_pod_asks_for_what_its_model_needs_and_has_no_secret_and_no_access(spec: Callable[..., ReplicaSpec]) -> None:
-    config = KubernetesConfig(
-        node_selector={"pool": "gpu"},
-        tolerations=({"key": "gpu", "operator": "Exists"},),
-        claims={"/models": "checkpoints"},
-        env={"HF_HOME": "/models/hub"},
-    )
-    told = PodArguments(name="p", port=config.engine_port, key_file=config.key_file, spec=spec())
-    pod = pod_manifest(config, told, 3, Needs(8 * GIB, 4.0, gpus=2), "kvarn:1")
-    (container,) = pod["spec"]["containers"]
-    wanted = {"memory": str(8 * GIB), "cpu": "4", "nvidia.com/gpu": "2"}
-    assert container["resources"] == {"requests": wanted, "limits": {"nvidia.com/gpu": "2"}}
-    assert pod["spec"]["restartPolicy"] == "Never" and not pod["spec"]["automountServiceAccountToken"]
-    assert pod["spec"]["nodeSelector"] == {"pool": "gpu"} and pod["spec"]["tolerations"] == [*config.tolerations]
-    security = container["securityContext"]
-    assert security["readOnlyRootFilesystem"] and security["runAsNonRoot"] and not security["allowPrivilegeEscalation"]
-    assert {"name": "HF_HOME", "value": "/models/hub"} in container["env"]
-    assert [each["mountPath"] for each in container["volumeMounts"]] == [
-        "/tmp",
-        "/dev/shm",
-        "/etc/kvarn/engines",
-        "/models",
-    ]
-    assert "secret" not in json.dumps(container["env"]).replace("engine_secret", "").replace("gateway_secret", "")
-    names = [each["name"] for each in pod["spec"]["volumes"]]
-    assert len(set(names)) == len(names) == len(container["volumeMounts"])
-
-
-def test_a_pod_is_valid_by_kubernetes_own_schema(spec: Callable[..., ReplicaSpec]) -> None:
-    kubernetes = pytest.importorskip("kubernetes_validate", reason="pip install 'kvarn[chart]'")
-    config = KubernetesConfig(
-        tolerations=({"key": "gpu", "operator": "Exists"},), claims={"/models": "checkpoints"}, limits={"cpu": "8"}
-    )
-    told = PodArguments(name="p", port=config.engine_port, key_file=config.key_file, spec=spec())
-    kubernetes.validate(pod_manifest(config, told, 3, Needs(8 * GIB, 4.5, gpus=2), "kvarn:1"), "1.37", strict=True)
-
-
-def test_what_a_pod_is_told_is_not_expanded_by_kubernetes(spec: Callable[..., ReplicaSpec]) -> None:
-    model = spec().model_config.model_copy(update={"chat_template": "{{ '$$' }} $(HOME) ü"})
-    given = msgspec.structs.replace(spec(), model=model.model_dump_json())
-    told = PodArguments(name="p", port=1, key_file="/k/key", spec=given)
-    assert "$" not in told.as_text()
-    assert msgspec.json.decode(told.as_text(), type=PodArguments) == told
-
-
-def test_pods_of_models_on_spot_capacity_go_to_its_nodes(spec: Callable[..., ReplicaSpec]) -> None:
-    config = KubernetesConfig(
-        node_selector={"pool": "gpu"}, spot_node_selector={"spot": "true"}, spot_tolerations=({"key": "spot"},)
-    )
-    model = spec().model_config.model_copy(update={"spot": "batch"})
-    for given, selector, tolerations in (
-        (spec(), {"pool": "gpu"}, []),
-        (
-            msgspec.structs.replace(spec(), model=model.model_dump_json()),
-            {"pool": "gpu", "spot": "true"},
-            [{"key": "spot"}],
-        ),
-    ):
-        told = PodArguments(name="p", port=1, key_file="/k/key", spec=given)
-        made = pod_manifest(config, told, 1, Needs(GIB), "kvarn:1")["spec"]
-        assert (made["nodeSelector"], made["tolerations"]) == (selector, tolerations)
-
-
-def test_names_of_pods_are_host_names_and_differ() -> None:
-    replicas = ("Qwen/Qwen3-0.6B/0", "Qwen/Qwen3-0.6B/1", "qwen/qwen3-0.6b/0", "模型/0", "m" * 300 + "/0")
-    names = {pod_name(server, each, 1_795_000_000) for server in ("a", "b") for each in replicas}
-    assert len(names) == 10
-    assert all(len(name) <= 63 and name.replace("-", "").isalnum() and name.isascii() for name in names)
-
-
-def test_keys_follow_from_the_shared_one_and_differ_from_pod_to_pod() -> None:
-    keys = EngineKeys(b"k" * 40)
-    assert keys.of("a") == EngineKeys(b"k" * 40).of("a")
-    found = [keys.of("a"), keys.of("b"), EngineKeys(b"l" * 40).of("a")]
-    assert len({secret for each in found for secret in (each.engine_secret, each.gateway_secret)}) == 6
 
 
 def test_settings_that_cannot_work_are_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +172,10 @@ async def test_an_image_that_cannot_be_pulled_ends_the_launch_at_once(
     await supervisor.stop()
 
 
-@pytest.mark.parametrize(("status", "message"), [(403, "exceeded quota: gpus"), (404, "namespace not found")])
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(403, "exceeded quota: gpus"), (404, "namespace not found"), (409, "quota was modified")],
+)
 async def test_what_the_api_server_refuses_is_told(
     cluster: FakeKubernetes,
     make_launcher: MakeLauncher,
@@ -273,9 +196,11 @@ async def test_image_and_address_are_those_of_the_gateways_own_pod(
 ) -> None:
     monkeypatch.setattr("platform.node", lambda: OWN_POD)
     own = {"metadata": {"name": OWN_POD, "labels": {}}, "spec": {"containers": [{"image": "own:7"}]}}
+    own["spec"]["imagePullSecrets"] = [{"name": "registry"}]
     cluster.pods[OWN_POD] = own | {"status": {"phase": "Running", "podIP": "127.0.0.1"}}
     name, engine = await launched(cluster, make_launcher(image=None, listen_address=None), spec())
     assert cluster.pods[name]["spec"]["containers"][0]["image"] == "own:7"
+    assert cluster.pods[name]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
     assert engine.supervisor.startswith("tcp://127.0.0.1:")
 
 
@@ -309,12 +234,43 @@ async def test_a_killed_engine_is_gone_when_its_node_says_so(
     await asyncio.wait_for(engine.exited, 60)
 
 
+async def test_an_engine_whose_pod_went_unnoticed_is_gone_once_it_is_killed(
+    cluster: FakeKubernetes, make_launcher: MakeLauncher, spec: Callable[..., ReplicaSpec]
+) -> None:
+    name, engine = await launched(cluster, make_launcher(), spec())
+    del cluster.pods[name]
+    engine.kill()
+    assert await asyncio.wait_for(engine.exited, 60) == "its pod is gone"
+
+
+async def test_a_pod_that_could_not_be_deleted_is_deleted_later(
+    cluster: FakeKubernetes, make_launcher: MakeLauncher, spec: Callable[..., ReplicaSpec], caplog: Any
+) -> None:
+    name, engine = await launched(cluster, make_launcher(), spec())
+    cluster.refuses_deletes = True
+    engine.kill()
+    await until(lambda: "cannot be deleted" in caplog.text)
+    cluster.refuses_deletes = False
+    await until(lambda: "deletionTimestamp" in cluster.pods[name]["metadata"])
+
+
+async def test_a_pod_that_was_made_though_the_answer_was_lost_is_deleted(
+    cluster: FakeKubernetes, make_launcher: MakeLauncher, spec: Callable[..., ReplicaSpec]
+) -> None:
+    launcher = make_launcher()
+    await until(lambda: "watch" in cluster.verbs)
+    cluster.loses_answers = True
+    with pytest.raises(LaunchError, match="timed out"):
+        await launcher.launch(spec(), 1)
+    await until(lambda: "delete" in cluster.verbs and not cluster.pods)
+
+
 async def test_an_eviction_is_announced_with_its_notice(
     cluster: FakeKubernetes, make_launcher: MakeLauncher, spec: Callable[..., ReplicaSpec]
 ) -> None:
     name, engine = await launched(cluster, make_launcher(), spec())
-    cluster.announce_end(name, 30)
-    assert await asyncio.wait_for(engine.announced, 60) == 30
+    cluster.announce_end(name, 3000)
+    assert 2900 < await asyncio.wait_for(engine.announced, 60) <= 3000
 
 
 async def test_a_gateway_takes_over_its_own_pods_and_no_others_and_removes_what_is_left(

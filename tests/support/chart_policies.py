@@ -26,7 +26,7 @@ SECRET_ENTRIES = {
 }
 """What Secrets hold that the chart does not make."""
 _SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|_URL$")
-_WITH_PASSWORD = re.compile(r"://[^/\s:@]+:[^/\s@]+@")
+_WITH_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 _PROBE_KINDS = ("startupProbe", "readinessProbe", "livenessProbe")
 _MIN_STARTUP_S = 600
 _MIN_LEAVE_S = 5

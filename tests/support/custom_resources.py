@@ -36,6 +36,7 @@ _ENDPOINT = fields(
     path={"type": "string", "pattern": "^/"},
     interval=_DURATION,
     scheme={"enum": ["http", "https"]},
+    tlsConfig=fields("insecureSkipVerify", insecureSkipVerify={"type": "boolean"}),
     relabelings=some(fields("targetLabel", targetLabel=TEXT, replacement=TEXT)),
 )
 _RULE = fields("alert", "expr", alert=TEXT, expr=TEXT, **{"for": _DURATION}, labels=TEXTS, annotations=TEXTS)

@@ -113,11 +113,14 @@ class Pod:
         if not await self._succeeds_in_time(self._template.startup):
             return
         alive = asyncio.create_task(self._until_failed(self._template.liveness))
+        failures = 0
         try:
             while not alive.done():
-                is_ready = await self._asks(self._template.readiness)
-                if is_ready or self.state != "ready" or self._template.readiness.failure_threshold == 1:
-                    self._show("ready" if is_ready else "not ready")
+                failures = 0 if await self._asks(self._template.readiness) else failures + 1
+                if not failures:
+                    self._show("ready")
+                elif self.state != "ready" or failures >= self._template.readiness.failure_threshold:
+                    self._show("not ready")
                 await asyncio.wait({alive}, timeout=self._template.readiness.period_s)
         finally:
             alive.cancel()
@@ -247,6 +250,7 @@ class Deployment:
         self._numbers = itertools.count()
         self._changed = asyncio.Event()
         self._ready: list[int] = []
+        self._ending: list[asyncio.Task[None]] = []
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -263,19 +267,20 @@ class Deployment:
             await deployment.balancer.has_endpoints.wait()
             yield deployment, url
         finally:
-            await asyncio.gather(*[pod.end() for pod in deployment.pods])
+            await asyncio.gather(*deployment._ending, *[pod.end() for pod in deployment.pods])
             await deployment.balancer.stop()
 
     async def replace(self) -> list[Pod]:
         """Replace all pods one after another, a new one ready before an old one is told to end (maxUnavailable 0,
         maxSurge 1); returns the old ones once they are gone."""
-        old, ending = list(self.pods), list[asyncio.Task[None]]()
+        old = list(self.pods)
         for each in old:
             new = self._add()
             await self._until(lambda new=new: new.state == "ready")
             self.pods.remove(each)
-            ending.append(asyncio.create_task(each.end()))
-        await asyncio.gather(*ending)
+            self._ending.append(asyncio.create_task(each.end()))
+        await asyncio.gather(*self._ending)
+        self._ending.clear()
         return old
 
     def _add(self) -> Pod:

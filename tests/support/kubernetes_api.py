@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ class FakeKubernetes:
         self.events: list[tuple[int, dict[str, Any]]] = []
         self.refuses: tuple[int, str] | None = None
         """Status and message with which it refuses to create pods."""
+        self.refuses_deletes = False
+        self.loses_answers = False  # those to requests that create pods
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._runs_processes = runs_processes
         self._versions, self._hosts = itertools.count(1), itertools.count(2)
@@ -101,7 +104,7 @@ class FakeKubernetes:
     def announce_end(self, name: str, grace_s: float) -> None:
         """A node that is drained evicts the pod."""
         self.pods[name]["metadata"] |= {
-            "deletionTimestamp": "2026-11-27T15:00:00Z",
+            "deletionTimestamp": (datetime.now(UTC) + timedelta(seconds=grace_s)).isoformat(),
             "deletionGracePeriodSeconds": grace_s,
         }
         self._tell("MODIFIED", self.pods[name])
@@ -123,7 +126,8 @@ class FakeKubernetes:
 
     async def _collection(self, request: Request) -> Response:
         if request.method == "POST":
-            return self._refusal(request, "create") or self._create(json.loads(await request.body()))
+            answer = self._refusal(request, "create") or self._create(json.loads(await request.body()))
+            return _status(504, "timed out") if self.loses_answers else answer
         watches = request.query_params.get("watch") == "true"
         if (refusal := self._refusal(request, "watch" if watches else "list")) is not None:
             return refusal
@@ -142,6 +146,8 @@ class FakeKubernetes:
         if pod is None:
             return _status(404, f'pods "{name}" not found')
         if verb == "delete":
+            if self.refuses_deletes:
+                return _status(503, "overloaded")
             self._delete(name, pod, json.loads(await request.body())["gracePeriodSeconds"])
         return JSONResponse(pod)
 

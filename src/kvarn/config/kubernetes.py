@@ -28,7 +28,8 @@ class KubernetesConfig(Section):
     """Namespace of the pods. Default: the gateway's own."""
 
     image: str | None = Field(None, min_length=1)
-    """Image of the pods. Default: the image of the gateway's own pod."""
+    """Image of the pods. Default: the image of the gateway's own pod, pulled with the same secrets. One that is named
+    here is pulled with those of `service_account`."""
 
     listen_address: str | None = Field(None, min_length=1)
     """Address at which the engines reach the gateway. Default: the address of the gateway's own pod."""
@@ -55,6 +56,9 @@ class KubernetesConfig(Section):
 
     gpu_resource: str = Field("nvidia.com/gpu", min_length=1)
     """Name of the resource that stands for a GPU."""
+
+    runtime_class: str | None = Field(None, min_length=1)
+    """Runtime class of the pods, such as `nvidia`."""
 
     node_selector: dict[str, str] = Field(default_factory=dict)
     """Labels of the nodes that engines may run on."""

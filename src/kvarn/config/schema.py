@@ -329,28 +329,32 @@ class KvarnConfig(Section):
             raise ValueError(f"two models share the name {doubled[0]!r}: give each model its own name")
         if not names:
             raise ValueError("no model to serve: name at least one under `models`")
+        batch_only = {name for each in self.models if each.spot == "batch" for name in (each.name, *each.aliases)}
         for model in self.models:
             for step in model.fallbacks:
                 if step.model not in names or step.model == model.name:
                     raise ValueError(f"the fallback of {model.name!r} must be another served model, not {step.model!r}")
+                if step.model in batch_only and model.spot != "batch":
+                    why = f"the fallback of {model.name!r}, {step.model!r}, takes the batch tier only"
+                    raise ValueError(f"{why}: name a model that takes all requests")
                 if step.on == ("overload",) and not self.sheds_load(model):
                     raise ValueError(f"the fallback of {model.name!r} is never used: set its `load_shedding` to true")
             if model.external is not None and model.name == self.safety.model:
                 raise ValueError(f"safety.model names {model.name!r}, which is `external`: Kvarn must run it itself")
-        self._check_routes(every_name)
+        self._check_routes(every_name, batch_only)
         return self
 
-    def _check_routes(self, names: list[str]) -> None:
+    def _check_routes(self, names: list[str], batch_only: set[str]) -> None:
         for route in self.routes:
             if route.name in names or [each.name for each in self.routes].count(route.name) > 1:
                 raise ValueError(f"the route {route.name!r} has the name of a model or of another route")
             unknown = [name for name in route.models if name not in names and name.partition(":")[0] not in names]
             if unknown:
                 raise ValueError(f"the route {route.name!r} names {unknown[0]!r}, which is not a served model")
-            batch_only = [each.name for each in self.models if each.spot == "batch"]
             for_batches = {rule.model for rule in route.rules if rule.batch}
             for_batches |= set() if route.shadow is None else {route.shadow.model}
-            if found := [name for name in route.models if name in batch_only and name not in for_batches]:
+            any_request = [name for name in route.models if name not in for_batches]
+            if found := [name for name in any_request if name in batch_only or name.partition(":")[0] in batch_only]:
                 why = f"the route {route.name!r} sends any request to {found[0]!r}, which takes the batch tier only"
                 raise ValueError(f"{why}: name it in a rule with `batch: true`")
 

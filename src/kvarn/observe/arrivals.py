@@ -29,5 +29,9 @@ class ArrivalMetrics:
             "kvarn_replicas_needed", "Replicas that the arriving work needs.", ("model",), registry=registry
         )
 
-    def set_needed(self, model: str, replicas: float) -> None:
-        self.needed.labels(model).set(replicas)
+    def set_needed(self, model: str, replicas: float | None) -> None:
+        """None: nothing counts them here, be it that the number is set by hand or that another server leads."""
+        if replicas is None:
+            self.needed.remove(model)
+        else:
+            self.needed.labels(model).set(replicas)

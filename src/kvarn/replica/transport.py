@@ -22,7 +22,7 @@ import zmq
 import zmq.auth.thread
 
 from kvarn.replica.connection_monitor import ConnectionMonitor
-from kvarn.replica.endpoint import Endpoint
+from kvarn.replica.endpoint import CurveKeys, Endpoint
 from kvarn.wire.messages import FromEngine, ToEngine
 
 SUPERVISOR_LINGER_MS = 60_000
@@ -46,6 +46,10 @@ _DOMAIN = "kvarn"
 """ZAP domain: sockets that have one are guarded."""
 
 log = logging.getLogger(__name__)
+
+
+def engine_outbox_keys(keys: CurveKeys | None) -> OutboxKeys | None:
+    return None if keys is None else (keys.engine, keys.engine_secret, keys.gateway)
 
 
 class Outbox:

@@ -95,8 +95,17 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if and $values.secret.settings (not (include "kvarn.secret" .)) -}}
   {{- fail "secret.settings name entries of a Secret: give its name as secret.existing, or its entries in secret.create" -}}
 {{- end -}}
-{{- if regexMatch "://[^/\\s:@]+:[^/\\s@]+@" (toYaml $values.config) -}}
-  {{- fail "config has a password in a URL, which everybody who may read ConfigMaps would see: put it into a Secret, and name it in secret.settings" -}}
+{{- if regexMatch "://[^/\\s:@]*:[^/\\s@]+@" (toYaml (list $values.config $values.models $values.engineGroups)) -}}
+  {{- fail "there is a password in a URL, which everybody who may read ConfigMaps would see: put it into a Secret, and name it in secret.settings" -}}
+{{- end -}}
+{{- if eq $values.autoscaling.kind "hpa" -}}
+  {{- range $pool := include "kvarn.pools" . | fromJsonArray -}}
+    {{- range $pool.models -}}
+      {{- if not (regexMatch "^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$" .name) -}}
+        {{- fail (printf "a HorizontalPodAutoscaler cannot ask for the model %q: give it a name of letters, digits and -_., or use autoscaling.kind: keda" .name) -}}
+      {{- end -}}
+    {{- end -}}
+  {{- end -}}
 {{- end -}}
 {{- if and $values.secret.existing $values.secret.create -}}
   {{- fail "secret.existing and secret.create are both set: keep one" -}}

@@ -21,6 +21,7 @@ though its pod keeps one replica of it: pods are what follows the load. */}}
 {{- $_ := set $own "models" $models -}}
 {{- if eq $values.launcher "kubernetes" -}}
   {{- $cluster := dict "server" (include "kvarn.fullname" .root) "key_secret" (include "kvarn.engineKeySecret" .root) "key_file" "/run/secrets/kvarn-engines/key" "gpu_resource" $values.gpu.resource -}}
+  {{- with $values.runtimeClassName }}{{ $_ := set $cluster "runtime_class" . }}{{ end -}}
   {{- with $values.nodeSelector }}{{ $_ := set $cluster "node_selector" . }}{{ end -}}
   {{- with $values.tolerations }}{{ $_ := set $cluster "tolerations" . }}{{ end -}}
   {{- $_ := set $own "fleet" (dict "launcher" "kubernetes" "kubernetes" $cluster) -}}

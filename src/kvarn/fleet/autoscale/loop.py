@@ -66,8 +66,9 @@ class Autoscaling(ReplicaCounts):
         self.on_changed: Callable[[], None] = lambda: None  # called when the count of a model changes
         self.golden_prompts: Callable[[str], int] = lambda replica: 0
         """Golden prompts that a replica answers now: they are no use of its model."""
-        self.on_needed: Callable[[str, float], None] = lambda model, replicas: None
-        """Called at each look with the replicas that a model's work needs, be there more or fewer."""
+        self.on_needed: Callable[[str, float | None], None] = lambda model, replicas: None
+        """Called at each look with the replicas that a model's work needs, be there more or fewer; None: it is looked
+        at no more."""
         self._clock = clock
         self._scalers: dict[str, Autoscaler] = {}
         self._counts: dict[str, int] = {}
@@ -95,7 +96,8 @@ class Autoscaling(ReplicaCounts):
 
     def _forget(self, name: str) -> None:
         self._counts.pop(name, None)
-        self._scalers.pop(name, None)
+        if self._scalers.pop(name, None) is not None:
+            self.on_needed(name, None)
 
     def pool(self, model: str) -> int:
         return int(model in self._pool)

@@ -59,14 +59,17 @@ class PodApi:
     async def list(self, selector: str) -> PodList:
         return _decoded(await self._ask("GET", "/pods", params={"labelSelector": selector}), PodList)
 
-    async def delete(self, name: str, grace_s: int) -> None:
-        """Have a pod end within `grace_s` seconds (at least 1: only its node knows when its process is gone)."""
+    async def delete(self, name: str, grace_s: int) -> bool:
+        """Have a pod end within `grace_s` seconds (at least 1: only its node knows when its process is gone). False:
+        there is no such pod."""
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": grace_s}
         try:
             await self._ask("DELETE", f"/pods/{name}", content=msgspec.json.encode(options))
         except KubernetesError as error:
             if error.status != httpx.codes.NOT_FOUND:
                 raise
+            return False
+        return True
 
     async def watch(self, selector: str, version: str) -> AsyncGenerator[WatchEvent[Pod], None]:
         """Changes of pods after a version of their list. Ends now and then; go on from the version of the last one."""

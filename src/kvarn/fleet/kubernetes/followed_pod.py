@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.fleet.kubernetes.objects import Pod
 from kvarn.fleet.launch.launcher import ReportStage
 from kvarn.fleet.placement.places import LaunchError
@@ -60,9 +61,8 @@ class FollowedPod:
                 self.started.set_result(pod)
             elif pod.problem:
                 self.started.set_exception(LaunchError(pod.problem))
-        notice_s, is_ending = pod.metadata.deletion_grace_period_seconds, pod.metadata.deletion_timestamp is not None
-        if is_ending and not self.was_killed and not self.announced.done():
-            self.announced.set_result(notice_s or 0.0)
+        if pod.is_ending and not self.was_killed and not self.announced.done():
+            self.announced.set_result(pod.notice_s(SYSTEM_CLOCK.time()))
 
     def gone(self, reason: str | None) -> None:
         if not self.started.done():

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 
 from kvarn.config.kubernetes import KubernetesConfig
@@ -61,7 +60,7 @@ class KubernetesLauncher(Launcher):
         self._own: Pod | None = None
         self._followed: dict[str, FollowedPod] = {}
         self._following: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._deleting: dict[str, asyncio.Task[None]] = {}
         self._is_away = False
 
     def start(self) -> None:
@@ -69,7 +68,7 @@ class KubernetesLauncher(Launcher):
             self._following = asyncio.create_task(self._follow(), name="follow the pods of engines")
 
     async def stop(self) -> None:
-        tasks = [*self._tasks, *([] if self._following is None else [self._following])]
+        tasks = [*self._deleting.values(), *([] if self._following is None else [self._following])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -78,7 +77,7 @@ class KubernetesLauncher(Launcher):
     async def launch(self, spec: ReplicaSpec, run: int, report: ReportStage = lambda stage: None) -> LaunchedEngine:
         name = pod_name(self._config.server, spec.replica, run)
         try:
-            host, image = await self._listen_address(), await self._image()
+            host, (image, pull_secrets) = await self._listen_address(), await self._image()
             supervisor = free_address(host)
             remote = msgspec.structs.replace(
                 spec,
@@ -89,12 +88,11 @@ class KubernetesLauncher(Launcher):
                 gpus=(),
             )
             told = PodArguments(name=name, port=self._config.engine_port, key_file=self._config.key_file, spec=remote)
-            manifest = pod_manifest(self._config, told, run, self._needs_of(spec), image)
+            manifest = pod_manifest(self._config, told, run, self._needs_of(spec), image, pull_secrets)
             pod = self._follow_pod(name)
             pod.on_stage = report
             await self._create(pod, manifest)
         except KubernetesError as error:
-            self._followed.pop(name, None)
             raise LaunchError(f"Kubernetes: {error}") from None
         started = await self._until_started(pod)
         _log.info("engine's pod runs", extra={"replica": spec.replica, "run": run, "pod": name})
@@ -140,10 +138,9 @@ class KubernetesLauncher(Launcher):
     async def _create(self, pod: FollowedPod, manifest: dict[str, Any]) -> None:
         try:
             await self._api.create(manifest)
-        except KubernetesError as error:
-            if error.status != httpx.codes.CONFLICT:  # it was made, and the answer was lost
-                self._delete(pod.name)
-                raise
+        except KubernetesError:
+            pod.kill()  # it may have been made, and the answer was lost
+            raise
         pod.exists = True
 
     async def _until_started(self, pod: FollowedPod) -> Pod:
@@ -172,15 +169,22 @@ class KubernetesLauncher(Launcher):
         return pod
 
     def _delete(self, name: str) -> None:
-        task = asyncio.create_task(self._delete_now(name))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if name not in self._deleting:
+            task = self._deleting[name] = asyncio.create_task(self._delete_now(name))
+            task.add_done_callback(lambda _: self._deleting.pop(name))
 
     async def _delete_now(self, name: str) -> None:
-        try:
-            await self._api.delete(name, _KILL_GRACE_S)
-        except KubernetesError as error:  # a supervisor kills again and again
-            _log.warning("a pod cannot be deleted: %s", error, extra={"pod": name})
+        level = logging.WARNING
+        while True:
+            try:
+                is_there = await self._api.delete(name, _KILL_GRACE_S)
+                break
+            except KubernetesError as error:
+                _log.log(level, "a pod cannot be deleted, retrying: %s", error, extra={"pod": name})
+                level = logging.DEBUG
+                await asyncio.sleep(_RETRY_S)
+        if not is_there:
+            self._gone(name, "its pod is gone")
 
     async def _living(self, *, sweep: bool = False) -> list[Pod]:
         """This server's pods whose process may run."""
@@ -188,7 +192,7 @@ class KubernetesLauncher(Launcher):
         own = [
             pod
             for pod in pods
-            if REPLICA in pod.metadata.annotations and pod.metadata.annotations.get(RUN, "").isdigit()
+            if REPLICA in pod.metadata.annotations and pod.metadata.annotations.get(RUN, "").isdecimal()
         ]
         for pod in own:
             if sweep and pod.has_ended and pod.name not in self._followed:
@@ -212,10 +216,12 @@ class KubernetesLauncher(Launcher):
             raise LaunchError("the gateway's own pod has no address yet: set fleet.kubernetes.listen_address")
         return address
 
-    async def _image(self) -> str:
+    async def _image(self) -> tuple[str, list[dict[str, str]]]:
+        """The image of the pods, and the secrets with which the gateway's own was pulled."""
         if self._config.image is not None:
-            return self._config.image
-        return (await self._own_pod()).spec.containers[0].image
+            return self._config.image, []
+        own = (await self._own_pod()).spec
+        return own.containers[0].image, own.image_pull_secrets
 
     # Following -------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -74,7 +74,14 @@ def selector(config: KubernetesConfig) -> str:
     return f"{SERVER_LABEL}={config.server}"
 
 
-def pod_manifest(config: KubernetesConfig, engine: PodArguments, run: int, needs: Needs, image: str) -> dict[str, Any]:
+def pod_manifest(
+    config: KubernetesConfig,
+    engine: PodArguments,
+    run: int,
+    needs: Needs,
+    image: str,
+    pull_secrets: Sequence[Mapping[str, str]] = (),
+) -> dict[str, Any]:
     """The pod of one run: it is never restarted in place, may write nothing but its scratch volumes, and has no access
     to the API."""
     spec = engine.spec
@@ -114,6 +121,7 @@ def pod_manifest(config: KubernetesConfig, engine: PodArguments, run: int, needs
             "annotations": {REPLICA: spec.replica, RUN: str(run)},
         },
         "spec": {
+            **({} if config.runtime_class is None else {"runtimeClassName": config.runtime_class}),
             "restartPolicy": "Never",
             "serviceAccountName": config.service_account,
             "automountServiceAccountToken": False,
@@ -121,6 +129,7 @@ def pod_manifest(config: KubernetesConfig, engine: PodArguments, run: int, needs
             "terminationGracePeriodSeconds": config.grace_period_s,
             "nodeSelector": {**config.node_selector, **(config.spot_node_selector if is_spot else {})},
             "tolerations": [*config.tolerations, *(config.spot_tolerations if is_spot else ())],
+            "imagePullSecrets": [*pull_secrets],
             "containers": [container],
             "volumes": [
                 {"name": "scratch", "emptyDir": {}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Generic, TypeVar
 
 import msgspec
@@ -23,8 +24,8 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     resource_version: str = ""
-    deletion_timestamp: str | None = None
-    """Set once the pod has been told to end."""
+    deletion_timestamp: datetime | None = None
+    """Set once the pod has been told to end: the end of its grace."""
     deletion_grace_period_seconds: float | None = None
 
 
@@ -69,8 +70,9 @@ class Container(msgspec.Struct, frozen=True):
     image: str = ""
 
 
-class PodSpec(msgspec.Struct, frozen=True):
+class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
     containers: list[Container] = []
+    image_pull_secrets: list[dict[str, str]] = []
 
 
 class Pod(msgspec.Struct, frozen=True):
@@ -90,6 +92,15 @@ class Pod(msgspec.Struct, frozen=True):
     def runs(self) -> bool:
         """Whether its process has been started, at an address that is known."""
         return self.status.phase == "Running" and bool(self.status.pod_ip)
+
+    @property
+    def is_ending(self) -> bool:
+        return self.metadata.deletion_timestamp is not None
+
+    def notice_s(self, now: float) -> float:
+        """Seconds that a pod which is ending still has. `now`: seconds since 1970."""
+        ends, grace_s = self.metadata.deletion_timestamp, self.metadata.deletion_grace_period_seconds or 0.0
+        return grace_s if ends is None else max(0.0, min(grace_s, ends.timestamp() - now))
 
     @property
     def problem(self) -> str:

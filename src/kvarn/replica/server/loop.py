@@ -20,8 +20,8 @@ from kvarn.replica.transport import (
     Context,
     Inbox,
     Outbox,
-    OutboxKeys,
     UnreadableRequest,
+    engine_outbox_keys,
 )
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.messages import (
@@ -56,10 +56,6 @@ _STALLED_WAIT_S = 0.005
 """Wait after a step that computed nothing although work is queued, so that the loop never spins."""
 
 log = logging.getLogger(__name__)
-
-
-def outbox_keys(keys: CurveKeys | None) -> OutboxKeys | None:
-    return None if keys is None else (keys.engine, keys.engine_secret, keys.gateway)
 
 
 @dataclass(slots=True)
@@ -173,7 +169,7 @@ class ResponseRouter:
                 self._outboxes[gateway].send(StepOutput(deltas=deltas, stats=output.stats))
 
     def _outbox(self, address: str, linger_ms: int) -> Outbox:
-        return Outbox(self._context, address, linger_ms, outbox_keys(self._keys))
+        return Outbox(self._context, address, linger_ms, engine_outbox_keys(self._keys))
 
     def _disconnect(self, gateway: int) -> None:
         outbox = self._outboxes.pop(gateway, None)

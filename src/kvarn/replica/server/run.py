@@ -24,10 +24,10 @@ from kvarn.replica.server.cpu import pin_to_cpus
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.heartbeat import HeartbeatThread
-from kvarn.replica.server.loop import EngineLoop, ResponseRouter, outbox_keys
+from kvarn.replica.server.loop import EngineLoop, ResponseRouter
 from kvarn.replica.server.parent import exit_when_closed
 from kvarn.replica.spec import ReplicaSpec, ReportProgress
-from kvarn.replica.transport import Inbox
+from kvarn.replica.transport import Inbox, engine_outbox_keys
 from kvarn.wire.messages import Progress, Ready, Stop
 from kvarn.wire.supervision import Activate, Asleep, Drain, Failed, Supervise, Warm
 
@@ -67,7 +67,7 @@ def run_engine(began: float) -> int:
     router = ResponseRouter(context, spec.supervisor, keys)
     inbox = Inbox(context, spec.endpoint)
     heartbeat = HeartbeatThread(
-        context, spec.supervisor, spec.heartbeat_interval_s, outbox_keys(keys), spec.orphan_timeout_s
+        context, spec.supervisor, spec.heartbeat_interval_s, engine_outbox_keys(keys), spec.orphan_timeout_s
     )
     heartbeat.start()
     try:
