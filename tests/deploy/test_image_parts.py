@@ -143,7 +143,7 @@ def health_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HT
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*write_certificate(tmp_path))
         server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
     server.shutdown()

@@ -12,7 +12,8 @@ import os
 import resource
 import socket
 import ssl
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from ipaddress import ip_network
 from pathlib import Path
 
 import uvicorn
@@ -200,7 +201,7 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
         access_log=False,  # the gateway writes its own line, with model and request id
         log_config=None,  # logging belongs to the process, not to the server
         proxy_headers=bool(config.forwarded_allow_ips),
-        forwarded_allow_ips="*" if "*" in config.forwarded_allow_ips else list(config.forwarded_allow_ips),
+        forwarded_allow_ips=_believed(config.forwarded_allow_ips),
         server_header=False,
         ssl_certfile=config.ssl_certfile,
         ssl_keyfile=config.ssl_keyfile,
@@ -213,6 +214,16 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
         settings.callback_notify = Certificate(config, settings.ssl).refresh
     stopping = getattr(getattr(app, "state", None), "stopping", None)  # another application may have no such streams
     return GatewayServer(settings, stopping or asyncio.Event(), config.shutdown_delay_s)
+
+
+def _believed(proxies: Sequence[str]) -> list[str] | str:
+    """Proxies as uvicorn takes them. One with an IPv4 address has it within an IPv6 address where the server listens on
+    `::`."""
+    networks = [ip_network(each) for each in proxies if each != "*"]
+    if len(networks) < len(proxies):
+        return "*"
+    mapped = [f"::ffff:{each.network_address}/{96 + each.prefixlen}" for each in networks if each.version == 4]
+    return [*map(str, networks), *mapped]
 
 
 def open_files_needed(connections: int) -> int:
