@@ -27,8 +27,7 @@ def write(path: Path, text: str, mode: int) -> None:
     """Put a file in place as a whole."""
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)
-    new.touch(mode=mode)
-    new.chmod(0o600)
+    new.touch(mode=0o600)
     new.write_text(text, encoding="utf-8")
     new.chmod(mode)
     new.replace(path)

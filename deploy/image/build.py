@@ -77,6 +77,9 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
+    if chosen.oci and not (chosen.oci / "oci-layout").exists() and any(chosen.oci.glob("*")):
+        print(f"{chosen.oci} holds something else than an image: name another folder", file=sys.stderr)
+        return 1
     version = version_of(_git("describe", "--tags", "--long", "--match", "v*"))
     command = build_command(builder, chosen.device, chosen.base, chosen.tag, commit_time(), version, pip_settings())
     done = subprocess.run([*command, *more, "."], cwd=ROOT, check=False)

@@ -25,7 +25,7 @@ _OBJECTS = frozenset({"models", "resources"})
 _INTRODUCTION = """\
 # Values of the Helm chart
 
-Generated from `deploy/chart/kvarn/values.yaml` by `make docs`; do not edit by hand.
+<!-- Generated from deploy/chart/kvarn/values.yaml by `make docs`; do not edit by hand. -->
 
 The [page on Kubernetes](../operate/kubernetes.md) explains them by task. Helm refuses a value that is not in this list.
 

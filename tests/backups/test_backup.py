@@ -158,7 +158,10 @@ async def test_a_backup_of_an_older_schema_is_upgraded_and_one_of_a_newer_is_ref
     new = await back_up(store, tmp_path, "new.tar")
     monkeypatch.setattr(kvarn.backups.restore.migrate, "head", lambda: "0011")
     with pytest.raises(StoreError, match=r"made by Kvarn .* restore it with that version"):
-        await put_back(empty, new, force=True)
+        await put_back(store if store.is_sqlite else empty, new, force=True)
+    if not store.is_sqlite:
+        with pytest.raises(StoreError, match="leave tables of it behind: restore into an empty database"):
+            await put_back(store, old, force=True)
 
 
 async def test_keys_of_prompts_are_in_a_backup_only_where_that_was_asked_for(
@@ -209,6 +212,18 @@ async def test_a_database_that_a_server_has_open_is_not_replaced(tmp_path: Path,
     await store.close()
 
 
+@pytest.mark.parametrize("content", [b"x" * 100_000, b"SQLite format 3\0cut short"])
+async def test_a_damaged_database_is_to_be_moved_away(tmp_path: Path, archive: Path, content: bytes) -> None:
+    (tmp_path / "kvarn.db").write_bytes(content)
+    store = Store(make_url(f"sqlite+aiosqlite:///{tmp_path}/kvarn.db"))
+    with pytest.raises(StoreError, match=r"kvarn\.db is damaged .*: move it away, with .*kvarn\.db-wal"):
+        await put_back(store, archive, force=True)
+    (tmp_path / "kvarn.db").unlink()
+    await put_back(store, archive)
+    assert (await migrate.read_state(store)).version == migrate.head()
+    await store.close()
+
+
 @pytest.fixture
 async def archive(tmp_path: Path, sqlite_file: URL) -> Path:
     """A small one."""
@@ -245,6 +260,10 @@ def test_an_archive_that_is_not_whole_is_refused(archive: Path, tmp_path: Path) 
     outside = io.BytesIO()
     with tarfile.open(fileobj=outside, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("../../etc/cron.d/x"))
+    sparse = tarfile.TarInfo("blobs/file-1")
+    sparse.type = tarfile.GNUTYPE_SPARSE
+    with tarfile.open(tmp_path / "sparse.tar", mode="w") as tar:
+        tar.addfile(sparse)
     short = archive.read_bytes()
     (tmp_path / "short.tar").write_bytes(short[: len(short) // 2])
     (tmp_path / "outside.tar").write_bytes(outside.getvalue())
@@ -253,6 +272,7 @@ def test_an_archive_that_is_not_whole_is_refused(archive: Path, tmp_path: Path) 
         (tmp_path / "short.tar", "cut short"),
         (tmp_path / "text.tar", "no backup"),
         (tmp_path / "outside.tar", "entry '../../etc/cron.d/x'"),
+        (tmp_path / "sparse.tar", "entry 'blobs/file-1'"),
         (rewritten(archive, **{MANIFEST: None}), "manifest is missing"),
         (rewritten(archive, **{"database.sqlite": b"x"}), "damaged: database.sqlite"),
         (rewritten(archive, **{MANIFEST: newer}), "a newer Kvarn"),

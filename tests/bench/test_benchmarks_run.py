@@ -43,8 +43,8 @@ SMOKE = {
     "step_overhead": ("--batches 2 --rounds 1 --steps 6", r"\d( +\d+){4,}"),
     "structured_output": ("--smoke", r"fast-forward: \d"),
 }
-"""What each is asked for, and the pattern of a figure that it prints; `overload`, `peers` and `schema_suite` have tests
-of their own."""
+"""What each is asked for, and the pattern of a figure that it prints; `overload`, `peers`, `rolling_replacement` and
+`schema_suite` have tests of their own."""
 
 
 @pytest.fixture(scope="module")
@@ -75,4 +75,4 @@ def test_every_benchmark_has_a_smoke_form() -> None:
         for path in folder.glob(pattern)
         if "__main__" in path.read_text(encoding="utf-8")
     }
-    assert programs == {*SMOKE, "models", "schema_suite"} - {"proxies"}
+    assert programs == {*SMOKE, "models", "schema_suite", "rolling_replacement"} - {"proxies"}

@@ -37,6 +37,7 @@ def test_a_question_and_a_prompt_may_be_piped_in(kvarn, served):
 def test_models_are_listed_with_their_readiness(kvarn, served):
     table = kvarn("models", "--url", served.url).stdout
     assert "kvarn-demo" in table and "ready" in table
+    assert "kvarn-demo" in kvarn("models", KVARN_URL=served.url).stdout
     (line,) = kvarn("models", "--json", "--url", served.url).stdout.splitlines()
     assert json.loads(line)["ready"] is True
 

@@ -21,7 +21,7 @@ def served(serve_long, tmp_path_factory):
 
 def test_a_model_that_the_configuration_does_not_name_is_deployed_and_answers(kvarn, served):
     says = done(kvarn("deploy", "second", "--path", "kvarn-demo", *SETTINGS, *WAIT, "--url", served.url))
-    assert says == "second: version 1 with 1 replicas\n"
+    assert says == "second: version 1 with 1 replica\n"
     assert "second" in done(kvarn("models", "--url", served.url))
     assert "first token" in done(
         kvarn("chat", "What is TTFT?", "-m", "second", "--temperature", "0", "--url", served.url)

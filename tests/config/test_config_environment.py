@@ -10,7 +10,9 @@ from kvarn.config.load import ConfigError, load_config
 def test_what_is_read_elsewhere_is_no_unknown_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVARN_ISA", "generic")
     monkeypatch.setenv("KVARN_API_KEY", "secret")
-    assert load_config().models[0].name == "kvarn-demo"
+    monkeypatch.setenv("KVARN_URL", "https://llm.example.com")
+    warnings: list[str] = []
+    assert load_config(warn=warnings.append).models[0].name == "kvarn-demo" and not warnings
 
 
 def test_an_old_name_is_that_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:

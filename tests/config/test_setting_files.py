@@ -101,10 +101,10 @@ def test_only_a_secret_that_everybody_can_read_is_a_warning(tmp_path: Path, monk
 
 def test_the_printed_configuration_shows_no_secret(tmp_path: Path) -> None:
     (tmp_path / "kvarn.yaml").write_text("""
-store: {url: postgresql://kvarn:top-secret@a/b}
+store: {url: postgresql://kvarn:top-secret@a/b, blobs: sftp://kvarn:top-secret@a/b}
 traces: {endpoint: http://a, headers: {x-key: top-secret}}
 alerts: {webhook_url: http://a, webhook_headers: {authorization: top-secret}}
-metering: {kafka: {bootstrap_servers: a, settings: {sasl.password: top-secret}}}
+metering: {kafka: {bootstrap_servers: a, settings: {sasl.password: "top-secret://x"}}}
 console: {oidc: {issuer: http://localhost, client_id: kvarn, client_secret: top-secret}}
 models: [{name: a, path: x}]
 """)
@@ -113,3 +113,4 @@ models: [{name: a, path: x}]
     read = yaml.safe_load(shown)
     assert read["traces"]["headers"] == {"x-key": "[secret]"} and read["models"][0]["name"] == "a"
     assert read["store"]["url"] == "postgresql://kvarn:[password]@a/b"
+    assert read["store"]["blobs"] == "sftp://kvarn:[password]@a/b"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 import runpy
+import ssl
 import sys
+import threading
 import tomllib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from certificates import write_certificate
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -110,8 +116,56 @@ def test_without_a_builder_docker_is_named(monkeypatch: pytest.MonkeyPatch, caps
     assert "docker build -f deploy/image/Containerfile --build-arg DEVICE=cuda -t mine ." in capsys.readouterr().err
 
 
+def test_a_folder_with_something_else_is_not_replaced_by_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/buildah").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(sys, "argv", ["build.py", "--oci", str(tmp_path)])
+    assert BUILD["main"]() == 1
+    assert "holds something else than an image" in capsys.readouterr().err
+
+
+@pytest.fixture(params=["http", "https"])
+def health_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HTTPServer]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 404)
+            self.end_headers()
+
+    class Server(HTTPServer):
+        def handle_error(self, *_: object) -> None:
+            """A client that speaks no TLS is let go."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    if request.param == "https":
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*write_certificate(tmp_path))
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_healthcheck_asks_the_server_itself_in_what_it_speaks(
+    health_server: HTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
+    for port, status in ((health_server.server_port, 0), (1, 1)):
+        monkeypatch.setenv("KVARN_GATEWAY__PORT", str(port))
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(ROOT / "deploy/image/healthcheck.py"))
+        assert ended.value.code == status
+
+
 @pytest.fixture(scope="module")
 def bill() -> dict[str, Any]:
+    pytest.importorskip("license_expression", reason="pip install cyclonedx-bom")
     sys.path.insert(0, str(ROOT / "deploy/supply_chain"))
     try:
         return runpy.run_path(str(ROOT / "deploy/supply_chain/sbom.py"))

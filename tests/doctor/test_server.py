@@ -39,6 +39,7 @@ def test_an_address_of_another_machine_is_an_error():
         ),
         (VERSION, READY | {"database": "away"}, [Level.OK, Level.OK, Level.WARNING], "away"),
         ({}, {}, [Level.ERROR], "another program"),
+        (VERSION, {"models": ["chat"]}, [Level.ERROR], "another program"),
     ],
 )
 def test_a_server_tells_its_version_and_its_models(version, ready, levels, says):

@@ -75,6 +75,7 @@ def test_a_file_with_secrets_is_for_its_owner_alone(tmp_path: Path, text, name):
         "",
         "store: {url: 'postgresql://kvarn@db/kvarn'}",
         "auth: {api_keys: []}",
+        "models: [{name: 2026-02-30, path: x}]",
         "traces: {headers: {authorization: !file /run/secrets/collector}}",
     ],
 )

@@ -101,6 +101,8 @@ async def test_without_a_built_site_the_operations_are_the_documentation(browser
         operations = await client.get("/docs/api")
         missing = await client.get("/docs/guides/limits/")
     assert operations.status_code == 200 and "<h1>Kvarn API</h1>" in operations.text
+    policy = operations.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in policy and "script-src 'self' 'sha256-" in policy, "it holds a key"
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "documentation_not_built")
 
 

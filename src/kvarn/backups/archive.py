@@ -15,6 +15,7 @@ import io
 import os
 import re
 import tarfile
+import tempfile
 import zlib
 from pathlib import Path
 from typing import IO, BinaryIO, Self
@@ -77,10 +78,10 @@ class ArchiveWriter:
     def __init__(self, path: Path) -> None:
         self.entries: dict[str, Entry] = {}
         self._path = path
-        self._draft = path.with_name(f".{path.name}.{os.getpid()}")
         if path.exists():
             raise StoreError(f"{path} is there already: name another file")
-        self._file = os.fdopen(os.open(self._draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+        descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # its owner alone may read it
+        self._draft, self._file = Path(draft), os.fdopen(descriptor, "wb")
         compressed = path.suffix in (".gz", ".tgz")
         self._tar = tarfile.open(fileobj=self._file, mode="w:gz" if compressed else "w")  # noqa: SIM115  see __exit__
 
@@ -150,7 +151,8 @@ def _unpack(tar: tarfile.TarFile, path: Path, into: Path | None) -> Manifest:
     manifest: Manifest | None = None
     for member in tar:
         tar.members = []  # type: ignore[attr-defined]  # it would keep them all
-        content = tar.extractfile(member) if member.isreg() and _NAMES.fullmatch(member.name) else None
+        is_ours = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and _NAMES.fullmatch(member.name)
+        content = tar.extractfile(member) if is_ours else None  # a sparse file's size says nothing: it is none of ours
         if content is None or manifest is not None or member.name in found:
             raise StoreError(f"{path} is no backup of Kvarn's: it has the entry {member.name[:100]!r}")
         if member.name == MANIFEST:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from kvarn.store import migrate
 from kvarn.store.blobs import CHUNK_BYTES, Blobs
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
+
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,9 @@ async def restore(store: Store, path: Path, *, folder: Path, prompt_keys: Path, 
 
     Raises:
         StoreError: The backup is damaged or not of this kind of database, or of a newer Kvarn. Nothing was changed, but
-            for contents of files, which are written first.
+            for contents of files and keys, which are added first.
     """
-    state = await migrate.read_state(store)
-    if state.version is not None and not force:
-        raise StoreError("the database is not empty: --force replaces all that is in it")
+    _check_replaceable(store, await _read_state(store), force=force)
     with tempfile.TemporaryDirectory(prefix=".kvarn-", dir=folder) as unpacked:
         manifest = await asyncio.to_thread(unpack, path, Path(unpacked))
         _check(store, manifest)
@@ -50,10 +51,36 @@ async def restore(store: Store, path: Path, *, folder: Path, prompt_keys: Path, 
             assert store.blobs is not None
             for name in blobs:
                 await _write_blob(store.blobs, name.removeprefix(BLOBS), Path(unpacked) / name)
-        await load(store, Path(unpacked) / DATABASES[manifest.database])
         if PROMPT_KEYS in manifest.entries:
             await asyncio.to_thread(_add_keys, Path(unpacked) / PROMPT_KEYS, prompt_keys)
+        await load(store, Path(unpacked) / DATABASES[manifest.database])
     return Restored(manifest, tuple(_missing(store, manifest, prompt_keys)))
+
+
+async def _read_state(store: Store) -> migrate.SchemaState:
+    try:
+        return await migrate.read_state(store)
+    except StoreError as error:
+        cause = getattr(error.__cause__, "orig", None) or error.__cause__
+        if getattr(cause, "sqlite_errorcode", 0) & 0xFF not in _DAMAGED:
+            raise
+        file = store.url.database
+        raise StoreError(
+            f"{file} is damaged ({cause}): move it away, with {file}-wal and {file}-shm where they are there, and "
+            "restore again"
+        ) from error
+
+
+def _check_replaceable(store: Store, state: migrate.SchemaState, *, force: bool) -> None:
+    if state.version is None:
+        return
+    if not force:
+        raise StoreError("the database is not empty: --force replaces all that is in it")
+    if not store.is_sqlite and state.version > migrate.head():  # SQLite's is replaced as a whole, whatever is in it
+        raise StoreError(
+            f"the database's schema is at {state.version}, and this Kvarn, which knows {migrate.head()} at most, would "
+            "leave tables of it behind: restore into an empty database, or with the Kvarn that upgraded this one"
+        )
 
 
 def _check(store: Store, manifest: Manifest) -> None:

@@ -31,6 +31,7 @@ from kvarn.cli.application import application, expand_options
 from kvarn.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, stop
 from kvarn.cli.roofline import roofline
 from kvarn.cli.values import api_key as read_api_key
+from kvarn.config.environment import API_KEY, SERVER_URL
 
 DEFAULT_REQUESTS = 100
 _PROMPT_TOKENS, _OUTPUT_TOKENS, _TOKEN_IDS = Lengths(128, 128), Lengths(64, 64), Vocabulary()
@@ -54,12 +55,12 @@ def _parser(parse: Callable[[str], ValueT]) -> Callable[[str | ValueT], ValueT]:
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    url: Annotated[str, Option(help="Root of the server.")] = "http://127.0.0.1:8000"
+    url: Annotated[str, Option(envvar=SERVER_URL, help="Root of the server.")] = "http://127.0.0.1:8000"
     model: Annotated[str | None, Option(help="Model.", show_default="the first the server lists")] = None
     api_key: Annotated[
         str | None,
         Option(
-            envvar="KVARN_API_KEY",
+            envvar=API_KEY,
             parser=read_api_key,
             metavar="KEY",
             help="API key, sent as bearer token and written nowhere.",

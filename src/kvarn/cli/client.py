@@ -15,6 +15,7 @@ import typer
 from kvarn.cli.application import application, expand_options
 from kvarn.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, show, stop
 from kvarn.cli.values import api_key as read_api_key
+from kvarn.config.environment import API_KEY, SERVER_URL
 
 _TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 _MODEL_COLUMNS = ("model", "parent", "aliases", "state", "kind", "context", "running", "waiting")
@@ -32,10 +33,12 @@ class ClientError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    url: Annotated[str, typer.Option(help="Root of the server, with or without /v1.")] = "http://127.0.0.1:8000"
+    url: Annotated[str, typer.Option(envvar=SERVER_URL, help="Root of the server, with or without /v1.")] = (
+        "http://127.0.0.1:8000"
+    )
     api_key: Annotated[
         str | None,
-        typer.Option(envvar="KVARN_API_KEY", parser=read_api_key, metavar="KEY", help="API key, sent as bearer token."),
+        typer.Option(envvar=API_KEY, parser=read_api_key, metavar="KEY", help="API key, sent as bearer token."),
     ] = None
 
     def models(self) -> list[dict[str, Any]]:

@@ -14,11 +14,14 @@ from kvarn.cli.application import application
 from kvarn.cli.options import ServeOptions
 from kvarn.cli.output import EXIT_USAGE, stop
 from kvarn.cli.values import ConfigPath, set_value
+from kvarn.config.addresses import without_password
 from kvarn.config.environment import read_api_key
 from kvarn.config.load import ConfigError, load_config
 from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
 from kvarn.text.local_path import local_path
+
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 app = application()
 
@@ -30,7 +33,8 @@ def show_config(config: ConfigPath = None) -> None:
         loaded = load_config(config)
     except ConfigError as error:
         stop(str(error), EXIT_USAGE)
-    typer.echo(yaml.safe_dump(_without_secrets(loaded), sort_keys=False), nl=False)
+    shown = _shown(loaded, loaded.model_dump(mode="json"), is_secret=False)
+    typer.echo(yaml.safe_dump(shown, sort_keys=False), nl=False)
 
 
 def configure(options: ServeOptions, warn: Callable[[str], None]) -> KvarnConfig:
@@ -82,30 +86,22 @@ def _models_of(options: ServeOptions) -> list[dict[str, str]]:
     return models
 
 
-def _without_secrets(section: Section) -> dict[str, Any]:
-    shown = section.model_dump(mode="json")
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if not field.repr:
-            shown[name] = _hidden(value)
-        elif isinstance(value, Section):
-            shown[name] = _without_secrets(value)
-        elif isinstance(value, tuple) and any(isinstance(each, Section) for each in value):
-            shown[name] = [_without_secrets(each) for each in value]
-    return shown
-
-
-def _hidden(value: Any) -> Any:
+def _shown(value: Any, dumped: Any, *, is_secret: bool) -> Any:
+    """A part of the configuration without its secrets; `dumped` is the part as JSON has it."""
+    if isinstance(value, Section):
+        hidden = {name: not field.repr for name, field in type(value).model_fields.items()}
+        hidden |= {name: False for name in hidden if name.endswith("url") and _is_address(dumped[name])}
+        return {name: _shown(getattr(value, name), dumped[name], is_secret=hidden[name]) for name in hidden}
     if isinstance(value, dict):
-        return {name: _hidden(each) for name, each in value.items()}
+        pairs = zip(value.values(), dumped.items(), strict=True)
+        return {name: _shown(each, inner, is_secret=is_secret) for each, (name, inner) in pairs}
     if isinstance(value, tuple):
-        return [_hidden(each) for each in value]
-    if isinstance(value, str) and "://" in value:  # an address, of which only the password is secret
-        return _without_password(value)
-    return None if value is None else "[secret]"
+        return [_shown(each, inner, is_secret=is_secret) for each, inner in zip(value, dumped, strict=True)]
+    if is_secret and dumped is not None:
+        return "[secret]"
+    return without_password(dumped) if _is_address(dumped) else dumped
 
 
-def _without_password(url: str) -> str:
-    """Also where what stands in a password should have been encoded."""
-    shown = re.sub(r"(://[^:@/]*):.*@", r"\1:[password]@", url)
-    return re.sub(r"(password=)[^&]*", r"\1[password]", shown)
+def _is_address(value: Any) -> bool:
+    """Whether only a password in it can be secret."""
+    return isinstance(value, str) and _ADDRESS.match(value) is not None

@@ -12,7 +12,7 @@ import yaml
 
 from kvarn.cli.application import application, expand_options
 from kvarn.cli.client import ClientError, Server, one_line_errors
-from kvarn.cli.output import EXIT_FAILED, show, stop
+from kvarn.cli.output import EXIT_FAILED, counted, show, stop
 from kvarn.cli.values import read_settings, set_value
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.yaml import parse_yaml
@@ -78,7 +78,7 @@ def deploy(
         if steps is not None:
             typer.echo(f"{model}: version {made['rollout']['version']} is rolled out beside version {made['version']}")
         else:
-            typer.echo(f"{model}: version {made['version']} with {made['replicas']} replicas")
+            typer.echo(f"{model}: version {made['version']} with {counted(made['replicas'], 'replica')}")
 
 
 @app.command("scale")
@@ -91,7 +91,7 @@ def scale(
 ) -> None:
     """Set the number of a model's replicas. Surplus replicas finish their requests first."""
     with _change(server, "/scale", {"model": model, "replicas": replicas}, wait) as made:
-        typer.echo(f"{model}: {made['replicas']} replicas of version {made['version']}")
+        typer.echo(f"{model}: {counted(made['replicas'], 'replica')} of version {made['version']}")
 
 
 @app.command("rollback")

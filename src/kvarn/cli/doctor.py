@@ -10,7 +10,7 @@ import typer
 
 import kvarn
 from kvarn.cli.application import application
-from kvarn.cli.output import EXIT_FAILED, show
+from kvarn.cli.output import EXIT_FAILED, counted, show
 from kvarn.cli.values import ConfigPath
 from kvarn.doctor.finding import Finding, Level
 
@@ -50,7 +50,7 @@ def doctor(
     levels = [each.level for found in findings.values() for each in found]
     errors, warnings = levels.count(Level.ERROR), levels.count(Level.WARNING)
     if not as_json:
-        typer.echo(f"\n{_count(errors, 'error')}, {_count(warnings, 'warning')}")
+        typer.echo(f"\n{counted(errors, 'error')}, {counted(warnings, 'warning')}")
     if errors:
         raise typer.Exit(EXIT_FAILED)
 
@@ -65,7 +65,3 @@ def _lines(finding: Finding, width: int) -> str:
     if finding.advice:
         lines += textwrap.wrap(f"-> {finding.advice}", room, subsequent_indent="   ", break_on_hyphens=False)
     return begin + f"\n{' ' * margin}".join(lines)
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 's'}"

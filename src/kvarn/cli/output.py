@@ -29,6 +29,11 @@ def stop(message: str, status: int) -> NoReturn:
     raise typer.Exit(status)
 
 
+def counted(number: int, name: str) -> str:
+    """A number and a noun in the singular or the plural: 1 replica, 2 replicas."""
+    return f"{number} {name}{'' if number == 1 else 's'}"
+
+
 def show(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = (), *, as_json: bool, nothing: str = "") -> None:
     """Print objects: a table of these columns, or one JSON object a line with all fields; `nothing` where there are no
     rows for a table."""

@@ -28,9 +28,10 @@ _ADDRESS_OF_KUBERNETES = re.compile(r"(tcp|udp|sctp)://\S+")
 
 
 API_KEY = "KVARN_API_KEY"
-_ELSEWHERE = frozenset({"KVARN_ISA", API_KEY, API_KEY + FILE})
-"""Variables read where they are used: the kernels' instruction set, and the key that `kvarn serve` asks for and the
-other commands send."""
+SERVER_URL = "KVARN_URL"
+_ELSEWHERE = frozenset({"KVARN_ISA", API_KEY, API_KEY + FILE, SERVER_URL})
+"""Variables read where they are used: the kernels' instruction set, the key that `kvarn serve` asks for and the other
+commands send, the server that those ask."""
 
 
 @dataclass(frozen=True, slots=True)

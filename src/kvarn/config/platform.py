@@ -70,7 +70,7 @@ class StoreConfig(Section):
     @model_validator(mode="after")
     def _places_differ(self) -> StoreConfig:
         if self.blobs is not None and self.blobs in self.old_blobs:
-            raise ValueError(f"old_blobs names {self.blobs!r}, which is blobs: leave it out")
+            raise ValueError("old_blobs names the place that blobs names: leave it out")
         return self
 
 

@@ -45,5 +45,5 @@ def read_setting(text: str, named_by: str, warn: Callable[[str], None] | None = 
 
 
 def _is_private(path: Path) -> bool:
-    folders = (*_PRIVATE, os.environ.get("CREDENTIALS_DIRECTORY", _PRIVATE[0]))
+    folders = (*_PRIVATE, os.environ.get("CREDENTIALS_DIRECTORY") or _PRIVATE[0])
     return str(path.absolute()).startswith(folders)

@@ -72,7 +72,7 @@ def check_gpus(gpus: Sequence[Gpu], build: TorchBuild | None, wanted_by: Sequenc
         why = "is a build for processors" if build and not build.has_cuda else "finds no driver for it"
         level = error if wanted_by else warning
         return level(
-            "GPUs", f"{detail}, but torch {why}", "install torch's CUDA build and the driver: docs/guides/gpu.md"
+            "GPUs", f"{detail}, but torch {why}", "install torch's CUDA build and the driver: docs/start/gpu.md"
         )
     if not build.has_triton:
         return warning("GPUs", f"{detail}, but Triton is missing", "pip install 'kvarn[gpu]'")

@@ -43,7 +43,7 @@ def check_port(config: GatewayConfig) -> Finding:
 
 def check_answers(url: str, version: dict[str, Any], ready: dict[str, Any], installed: str) -> list[Finding]:
     """Findings from the answers of a server at `/version` and `/ready`."""
-    if "version" not in version or "models" not in ready:
+    if "version" not in version or not isinstance(ready.get("models"), dict):
         return [error("port", f"another program answers at {url}", "stop it, or choose another with gateway.port")]
     found = [good("server", f"Kvarn {version['version']} answers at {url}")]
     if version["version"] != installed:

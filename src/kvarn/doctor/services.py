@@ -10,6 +10,7 @@ from pathlib import Path
 from sqlalchemy import text
 
 from kvarn.clock import SYSTEM_CLOCK
+from kvarn.config.addresses import without_password
 from kvarn.config.platform import KafkaConfig, LimitsConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.doctor.finding import Finding, error, good, warning
@@ -108,14 +109,17 @@ def _default_file(config: KvarnConfig) -> Path:
 def _check_blobs(url: str) -> Finding:
     from fsspec.core import url_to_fs
 
+    place = without_password(url)
     try:
         files, root = url_to_fs(url)
         files.ls(root)
     except FileNotFoundError:
-        return good("blobs", f"{url} (made with the first file)")
+        return good("blobs", f"{place} (made with the first file)")
     except Exception as failure:  # each file system has errors of its own
-        return error("blobs", f"{url} cannot be read: {_in_a_line(failure)}", "correct store.blobs or its credentials")
-    return good("blobs", f"{url} can be read")
+        return error(
+            "blobs", f"{place} cannot be read: {_in_a_line(failure)}", "correct store.blobs or its credentials"
+        )
+    return good("blobs", f"{place} can be read")
 
 
 async def _database_clock(store: Store) -> ClockReading:

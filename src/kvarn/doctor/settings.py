@@ -13,6 +13,7 @@ import yaml
 from kvarn.config.load import ConfigError, load_config
 from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
+from kvarn.config.yaml import YamlLoader
 from kvarn.doctor.finding import Finding, error, good, warning
 from kvarn.identity.open_server import auth_mode, is_loopback
 from kvarn.text.checkpoint import local_checkpoint
@@ -78,7 +79,7 @@ def check_secrets(path: Path) -> Finding | None:
     return good("secrets", f"only their owner reads {', '.join(names)} in {path}")
 
 
-class _Values(yaml.SafeLoader):
+class _Values(YamlLoader):
     """Values that stand in the file: those that a tag takes from elsewhere are left out."""
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from kvarn.gateway.static_files import ASK_AGAIN, SECURITY_HEADERS, Asset, Assets, file_response, path_below, redirect
 from kvarn.wire.openai.errors import ApiError
@@ -21,7 +21,6 @@ from kvarn.wire.openai.errors import ApiError
 DOCS = "/docs"
 _OPERATIONS = "api"
 _INDEX = "index.html"
-_OPERATIONS_POLICY = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 _INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 router = APIRouter(include_in_schema=False)
@@ -46,8 +45,8 @@ SiteDep = Annotated[Assets, Depends(built_site)]
 
 
 @cache
-def _operations_page() -> str:
-    return files("kvarn.gateway").joinpath("docs.html").read_text(encoding="utf-8")
+def _operations_page() -> Asset:
+    return Asset(files("kvarn.gateway").joinpath("docs.html").read_bytes(), "text/html; charset=utf-8")
 
 
 @router.get("/redoc")
@@ -57,9 +56,9 @@ async def redirect_to_operations(request: Request) -> Response:
 
 
 @router.get(f"{DOCS}/{_OPERATIONS}")
-async def operations() -> HTMLResponse:
+async def operations(request: Request) -> Response:
     """The operations of this server, on a page that needs nothing from the internet; it reads `/openapi.json`."""
-    return HTMLResponse(_operations_page(), headers={"content-security-policy": _OPERATIONS_POLICY})
+    return _response(request, _operations_page())
 
 
 @router.get(DOCS)
@@ -81,6 +80,10 @@ async def documentation(request: Request, site: SiteDep, path: str = "") -> Resp
         raise ApiError(404, why, code="documentation_not_built")
     if asset is None:
         raise HTTPException(404)
+    return _response(request, asset)
+
+
+def _response(request: Request, asset: Asset) -> Response:
     return file_response(request, asset, ASK_AGAIN | {"content-security-policy": _policy(asset)})
 
 

@@ -158,7 +158,8 @@ class Certificate:
         self._seen = files
         try:
             for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._context):  # a failed load spoils a context
-                context.load_cert_chain(str(self._config.ssl_certfile), self._config.ssl_keyfile)
+                # Without a password OpenSSL would ask for that of a sealed key at the terminal, and all would wait.
+                context.load_cert_chain(str(self._config.ssl_certfile), self._config.ssl_keyfile, password="")
         except OSError as error:
             _log.error("%s; the one before it is used", _unusable(self._config, error))
         else:
@@ -199,7 +200,7 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
         access_log=False,  # the gateway writes its own line, with model and request id
         log_config=None,  # logging belongs to the process, not to the server
         proxy_headers=bool(config.forwarded_allow_ips),
-        forwarded_allow_ips=list(config.forwarded_allow_ips),
+        forwarded_allow_ips="*" if "*" in config.forwarded_allow_ips else list(config.forwarded_allow_ips),
         server_header=False,
         ssl_certfile=config.ssl_certfile,
         ssl_keyfile=config.ssl_keyfile,

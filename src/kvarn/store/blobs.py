@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import URL
 
+from kvarn.config.addresses import without_password
 from kvarn.store.directories import sync_directory
 from kvarn.store.errors import DiskFullError, NotFoundError, StoreAwayError, StoreError
 
@@ -62,7 +63,9 @@ class Blobs:
     """A place for contents, a folder or a URL of fsspec's. Its calls block, so they run in threads."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = without_password(url)
+        """Name of the place, as it may be shown."""
+        self._address = url
         self._files: tuple[Any, str] | None = None
 
     def open(self) -> tuple[Any, str]:
@@ -71,7 +74,7 @@ class Blobs:
             from fsspec.core import url_to_fs
 
             try:
-                files, root = url_to_fs(self.url, use_listings_cache=False)  # others write there too
+                files, root = url_to_fs(self._address, use_listings_cache=False)  # others write there too
                 if self._is_local(files):
                     Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)
             except (ImportError, ValueError, OSError) as error:

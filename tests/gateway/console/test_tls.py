@@ -84,6 +84,7 @@ def test_a_person_signs_in_over_https_with_cookies_that_no_other_connection_carr
         (("127.0.0.0/8",), "127.0.0.1", ("https", "203.0.113.7")),
         (("10.0.0.0/8", "203.0.113.7"), "127.0.0.1", ("http", "127.0.0.1")),
         (("*",), "198.51.100.1", ("https", "203.0.113.7")),
+        (("10.0.0.0/8", "*"), "198.51.100.1", ("https", "203.0.113.7")),
     ],
 )
 async def test_a_proxy_is_believed_where_the_configuration_names_it(

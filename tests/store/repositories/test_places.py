@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import make_url, update
 
 from kvarn.config.load import ConfigError, load_config
 from kvarn.config.schema import KvarnConfig
@@ -115,6 +115,26 @@ async def test_a_move_that_was_interrupted_anywhere_is_done_again(
     assert await content_of(store, file) == CONTENT
 
 
+async def test_nobody_waits_while_a_bucket_renames(
+    store: Store, owner: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket copies all of a content, which takes longer than a transaction may."""
+    file, gone = await keep(store, owner), await keep(store, owner)
+    store.blobs = new = Blobs(str(tmp_path / "new"))
+    rename = Blobs.rename
+
+    async def write_meanwhile(blobs: Blobs, name: str, to: str) -> None:
+        if to == gone.id:
+            await delete_file(store, owner, gone.id)
+        async with store.transaction() as session:
+            await session.execute(update(File).where(File.id == to).values(filename="b"))
+        await rename(blobs, name, to)
+
+    monkeypatch.setattr(Blobs, "rename", write_meanwhile)
+    assert await move_contents(store) == 1
+    assert await new.names() == [file.id] and await content_of(store, await find_file(store, owner, file.id)) == CONTENT
+
+
 async def test_a_copy_that_differs_is_no_copy(
     store: Store, owner: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +185,7 @@ def test_the_folder_beside_sqlite_is_an_old_place_once_there_is_another(tmp_path
 
 def test_a_place_cannot_be_the_new_and_the_old_one(tmp_path: Path) -> None:
     (tmp_path / "kvarn.yaml").write_text("store: {blobs: /srv, old_blobs: [/srv]}")
-    with pytest.raises(ConfigError, match="which is blobs: leave it out"):
+    with pytest.raises(ConfigError, match="the place that blobs names: leave it out"):
         load_config(tmp_path / "kvarn.yaml")
     config = KvarnConfig.model_validate(
         {"store": {"url": f"sqlite:///{tmp_path}/k.db", "old_blobs": [str(tmp_path / "a")]}}

@@ -32,7 +32,7 @@ async def backup(
         bool, typer.Option("--with-keys", help="Include the keys that open kept prompts: keep the file secret.")
     ] = False,
 ) -> None:
-    """Back up the database and what belongs to it into one file, while servers run. See docs/backup.md."""
+    """Back up the database and what belongs to it into one file, while servers run. See docs/operate/backup.md."""
     keys = key_path(database.config)
     manifest = await make_backup(database.store, file, prompt_keys=keys, with_keys=with_keys, with_blobs=blobs)
     typer.echo(f"{file}: {_described(manifest)}")
@@ -51,7 +51,7 @@ async def restore(
     check: Annotated[bool, typer.Option("--check", help="Check that the backup is whole, and change nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a database that is not empty.")] = False,
 ) -> None:
-    """Restore a backup; no server may run. See docs/backup.md."""
+    """Restore a backup; no server may run. See docs/operate/backup.md."""
     if check:
         typer.echo(f"{file} is whole: {_described(unpack(file, None))}")
         return

@@ -27,7 +27,7 @@ async def status(database: Database, as_json: JsonOption = False) -> None:
 async def move(
     database: Database, quiet: Annotated[bool, typer.Option("--quiet", help="Print the sum only.")] = False
 ) -> None:
-    """Move contents to store.blobs, from rows and store.old_blobs, while servers run. See docs/files.md."""
+    """Move contents to store.blobs, from rows and store.old_blobs, while servers run. See docs/guides/files.md."""
     if database.store.blobs is None:
         raise StoreError("contents are moved to store.blobs: set it to a folder or a bucket first")
 

@@ -176,8 +176,8 @@ async def _at(store: Store, place: Blobs) -> AsyncGenerator[File, None]:
 
 
 async def _move(store: Store, blobs: Blobs, file: File, content: AsyncGenerator[bytes, None]) -> bool:
-    """Copy a file's content; False where it was moved or deleted meanwhile. The copy has a name of its own until the
-    file's row is this move's alone: a late move deletes nothing else."""
+    """Copy a file's content; False where it was moved or deleted meanwhile. The copy has a name of its own until it is
+    whole."""
     copy = f"{_MOVING}/{file.id}.{secrets.token_hex(8)}"
     try:
         if await _copy(store, blobs, file, copy, content):
@@ -207,13 +207,18 @@ async def _copy(store: Store, blobs: Blobs, file: File, name: str, content: Asyn
         copied.update(piece)
     if copied.digest() != digest.digest():
         raise StoreAwayError(f"the copy of {file.id} at {blobs.url} is not what was written: it stays where it is")
+    if size != file.size:
+        return False
+    await blobs.rename(name, file.id)  # not in the transaction: a bucket copies, for longer than a writer may take
     same_place = File.in_blobs if file.in_blobs else ~File.in_blobs
-    whole = (File.id == file.id) & (File.size == size) & (File.status != INCOMPLETE) & same_place
+    there = (File.id == file.id) & (File.status != INCOMPLETE)
     async with store.transaction() as session:
-        if await session.scalar(update(File).where(whole).values(in_blobs=True).returning(File.id)) is None:
-            return False
-        await blobs.rename(name, file.id)
-    return True
+        query = update(File).where(there, same_place).values(in_blobs=True).returning(File.id)
+        is_moved = await session.scalar(query) is not None
+        is_there = is_moved or await session.scalar(select(File.id).where(there)) is not None
+    if not is_there:  # else another move was faster, whose copy is the same
+        await blobs.delete(file.id)
+    return is_moved
 
 
 async def _read_rows(store: Store, file_id: str) -> AsyncGenerator[bytes, None]:
