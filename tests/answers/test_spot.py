@@ -63,6 +63,10 @@ def test_a_server_is_ready_without_it_and_without_nothing_else(gateway: Any) -> 
         (replica,) = gateway.served[name].replicas.values()
         replica.state = ReplicaState.DOWN
         assert gateway.http.get("/ready").status_code == status, name
+    assert gateway.http.get("/ready", params={"models": "any"}).status_code == 200
+    (replica,) = gateway.served["steady"].replicas.values()
+    replica.state = ReplicaState.DOWN
+    assert gateway.http.get("/ready", params={"models": "any"}).status_code == 503
 
 
 def test_lines_of_batches_and_copies_are_of_the_batch_tier() -> None:

@@ -54,9 +54,6 @@ class EngineActor:
         """Wait for the engine's end: whether it has come, and why; None after a clean exit."""
         return self._ended.wait(timeout_s), self._reason
 
-    def kill(self) -> None:
-        self._started[0].popen.kill()
-
     def _hold(self, spec: ReplicaSpec) -> None:
         try:
             process = EngineProcess.spawn(spec.factory.partition(":")[0])

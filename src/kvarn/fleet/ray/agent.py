@@ -36,6 +36,8 @@ _DRAINS_S = 2.0
 """Seconds between two looks for nodes that Ray drains."""
 _NO_DEADLINE_S = 3600.0
 
+_log = logging.getLogger(__name__)
+
 
 class Agent:
     """Carries out what the gateway asks for. Engines are named actors, each in a placement group of its name."""
@@ -58,9 +60,15 @@ class Agent:
         looking.cancel()
 
     async def _look_for_drains(self, channel: Channel) -> None:
+        is_away = False
         while True:
-            with contextlib.suppress(Exception):  # the cluster's head is away
+            try:
                 self._announce(channel, await asyncio.to_thread(cluster_state.get_draining_nodes))
+                is_away = False
+            except Exception as error:  # the cluster's head is away, or Ray has changed what is private to it
+                if not is_away:
+                    _log.warning("drains of nodes are not noticed meanwhile: %s", error)
+                is_away = True
             await asyncio.sleep(_DRAINS_S)
 
     def _announce(self, channel: Channel, deadlines_ms: dict[str, int]) -> None:

@@ -145,10 +145,9 @@ async def ready(request: Request, gateway: GatewayDep, query: ReadyQuery) -> Ann
 
     `database` is `up`, `read_only` or `away`. Answers are given without it, so it makes no server less ready.
     """
-    may_miss = [not model.replicas or model.config.spot == "batch" for model in gateway.models]
-    taken = [model.ready or missing for model, missing in zip(gateway.models, may_miss, strict=True)]
-    is_away = gateway.catalog.held_requests.is_standby or request.app.state.stopping.is_set()
-    is_ready = (all if query.models == "all" else any)(taken) and not is_away
+    needed = [model.ready for model in gateway.models if model.replicas and model.config.spot != "batch"]
+    enough = all(needed) if query.models == "all" else any(model.ready for model in gateway.models) or not needed
+    is_ready = enough and not (gateway.catalog.held_requests.is_standby or request.app.state.stopping.is_set())
     answer: Readiness = {
         "status": "ready" if is_ready else "not_ready",
         "models": {model.name: _state(model, gateway.control.monitor) for model in gateway.models},
