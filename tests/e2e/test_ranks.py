@@ -94,7 +94,8 @@ def test_a_rank_that_is_killed_or_hangs_changes_no_answer(ranks, with_signal):
     assert answer(ranks, "two") == wanted
     engine, victim = ranks.engine_pid("two"), other_rank(ranks)
     assert answer(ranks, "two", 2, lambda: os.kill(victim, with_signal)) == wanted
-    assert ranks.engine_pid("two") != engine, "the engine was started again"
+    # On a busy machine all tokens may be on their way when the rank is killed: then nobody waits for the next engine.
+    ranks.wait_until(lambda: ranks.engine_pid("two") != engine, "the next engine", 60)
     ranks.wait_until(lambda: is_gone(engine) and is_gone(victim), "the processes of the first engine to end")
 
 

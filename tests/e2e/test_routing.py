@@ -55,7 +55,8 @@ def turn(server: Any, messages: list[dict[str, str]]) -> dict[str, Any]:
 
 
 def test_second_turns_go_where_the_first_ones_are_cached_and_a_burst_uses_both(pair):
-    questions = [f"Conversation {number}. " + "What does a router do? " * 20 for number in range(CONVERSATIONS)]
+    # Prompts that take longer to compute than the overhead of a step varies.
+    questions = [f"Conversation {number}. " + "What does a router do? " * 200 for number in range(CONVERSATIONS)]
     conversations = [[{"role": "user", "content": question}] for question in questions]
     with ThreadPoolExecutor(CONVERSATIONS) as pool:
         firsts = list(pool.map(lambda messages: turn(pair, messages), conversations))
