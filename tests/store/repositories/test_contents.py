@@ -21,14 +21,12 @@ from kvarn.store.errors import DiskFullError, NotFoundError, StoreAwayError, Sto
 from kvarn.store.models import File, FileChunk
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.contents import move_contents, read_content
-from kvarn.store.repositories.files import FileWriter, delete_file, drop_file, find_file, publish_file
+from kvarn.store.repositories.files import FileWriter, delete_file, drop_file, find_file
 from kvarn.store.repositories.organization_deletion import delete_organization_data
 from kvarn.store.repositories.retention import delete_expired
 from kvarn.store.repositories.uploads import create_upload, drop_parts
 from new_tenants import create_organization
-
-CONTENT = bytes(range(256)) * 4096 + b"the end"
-"""More than is written at once."""
+from stored_files import CONTENT, content_of, keep
 
 
 @pytest.fixture(params=["folder", "memory"])
@@ -42,18 +40,6 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Blobs]:
 @pytest.fixture
 async def owner(store: Store) -> Owner:
     return (await create_organization(store, "red")).owner
-
-
-async def keep(store: Store, owner: Owner, content: bytes = CONTENT) -> File:
-    async with FileWriter(store, owner) as writer:
-        await writer.write(content)
-        file_id = await writer.finish()
-    async with store.transaction() as session:
-        return await publish_file(session, file_id, filename="a", purpose="batch", now=1, expires_at=None)
-
-
-async def content_of(store: Store, file: File) -> bytes:
-    return b"".join([piece async for piece in read_content(store, file)])
 
 
 async def rows(store: Store) -> int:

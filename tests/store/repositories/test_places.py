@@ -18,10 +18,9 @@ from kvarn.store.errors import NotFoundError, StoreAwayError, StoreError
 from kvarn.store.models import File
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.contents import count_places, move_contents, read_content
-from kvarn.store.repositories.files import FileWriter, delete_file, find_file, publish_file
+from kvarn.store.repositories.files import delete_file, find_file
 from new_tenants import create_organization
-
-CONTENT = bytes(range(256)) * 4096 + b"the end"
+from stored_files import CONTENT, content_of, keep
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +42,6 @@ def bucket() -> Iterator[str]:
 @pytest.fixture
 async def owner(store: Store) -> Owner:
     return (await create_organization(store, "red")).owner
-
-
-async def keep(store: Store, owner: Owner, content: bytes = CONTENT) -> File:
-    async with FileWriter(store, owner) as writer:
-        await writer.write(content)
-        file_id = await writer.finish()
-    async with store.transaction() as session:
-        return await publish_file(session, file_id, filename="a", purpose="batch", now=1, expires_at=None)
-
-
-async def content_of(store: Store, file: File) -> bytes:
-    return b"".join([piece async for piece in read_content(store, file)])
 
 
 async def test_contents_move_to_a_bucket_while_they_are_read_written_and_deleted(
