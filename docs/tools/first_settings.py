@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import yaml
-
 from kvarn.config.schema import KvarnConfig
+from kvarn.config.yaml import parse_yaml
 
 HEADING = """\
 ## Settings people change first
@@ -70,7 +69,7 @@ def first_settings() -> list[str]:
     """The lines of the section. Raises SystemExit where an example does not set what it is for."""
     lines = [HEADING, "| setting | why | example |", "|---|---|---|"]
     for path, why, example in FIRST_SETTINGS:
-        if not _sets(KvarnConfig.model_validate(yaml.safe_load(example)), path):
+        if not _sets(KvarnConfig.model_validate(parse_yaml(example)), path):
             raise SystemExit(f"docs/tools/first_settings.py: the example of {path} does not set it")
         section = path.rpartition(".")[0]
         anchor = re.sub(r"[^\w-]", "", section.lower()) or "top-level"

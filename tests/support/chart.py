@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from kvarn.config.yaml import parse_yaml
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "chart" / "kvarn"
 EXAMPLES = ROOT / "deploy" / "chart" / "examples"
@@ -79,7 +81,7 @@ class Rendered:
         volumes = workload["spec"]["template"]["spec"]["volumes"]
         name = next(each["configMap"]["name"] for each in volumes if each["name"] == "config")
         (found,) = [each for each in self.of("ConfigMap") if each["metadata"]["name"] == name]
-        settings: Object = yaml.safe_load(found["data"]["kvarn.yaml"])
+        settings: Object = parse_yaml(found["data"]["kvarn.yaml"])
         return settings
 
 
