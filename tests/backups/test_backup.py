@@ -136,6 +136,8 @@ async def test_what_is_there_is_replaced_only_by_force(store: Store, empty: Stor
     path = await back_up(store, tmp_path, "backup.tar.gz")
     await migrate.upgrade(empty)
     await create_organization(empty, "blue")
+    with pytest.raises(StoreError, match="there is no file"):
+        await put_back(empty, tmp_path / "another.tar")
     with pytest.raises(StoreError, match="not empty: --force"):
         await put_back(empty, path)
     assert await number(empty, "SELECT count(*) FROM organizations WHERE name = 'blue'") == 1

@@ -43,6 +43,8 @@ async def restore(store: Store, path: Path, *, folder: Path, prompt_keys: Path, 
         StoreError: The backup is damaged or not of this kind of database, or of a newer Kvarn. Nothing was changed, but
             for contents of files and keys, which are added first.
     """
+    if not await asyncio.to_thread(path.is_file):
+        raise StoreError(f"there is no file {path}: name a backup")
     _check_replaceable(store, await _read_state(store), force=force)
     with tempfile.TemporaryDirectory(prefix=".kvarn-", dir=folder) as unpacked:
         manifest = await asyncio.to_thread(unpack, path, Path(unpacked))

@@ -47,7 +47,7 @@ async def backup(
 @database_command(app, "restore", ready=False)
 async def restore(
     database: Database,
-    file: Annotated[Path, typer.Argument(help="Backup.", exists=True, dir_okay=False)],
+    file: Annotated[Path, typer.Argument(help="Backup.")],
     check: Annotated[bool, typer.Option("--check", help="Check that the backup is whole, and change nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a database that is not empty.")] = False,
 ) -> None:
