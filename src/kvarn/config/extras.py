@@ -1,4 +1,4 @@
-"""Optional dependencies: `pip install 'kvarn[postgres,redis,kafka,encryption,hub,ray,oidc,s3]'`."""
+"""Optional dependencies: `pip install 'kvarn[postgres,redis]'`, or all of them: `kvarn[all]`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ _PACKAGES = {
     "ray": "ray",
     "oidc": "authlib",
     "s3": "s3fs",
+    "retrieval": "pypdfium2",
+    "xlsx": "openpyxl",
+    "pgvector": "pgvector",
+    "usearch": "usearch",
+    "mcp": "mcp",
+    "tools": "pydantic_monty",
 }
 """Packages that each extra installs."""
 
