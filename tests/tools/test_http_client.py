@@ -11,7 +11,7 @@ import pytest
 
 from kvarn.config.tools import ToolsConfig
 from kvarn.tools.addresses import AddressRefusedError
-from kvarn.tools.http_client import ToolServerError, SafeHttp, check_headers, check_url
+from kvarn.tools.http_client import SafeHttp, ToolServerError, check_headers, check_url
 from scripted_server import Asked, always, answer, scripted_server
 
 
