@@ -59,6 +59,7 @@ from kvarn.gateway.routes.organization import (
     projects,
     rate_limits,
     tenants,
+    tool_servers,
     usage,
     users,
 )
@@ -91,7 +92,7 @@ _ROUTERS = [
     for module in (
         *(chat, completions, messages, message_batches, ollama, responses, conversations, encoders, tokens, models),
         *(files, batches, evaluations, feedback, rollouts, operation, vllm),
-        *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
+        *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments, tool_servers),
     )
 ]
 _ROUTERS += [feedback.administration, documentation_router]

@@ -64,6 +64,10 @@ from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.rollouts.controller import Rollouts
 from kvarn.rollouts.shadow import Shadows
 from kvarn.store.engine import Store
+from kvarn.tools.administration import ToolServerAdministration
+from kvarn.tools.http_client import SafeHttp
+from kvarn.tools.mcp.provider import McpProvider
+from kvarn.tools.registered import ToolServers
 
 
 def build_gateway(
@@ -101,6 +105,7 @@ def build_gateway(
     generators = {name: external_generator(model) for name, model in external.items()}
     observers = (rollouts.observer, shadows, traces, TurnObserver(metrics.turns), AnswerLog(services.prompts))
     steps = _steps(services, text, generators, observers)
+    mcp = _mcp(config, store)
     gateway = Gateway(
         config=config,
         store=store,
@@ -127,6 +132,7 @@ def build_gateway(
             rollouts=rollouts,
             external=list(external.values()),
             traces=traces,
+            tool_servers=ToolServerAdministration(mcp),
             alerting=Alerting(config.alerts, partial(_read_metrics, metrics, shared), tells=is_main),
             history=shared.history if shared is not None else CountedHistory(metrics.counted),
         ),
@@ -134,6 +140,11 @@ def build_gateway(
     copies = replace(gateway, steps=replace(steps, stages=_copy_stages(services, text), observers=()))
     shadows.ask = partial(answer, copies)
     return gateway, services
+
+
+def _mcp(config: KvarnConfig, store: Store) -> McpProvider:
+    http = SafeHttp(config.tools)
+    return McpProvider(ToolServers(config, store), http, request_servers=config.tools.request_servers)
 
 
 def _metrics(

@@ -21,6 +21,7 @@ from kvarn.quality.monitor import QualityMonitor
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.rollouts.controller import Rollouts
 from kvarn.rollouts.shadow import Shadows
+from kvarn.tools.administration import ToolServerAdministration
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class ControlPlane:
     external: Sequence[ExternalModel]  # models that other servers run
     traces: Traces
     alerting: Alerting
+    tool_servers: ToolServerAdministration
     history: HistorySource
 
 

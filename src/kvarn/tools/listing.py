@@ -18,7 +18,7 @@ _SIZE = 256
 _KEPT_S = 300.0
 
 
-class RememberedLists(Generic[ListT]):
+class ListCache(Generic[ListT]):
     """What `read` gave for a server, for five minutes. A list is found by all that may change it, credentials too: what
     a server tells one caller is not shown to another."""
 

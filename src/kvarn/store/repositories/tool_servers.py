@@ -83,12 +83,17 @@ async def change_server(
 
 
 async def approve_tools(
-    change: AuditedChange, organization_id: str, project_id: str, server_id: str, pinned: dict[str, str]
+    change: AuditedChange,
+    organization_id: str,
+    project_id: str,
+    server_id: str,
+    pinned: dict[str, str],
+    document: dict[str, Any] | None,
 ) -> StoredToolServer:
-    """Pin the tools that a server tells now; none wait any more."""
+    """Pin the tools that a server tells now; none wait any more. `document`: the one that tells them, if one does."""
     row = await get_server(change.session, organization_id, server_id, project_id=project_id)
     changed = [name for name, digest in pinned.items() if row.pinned.get(name) != digest]
-    row.pinned, row.waiting = pinned, {}
+    row.pinned, row.waiting, row.document = pinned, {}, document
     row.version += 1
     row.changed_at = change.now
     data = {"name": row.name, "tools": changed[:_TOLD_TOOLS], "count": len(pinned)}

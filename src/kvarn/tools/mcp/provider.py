@@ -8,10 +8,11 @@ from typing import Any
 
 from kvarn.answers.record import RequestRecord
 from kvarn.store.ids import new_id
+from kvarn.store.owner import Owner
 from kvarn.tools.functions import ServerTool, definition_of
 from kvarn.tools.http_client import SafeHttp, ToolServerError, check_headers, check_url
 from kvarn.tools.http_tools import call_operation, read_operations
-from kvarn.tools.listing import RememberedLists
+from kvarn.tools.listing import ListCache
 from kvarn.tools.mcp.session import call_tool, list_tools
 from kvarn.tools.openapi import Operation
 from kvarn.tools.pins import compare
@@ -33,17 +34,19 @@ class McpProvider:
         self.servers = servers
         self.http = http
         self._request_servers = request_servers
-        self._tools = RememberedLists(lambda server: list_tools(server, http))
-        self._operations = RememberedLists(lambda server: read_operations(server, http))
+        self._tools = ListCache(lambda server: list_tools(server, http))
+        self._operations = ListCache(lambda server: read_operations(server, http))
 
     async def open(self, context: ToolContext, asked: Mapping[str, Any]) -> OpenedTools:
         entry = validate(McpTool, dict(asked), context.record.reply.warnings)
         server = await self._find(context.record, entry)
         listing = {"id": new_id("mcpl_"), "type": "mcp_list_tools", "server_label": entry.server_label}
         try:
-            told = await self.told(context.record, server)
+            told = await self.told(context.record.principal.owner, server)
         except ToolCallError as error:
             return OpenedTools([], [listing | {"tools": [], "error": str(error)}])
+        if told.left_out:
+            context.record.warn(f"left out {told.left_out} tools of {server.label!a}: too many, or sharing a name")
         kept, waiting = await self._allowed(context.record, server, told)
         tools: list[Tool] = []
         listed: list[dict[str, Any]] = []
@@ -59,16 +62,13 @@ class McpProvider:
             listed.append(each.as_listed())
         return OpenedTools(tools, [listing | {"tools": listed, "error": waiting}])
 
-    async def told(self, record: RequestRecord, server: ToolServer, *, fresh: bool = False) -> Told:
+    async def told(self, owner: Owner, server: ToolServer, *, fresh: bool = False) -> ServerTools:
         """What a server tells of its tools. Raises `ToolCallError`."""
-        owner = record.principal.owner
         if server.kind == "http":
             operations = await self._operations.get(owner, server, fresh=fresh)
-            return Told([each.tool for each in operations], {each.tool.name: each for each in operations})
+            return ServerTools([each.tool for each in operations], {each.tool.name: each for each in operations})
         listed = await self._tools.get(owner, server, fresh=fresh)
-        if listed.left_out:
-            record.warn(f"left out {listed.left_out} tools of {server.label!a}: they are too many, or share a name")
-        return Told(listed.tools, mode=listed.mode)
+        return ServerTools(listed.tools, mode=listed.mode, left_out=listed.left_out)
 
     async def _find(self, record: RequestRecord, entry: McpTool) -> ToolServer:
         """The server of an entry. Raises `ApiError`."""
@@ -98,7 +98,7 @@ class McpProvider:
         )
 
     async def _allowed(
-        self, record: RequestRecord, server: ToolServer, told: Told
+        self, record: RequestRecord, server: ToolServer, told: ServerTools
     ) -> tuple[Sequence[ServerTool], str | None]:
         """The tools that may be offered, and a sentence where none may be that the server tells."""
         tools, error = told.tools, None
@@ -117,19 +117,20 @@ class McpProvider:
         return tools, error
 
     def _tool(
-        self, server: ToolServer, told: Told, tool: ServerTool, definition: ToolDefinition, needs_approval: bool
+        self, server: ToolServer, told: ServerTools, tool: ServerTool, definition: ToolDefinition, needs_approval: bool
     ) -> Tool:
         operation = told.operations.get(tool.name)
         return ServedTool(definition, needs_approval, server, tool.name, self.http, told.mode, operation)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ServerTools:
     """What a server tells of its tools."""
 
     tools: Sequence[ServerTool]
     operations: Mapping[str, Operation] = field(default_factory=dict)
     mode: str = "auto"
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
