@@ -66,7 +66,7 @@ def function_name(label: str, tool: str) -> str:
 
 
 def definition_of(label: str, about: str, tool: ServerTool) -> ToolDefinition:
-    """What the model is told of a tool. Raises `ValueError`: its schema is too large, too deep or none."""
+    """The function that the model is told of. Raises `ValueError`: its schema is too large, too deep or none."""
     shown = ": ".join(filter(None, (about, tool.description)))
     return ToolDefinition(function_name(label, tool.name), _plain(shown), clean_schema(tool.schema))
 

@@ -41,7 +41,7 @@ async def fetch_document(server: ToolServer, http: SafeHttp) -> dict[str, Any]:
 
 
 async def call_operation(server: ToolServer, http: SafeHttp, operation: Operation, arguments: Mapping[str, Any]) -> str:
-    """What an operation answers, as a text. Raises `ToolCallError`."""
+    """The answer of an operation, as a text. Raises `ToolCallError`."""
     try:
         request = request_of(operation, arguments)
     except ValueError as error:

@@ -19,7 +19,7 @@ _KEPT_S = 300.0
 
 
 class ListCache(Generic[ListT]):
-    """What `read` gave for a server, for five minutes. A list is found by all that may change it, credentials too: what
+    """Lists that `read` gave, for five minutes each. A list is found by all that may change it, credentials too: what
     a server tells one caller is not shown to another."""
 
     def __init__(

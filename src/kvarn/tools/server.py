@@ -33,7 +33,7 @@ class ToolServer:
     pinned: Mapping[str, str] | None = None
     """Digests of the tools that were approved, by name; None: the list is not pinned."""
     id: str = ""
-    """Of its row; empty: it has none."""
+    """Id of its row; empty: it has none."""
     version: int = 0
     """Changes with its row: what was read of another version is read again."""
 

@@ -38,7 +38,7 @@ _DEFINITION = ToolDefinition(
     "Search the web. Gives titles, addresses and passages of pages.",
     {
         "type": "object",
-        "properties": {"query": {"type": "string", "description": "What to search for."}},
+        "properties": {"query": {"type": "string", "description": "Words to search for."}},
         "required": ["query"],
         "additionalProperties": False,
     },

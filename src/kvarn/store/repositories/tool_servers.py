@@ -20,7 +20,7 @@ from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChang
 from kvarn.store.repositories.tenants.projects import get_active_project
 
 MAX_SERVERS = 50
-"""Of a project."""
+"""Servers of a project at most."""
 _ORDER = (StoredToolServer.created_at, StoredToolServer.id)
 _TOLD_TOOLS = 32
 """Names of tools in an entry of the audit log."""

@@ -63,7 +63,7 @@ class McpProvider:
         return OpenedTools(tools, [listing | {"tools": listed, "error": waiting}])
 
     async def told(self, owner: Owner, server: ToolServer, *, fresh: bool = False) -> ServerTools:
-        """What a server tells of its tools. Raises `ToolCallError`."""
+        """The tools that a server tells. Raises `ToolCallError`."""
         if server.kind == "http":
             operations = await self._operations.get(owner, server, fresh=fresh)
             return ServerTools([each.tool for each in operations], {each.tool.name: each for each in operations})
@@ -125,7 +125,7 @@ class McpProvider:
 
 @dataclass(frozen=True, slots=True)
 class ServerTools:
-    """What a server tells of its tools."""
+    """Tools as a server tells them."""
 
     tools: Sequence[ServerTool]
     operations: Mapping[str, Operation] = field(default_factory=dict)

@@ -65,7 +65,7 @@ async def list_tools(server: ToolServer, http: SafeHttp) -> ListedTools:
 
 
 async def call_tool(server: ToolServer, http: SafeHttp, mode: str, name: str, arguments: Mapping[str, Any]) -> str:
-    """What a tool answers, as a text. Raises `ToolCallError`."""
+    """The answer of a tool, as a text. Raises `ToolCallError`."""
     async with _session(server, http, mode) as client:
         result = await client.call_tool(name, dict(arguments))
     text = text_of(result)
@@ -219,7 +219,7 @@ def _told(wire: _Wire) -> ToolCallError | None:
 
 
 def _first(error: BaseException) -> ToolCallError | None:
-    """What a group of errors holds that can be told."""
+    """The first error of a group that can be told."""
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(_first, error.exceptions)), None)
     if isinstance(error, ToolCallError):

@@ -57,7 +57,7 @@ class McpTool(LenientModel):
         return self.allowed_tools is None or name in self.allowed_tools
 
     def approval_of(self, name: str, read_only: bool) -> Literal["always", "never"] | None:
-        """What the request says of calls of a tool; None: nothing."""
+        """The request's word on calls of a tool; None: it says nothing."""
         asked = self.require_approval
         if not isinstance(asked, ApprovalFilter):
             return asked

@@ -11,7 +11,7 @@ from kvarn.wire.openai.common import RequestModel, check_printable, disagreement
 from kvarn.wire.openai.mcp_tools import ToolNames
 
 Url = Annotated[str, Field(max_length=2048), AfterValidator(check_printable)]
-Headers = Annotated[dict[str, str], Field(max_length=32, repr=False)]
+Headers = Annotated[dict[str, str], Field(max_length=32)]
 Description = Annotated[str, Field(max_length=1024)]
 Approval = Literal["always", "never"]
 Timeout = Annotated[float, Field(gt=0, le=600)]
@@ -23,8 +23,8 @@ class ToolServerCreate(RequestModel):
     url: Url | None = None
     document: dict[str, Any] | None = None
     """OpenAPI document of a server of kind `http`, instead of one at `url`."""
-    headers: Headers = Field(default_factory=dict)
-    """Of each request to the server. Kept encrypted, and never shown again."""
+    headers: Headers = Field(default_factory=dict, repr=False)
+    """Headers of each request to the server. Kept encrypted, and never shown again."""
     description: Description = ""
     allowed_tools: ToolNames | None = None
     require_approval: Approval | None = None
@@ -44,7 +44,7 @@ class ToolServerCreate(RequestModel):
 class ToolServerUpdate(RequestModel):
     url: Url | None = None
     document: dict[str, Any] | None = None
-    headers: Headers | None = None
+    headers: Headers | None = Field(None, repr=False)
     """Take the place of all that were given before."""
     description: Description | None = None
     allowed_tools: ToolNames | None = None
@@ -54,7 +54,7 @@ class ToolServerUpdate(RequestModel):
 
 class ToolServerApproval(RequestModel):
     digest: str | None = Field(None, max_length=64)
-    """Of the list that was looked at: another one is not approved. Default: whatever the server tells now."""
+    """Digest of the list that was looked at: another one is not approved. Default: whatever the server tells now."""
 
 
 class ToolServerObject(TypedDict):
