@@ -41,6 +41,7 @@ from kvarn.gateway.routes import (
     evaluations,
     feedback,
     files,
+    mcp_server,
     message_batches,
     messages,
     models,
@@ -91,7 +92,7 @@ _ROUTERS = [
     module.router
     for module in (
         *(chat, completions, messages, message_batches, ollama, responses, conversations, encoders, tokens, models),
-        *(files, batches, evaluations, feedback, rollouts, operation, vllm),
+        *(files, batches, evaluations, feedback, rollouts, operation, vllm, mcp_server),
         *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments, tool_servers),
     )
 ]

@@ -19,7 +19,7 @@ def _check_scopes(values: list[str]) -> list[str]:
         kind, _, rest = value.partition(":")
         if kind not in _KINDS_OF_SCOPE or not rest or (kind == "endpoints" and not rest.startswith("/")):
             raise PydanticCustomError(
-                
+
                 "scope",
                 "a scope is 'models:NAME', 'adapters:NAME', 'tools:TYPE' or 'endpoints:/v1/…', not {value}",
                 {"value": value},
