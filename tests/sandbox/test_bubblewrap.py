@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.support.conditions import lives, until
 
-from kvarn.sandbox.bubblewrap import ProgramLimits, Bubblewrap, Outcome, Program, find_bubblewrap
+from kvarn.sandbox.bubblewrap import Bubblewrap, Outcome, Program, ProgramLimits, find_bubblewrap
 from kvarn.sandbox.errors import NoSandboxError
 
 GENEROUS_S = 60.0
