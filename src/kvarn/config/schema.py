@@ -300,6 +300,9 @@ class KvarnConfig(Section):
     responses: ResponsesConfig = ResponsesConfig()
     """`/v1/responses` in the background."""
 
+    tools: ToolsConfig = ToolsConfig()
+    """Tools that the platform runs for a model."""
+
     retention: RetentionConfig = RetentionConfig()
     """Time that data is kept."""
 

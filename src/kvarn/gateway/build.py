@@ -54,6 +54,7 @@ from kvarn.observe.history import CountedHistory
 from kvarn.observe.host import HostCollector
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
+from kvarn.observe.tools import ToolMetrics
 from kvarn.observe.traces.exporter import make_exporter
 from kvarn.observe.traces.genai_metrics import make_genai_exporter
 from kvarn.quality.golden_models import GoldenModels
@@ -64,6 +65,10 @@ from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.rollouts.controller import Rollouts
 from kvarn.rollouts.shadow import Shadows
 from kvarn.store.engine import Store
+from kvarn.tools.builtin.calculator import CALCULATOR
+from kvarn.tools.builtin.clock import CLOCK
+from kvarn.tools.execution import ToolRunner
+from kvarn.tools.registry import ToolRegistry
 
 
 def build_gateway(
@@ -112,6 +117,7 @@ def build_gateway(
         grammars=GrammarPool(sandbox_limits(config.gateway)),
         metrics=metrics,
         held=ByteBudget(config.gateway.max_held_bytes),
+        tools=_tools(config, services, metrics),
         responses=BackgroundResponses(store, config.responses, lambda run: run_background(gateway, run)),
         control=ControlPlane(
             key_cache=services.identity.key_cache,
@@ -134,6 +140,15 @@ def build_gateway(
     copies = replace(gateway, steps=replace(steps, stages=_copy_stages(services, text), observers=()))
     shadows.ask = partial(answer, copies)
     return gateway, services
+
+
+def _tools(config: KvarnConfig, services: Services, metrics: GatewayMetrics) -> ToolRegistry:
+    """The tools that run here, by their types in requests."""
+    runner = ToolRunner(config.tools, services.store, services.metering, ToolMetrics(metrics.registry))
+    tools = ToolRegistry(runner)
+    tools.register("calculator", CALCULATOR)
+    tools.register("clock", CLOCK)
+    return tools
 
 
 def _metrics(

@@ -73,6 +73,7 @@ _PARTS = {
     "tokenized": "tokenize",
     "prompted": "prepare prompt",
     "moderated": "moderate prompt",
+    "tools": "run tools",
     "sent": "submit",
     "settled": "settle",
     "ended": "end",

@@ -19,11 +19,9 @@ def _check_scopes(values: list[str]) -> list[str]:
         kind, _, rest = value.partition(":")
         if kind not in _KINDS_OF_SCOPE or not rest or (kind == "endpoints" and not rest.startswith("/")):
             raise PydanticCustomError(
-                
                 "scope",
                 "a scope is 'models:NAME', 'adapters:NAME', 'tools:TYPE' or 'endpoints:/v1/…', not {value}",
                 {"value": value},
-
             )
     return values
 
@@ -37,7 +35,9 @@ Scope = Annotated[str, Field(max_length=256), AfterValidator(check_printable)]
 ScopeList = Annotated[list[Scope], Field(max_length=256), AfterValidator(_check_scopes)]
 """Restrictions of a key, such as `["models:tiny", "endpoints:/v1/chat"]`. A kind that is not named is not
 restricted."""
-ToolName = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9_]*(:.+)?)$", max_length=256), AfterValidator(check_printable)]
+ToolName = Annotated[
+    str, Field(pattern=r"^(\*|[a-z][a-z0-9_]*(:.+)?)$", max_length=256), AfterValidator(check_printable)
+]
 ProjectRole = Literal["owner", "member"]
 OrganizationRole = Literal["owner", "reader"]  # OpenAI's names of administrators and of everybody else
 
