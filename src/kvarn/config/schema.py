@@ -35,7 +35,6 @@ from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import FallbackConfig, RouteConfig
 from kvarn.config.section import Section, TextOrOff
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.config.tools import ToolsConfig
 
 
 class ModelConfig(Section):
