@@ -35,6 +35,7 @@ from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import FallbackConfig, RouteConfig
 from kvarn.config.section import Section, TextOrOff
 from kvarn.config.speculation import SpeculationConfig
+from kvarn.config.tools import ToolsConfig
 
 
 class ModelConfig(Section):

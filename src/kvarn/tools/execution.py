@@ -65,7 +65,7 @@ class ToolRunner:
         for row in await stored.calls_of(self._store, record.principal, answer_id):
             if row.status == stored.STARTED:
                 text = "It is not known whether this call has run: the server stopped meanwhile. It was not run again."
-                result = ToolResult(text, "incomplete", {"type": "tool_execution_error", "content": []})
+                result = ToolResult(text, "incomplete", {"type": "mcp_tool_execution_error", "content": []})
             elif row.result is None:
                 continue
             else:
@@ -138,7 +138,7 @@ def failed(why: str) -> ToolResult:
 
 
 def _error(why: str) -> dict[str, Any]:
-    return {"type": "tool_execution_error", "content": [{"type": "text", "text": why}]}
+    return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": why}]}
 
 
 def cut(text: str, max_bytes: int) -> tuple[str, bool]:
