@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from kvarn.answers.chat.tool_calls import arguments_object
+from kvarn.tools.items import result_fields
 from kvarn.tools.loop import ApprovalAsked, CallBegun, CallEnded
 from kvarn.tools.quotations import Quotations
 from kvarn.tools.registry import OfferedTool, OfferedTools
@@ -31,32 +30,9 @@ class ModelView:
     """Names the model's turn that made it: calls of one turn stand together."""
 
 
-def begun_item(step: CallBegun) -> StoredItem:
-    """The item of a call that is about to run, without its id."""
-    tool, call = step.offered.tool, step.call
-    given, item = arguments_object(call.arguments), dict(tool.item_fields)
-    head: StoredItem = {"type": tool.item_type, "status": "in_progress"}
-    if tool.item_type == "mcp_call":
-        named = {"server_label": "kvarn", "name": call.name, **item}
-        empty = {"output": None, "error": None, "approval_request_id": step.approval_id}
-        return head | named | {"arguments": call.arguments} | empty
-    if tool.item_type == "file_search_call":
-        return head | {"queries": _queries(given), "results": None} | item
-    if tool.item_type == "web_search_call":
-        queries = _queries(given)
-        return head | {"action": {"type": "search", "query": queries[0] if queries else ""}} | item
-    return head | {"code": str(given.get("code") or ""), "container_id": "", "outputs": None} | item
-
-
 def ended_fields(step: CallEnded, response_id: str, quotations: Quotations) -> StoredItem:
     """The fields of a call's item that its end changes or adds."""
-    result, call = step.result, step.begun.call
-    item_type, fields = step.begun.offered.tool.item_type, dict(result.item)
-    status = result.status
-    if item_type == "web_search_call" and status == "incomplete":
-        status = "failed"  # OpenAI's document has no other word
-    if item_type == "mcp_call":
-        fields = {"output": result.output if result.error is None else None, "error": result.error} | fields
+    call = step.begun.call
     view = {
         "call_id": call.id,
         "name": call.name,
@@ -67,7 +43,7 @@ def ended_fields(step: CallEnded, response_id: str, quotations: Quotations) -> S
         "next_number": quotations.next_number,
         "quotes": [each for each in quotations.numbered() if each["number"] in step.numbers],
     }
-    return {**fields, "status": status, MODEL_VIEW: view}
+    return {**result_fields(step), MODEL_VIEW: view}
 
 
 def approval_item(step: ApprovalAsked) -> StoredItem:
@@ -171,10 +147,3 @@ def _offered_for(request: StoredItem, offered: OfferedTools) -> OfferedTool | No
         if known == each.tool.definition.name or (label, name) == (request["server_label"], request["name"]):
             return each
     return None
-
-
-def _queries(given: Mapping[str, Any]) -> list[str]:
-    queries = given.get("queries", given.get("query"))
-    if isinstance(queries, str):
-        return [queries]
-    return [str(each) for each in queries] if isinstance(queries, list) else []

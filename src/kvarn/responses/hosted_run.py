@@ -10,13 +10,14 @@ from kvarn.catalog.client_left import cancel_with_client
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.ending import ResponseEnding
 from kvarn.responses.fitting import chat_of
-from kvarn.responses.hosted import Approvals, begun_item, ended_fields, quotations_of
+from kvarn.responses.hosted import Approvals, ended_fields, quotations_of
 from kvarn.responses.request import NO_HOSTED, echoed_tools
 from kvarn.responses.run import ResponseRun
 from kvarn.responses.tools import offered_tools
 from kvarn.responses.turns import ResponseInput
 from kvarn.retrieval.quoting import make_boundary
 from kvarn.tools.execution import EarlierCalls
+from kvarn.tools.items import begun_item
 from kvarn.tools.loop import ToolLoop
 from kvarn.tools.registry import OfferedTools
 from kvarn.wire.openai.chat.messages import Message

@@ -11,10 +11,11 @@ from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.errors import shutting_down
 from kvarn.responses.ending import ResponseEnding
 from kvarn.responses.events import EventEncoder
-from kvarn.responses.hosted import approval_item, begun_item, ended_fields
+from kvarn.responses.hosted import approval_item, ended_fields
 from kvarn.responses.shown import shown_response
 from kvarn.responses.writer import ResponseWriter
 from kvarn.text.logprobs import encoded_bytes
+from kvarn.tools.items import begun_item
 from kvarn.tools.loop import ApprovalAsked, CallBegun, CallEnded, LoopStep, ToolLoop
 from kvarn.wire.openai.chat.answer import FinishReason
 from kvarn.wire.openai.errors import unavailable
