@@ -54,6 +54,7 @@ from kvarn.observe.history import CountedHistory
 from kvarn.observe.host import HostCollector
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
+from kvarn.observe.tools import ToolMetrics
 from kvarn.observe.traces.exporter import make_exporter
 from kvarn.observe.traces.genai_metrics import make_genai_exporter
 from kvarn.quality.golden_models import GoldenModels
@@ -65,9 +66,14 @@ from kvarn.rollouts.controller import Rollouts
 from kvarn.rollouts.shadow import Shadows
 from kvarn.store.engine import Store
 from kvarn.tools.administration import ToolServerAdministration
+from kvarn.tools.builtin.calculator import CALCULATOR
+from kvarn.tools.builtin.clock import CLOCK
+from kvarn.tools.execution import ToolRunner
 from kvarn.tools.http_client import SafeHttp
 from kvarn.tools.mcp.provider import McpProvider
 from kvarn.tools.registered import ToolServers
+from kvarn.tools.registry import ToolRegistry
+from kvarn.tools.web_search import WebSearchProvider
 
 
 def build_gateway(
@@ -117,6 +123,7 @@ def build_gateway(
         grammars=GrammarPool(sandbox_limits(config.gateway)),
         metrics=metrics,
         held=ByteBudget(config.gateway.max_held_bytes),
+        tools=_tools(config, services, metrics, mcp),
         responses=BackgroundResponses(store, config.responses, lambda run: run_background(gateway, run)),
         control=ControlPlane(
             key_cache=services.identity.key_cache,
@@ -145,6 +152,17 @@ def build_gateway(
 def _mcp(config: KvarnConfig, store: Store) -> McpProvider:
     http = SafeHttp(config.tools)
     return McpProvider(ToolServers(config, store), http, request_servers=config.tools.request_servers)
+
+
+def _tools(config: KvarnConfig, services: Services, metrics: GatewayMetrics, mcp: McpProvider) -> ToolRegistry:
+    """The tools that run here, by their types in requests."""
+    runner = ToolRunner(config.tools, services.store, services.metering, ToolMetrics(metrics.registry))
+    tools = ToolRegistry(runner)
+    tools.register("calculator", CALCULATOR)
+    tools.register("clock", CLOCK)
+    tools.register("mcp", mcp)
+    tools.register("web_search", WebSearchProvider(mcp.servers, mcp.http))
+    return tools
 
 
 def _metrics(
