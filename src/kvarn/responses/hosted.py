@@ -88,7 +88,7 @@ def quotations_of(items: Iterable[StoredItem], boundary: str) -> Quotations:
             found.next_number = max(found.next_number, view["next_number"])
             for each in view["quotes"]:
                 place = each["file_id"], each["filename"], each["start"], each["end"]
-                found.quotes[each["number"]] = Quote(*place, "")
+                found.quotes[each["number"]] = Quote(*place, "", each.get("url", ""))
     return found
 
 

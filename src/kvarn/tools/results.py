@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from kvarn.tools.execution import cut
-from kvarn.tools.server import ToolCallError
+from kvarn.tools.server import ToolCallError, execution_error
 from kvarn.tools.types import ToolCall, ToolResult
 
 
@@ -29,7 +29,5 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        message = "the arguments are no JSON object"
-        content = [{"type": "text", "text": message}]
-        raise ToolCallError({"type": "mcp_tool_execution_error", "content": content}, message)
+        raise execution_error("the arguments are no JSON object")
     return parsed

@@ -22,7 +22,7 @@ from kvarn.config.extras import missing_extra
 from kvarn.tools.addresses import AddressRefusedError
 from kvarn.tools.functions import MAX_TOOLS, ServerTool, named_once
 from kvarn.tools.http_client import MAX_RESPONSE_BYTES, SafeHttp, SafeTransport, ToolServerError, check_url
-from kvarn.tools.server import ToolCallError, ToolServer, http_error, protocol_error
+from kvarn.tools.server import ToolCallError, ToolServer, execution_error, http_error, protocol_error
 
 if TYPE_CHECKING:
     import httpx2
@@ -70,8 +70,7 @@ async def call_tool(server: ToolServer, http: SafeHttp, mode: str, name: str, ar
         result = await client.call_tool(name, dict(arguments))
     text = text_of(result)
     if result.is_error:
-        content = [{"type": "text", "text": text}]
-        raise ToolCallError({"type": "mcp_tool_execution_error", "content": content}, text or "the tool failed")
+        raise execution_error(text)
     return text
 
 

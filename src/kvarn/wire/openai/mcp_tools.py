@@ -92,4 +92,6 @@ class WebSearchTool(LenientModel):
     type: str
     filters: WebSearchFilters | None = None
     search_context_size: Literal["low", "medium", "high"] | None = None
-    user_location: dict[str, Any] | None = None  # taken as a hint
+    user_location: dict[str, Any] | None = None  # taken as a hint, as those below
+    external_web_access: bool | None = None
+    search_content_types: list[str] | None = None
