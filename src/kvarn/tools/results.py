@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from kvarn.tools.execution import cut
-from kvarn.tools.server import ToolCallError, execution_error
+from kvarn.tools.server import ToolCallError, ToolServer, execution_error, without_secrets
 from kvarn.tools.types import ToolCall, ToolResult
 
 
@@ -16,10 +16,11 @@ def completed(text: str, max_bytes: int, name: str) -> ToolResult:
     return ToolResult(shown, item={"output": shown}, metadata=(note,) if is_cut else ())
 
 
-def failed(error: ToolCallError, max_bytes: int) -> ToolResult:
+def failed(error: ToolCallError, server: ToolServer, max_bytes: int) -> ToolResult:
     """The model gets the failure's sentence as the call's output: it may try otherwise."""
-    shown, _ = cut(f"The call failed: {error}", max_bytes)
-    return ToolResult(shown, status="failed", error=error.error, item={"output": None})
+    shown, _ = cut(without_secrets(f"The call failed: {error}", server), max_bytes)
+    told = json.loads(without_secrets(json.dumps(error.error), server))
+    return ToolResult(shown, status="failed", error=told, item={"output": None})
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from kvarn.config.tool_servers import ToolServerConfig, ToolServerKind
 
 Approval = Literal["always", "never"]
+_SHORTEST_SECRET = 8
+"""Characters below which a value may be part of any text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,16 @@ class ToolServer:
     """Id of its row; empty: it has none."""
     version: int = 0
     """Changes with its row: what was read of another version is read again."""
+
+
+def without_secrets(text: str, server: ToolServer) -> str:
+    """A server's text without the credentials that it was sent: one that echoes them does not bring them into a
+    prompt."""
+    for value in (*server.headers.values(), *server.environment.values()):
+        for secret in (value, value.rpartition(" ")[2]):
+            if len(secret) >= _SHORTEST_SECRET:
+                text = text.replace(secret, "[secret]")
+    return text
 
 
 class ToolCallError(Exception):

@@ -88,7 +88,7 @@ class WebSearch:
             query = str(arguments_of(call).get("query", ""))[:_MAX_QUERY]
             pages = await self._search(query)
         except ToolCallError as error:
-            return replace(failed(error, context.max_result_bytes), item=_item(query, ()))
+            return replace(failed(error, self.server, context.max_result_bytes), item=_item(query, ()))
         quotes = [Quote("", page.title, 0, len(page.text), page.text, page.url) for page in pages]
         return ToolResult("" if quotes else "Nothing was found.", item=_item(query, pages), quotes=quotes)
 

@@ -71,16 +71,6 @@ class McpTool(LenientModel):
         return {**(self.headers or {}), **token}
 
 
-SECRET_FIELDS = frozenset({"authorization", "headers"})
-
-
-def without_secrets(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as a response echoes and stores it: what authorises its calls is left out."""
-    if tool.get("type") != "mcp":
-        return tool
-    return {name: value for name, value in tool.items() if name not in SECRET_FIELDS}
-
-
 class WebSearchFilters(LenientModel):
     allowed_domains: list[str] | None = Field(None, max_length=100)
     blocked_domains: list[str] | None = Field(None, max_length=100)
