@@ -49,6 +49,7 @@ from kvarn.gateway.routes import (
     responses,
     rollouts,
     tokens,
+    vector_stores,
     vllm,
 )
 from kvarn.gateway.routes.organization import (
@@ -90,7 +91,7 @@ _ROUTERS = [
     module.router
     for module in (
         *(chat, completions, messages, message_batches, ollama, responses, conversations, encoders, tokens, models),
-        *(files, batches, evaluations, feedback, rollouts, operation, vllm),
+        *(files, vector_stores, batches, evaluations, feedback, rollouts, operation, vllm),
         *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
     )
 ]

@@ -53,6 +53,8 @@ class Project(Base):
     """Whether the organisation was made with it: administrators' keys belong to it, so it is never archived."""
     log_prompts: Mapped[bool] = mapped_column(default=False)
     """Whether its prompts may be sampled and kept, encrypted."""
+    cache_generation: Mapped[Number | None]
+    """How often its cached prompts were given up, since they quoted a document that was deleted; None: never."""
 
 
 class User(Base):
