@@ -55,6 +55,8 @@ class Project(Base):
     """Whether its prompts may be sampled and kept, encrypted."""
     cache_generation: Mapped[Number | None]
     """How often its cached prompts were given up, since they quoted a document that was deleted; None: never."""
+    tools: Mapped[list[Any] | None]
+    """Tools that it may use, such as `file_search` or `mcp:github`; None: all."""
 
 
 class User(Base):
@@ -100,7 +102,7 @@ class ApiKey(Base):
     redacted: Mapped[str] = mapped_column(String(32))
     role: Mapped[str] = mapped_column(String(16))
     scopes: Mapped[dict[str, Any]]
-    """`models`, `endpoints`, `adapters`: lists; one that is missing restricts nothing."""
+    """`models`, `endpoints`, `adapters`, `tools`: lists; one that is missing restricts nothing."""
     created_at: Mapped[Seconds]
     expires_at: Mapped[Seconds | None]
     revoked_at: Mapped[Seconds | None]
