@@ -32,10 +32,12 @@ import numpy as np
 
 from kvarn.answers.context import ServingContext
 from kvarn.clock import SYSTEM_CLOCK
+from kvarn.config.schema import KvarnConfig
 from kvarn.jobs.worker import Job, Worker
 from kvarn.retrieval.chunking import CHUNKER, CountTokens, chunk, embedded_text
 from kvarn.retrieval.types import Chunk, ChunkIndex, Document, Embedder, EmbedderAwayError, Vectors
 from kvarn.store.directories import data_dir
+from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import new_id
 from kvarn.store.owner import Principal
@@ -97,24 +99,36 @@ class _Cut:
 
 
 class IngestionWorker(Worker[IngestionJob]):
-    """Ingests files beside the requests of clients."""
+    """Ingests files beside the requests of clients. `serving` gives the context once it is made."""
 
-    def __init__(self, serving: ServingContext, index: ChunkIndex, embedders: Embedders, parse: Parse) -> None:
-        config = serving.config.batches
-        super().__init__("ingestions", max_running=_MAX_RUNNING, poll_s=min(config.poll_s, config.lease_s / 4))
+    def __init__(
+        self,
+        config: KvarnConfig,
+        store: Store,
+        serving: Callable[[], ServingContext],
+        index: ChunkIndex,
+        embedders: Embedders,
+        parse: Parse,
+    ) -> None:
+        lease_s = config.batches.lease_s
+        super().__init__("ingestions", max_running=_MAX_RUNNING, poll_s=min(config.batches.poll_s, lease_s / 4))
+        self._config = config
+        self._store = store
         self._serving = serving
-        self._store = serving.store
         self._index = index
         self._embedders = embedders
         self._parse = parse
-        self._lease_s = config.lease_s
+        self._lease_s = lease_s
         self._holder = new_id("gw-")
         self._looked_at = float("-inf")
-        self._folder = data_dir(serving.config) / "ingestion"
 
     def start(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)  # of a process that died
+        shutil.rmtree(self._folder, ignore_errors=True)  # copies of a process that died
         super().start()
+
+    @property
+    def _folder(self) -> Path:
+        return data_dir(self._config) / "ingestion"
 
     async def claim(self, free: int) -> Sequence[IngestionJob]:
         if not free:
@@ -192,8 +206,9 @@ class IngestionWorker(Worker[IngestionJob]):
         await stored.note_progress(self._store, self._holder, file.key, _PARSED)
         count, tokenizer = self._tokenizer()
         sizes = (row.max_tokens, row.overlap_tokens)
-        work = self._serving.text
-        chunks = await work.run(principal.organization_id, len(document.text), lambda: chunk(document, count, *sizes))
+        chunks = await self._serving().text.run(
+            principal.organization_id, len(document.text), lambda: chunk(document, count, *sizes)
+        )
         await stored.note_progress(self._store, self._holder, file.key, _CHUNKED)
         made_by = (row.file_id, document.parser, CHUNKER, tokenizer, *map(str, sizes))
         return _Cut(chunks, hashlib.sha256("\0".join(made_by).encode()).hexdigest()[:32])
@@ -201,8 +216,9 @@ class IngestionWorker(Worker[IngestionJob]):
     async def _read(self, file: OpenFile) -> Document:
         """Parse a copy of a file's content, which is gone afterwards."""
         content = await find_file(self._store, file.owner, file.row.file_id)
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self._folder) as copy:
+        folder = self._folder
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder) as copy:
             async with aclosing(read_content(self._store, content)) as pieces:
                 async for piece in pieces:
                     copy.write(piece)
@@ -220,7 +236,7 @@ class IngestionWorker(Worker[IngestionJob]):
 
     def _tokenizer(self) -> tuple[CountTokens, str]:
         """Tokens of the served model that writes answers, else of one that embeds; and the tokenizer's version."""
-        served = [model for model in self._serving.models if model.text is not None]
+        served = [model for model in self._serving().models if model.text is not None]
         served.sort(key=lambda model: model.card is None or model.card.kind != "generate")
         if not served or (text := served[0].text) is None:
             return _estimate_tokens, f"{_BYTES_PER_TOKEN} bytes"
