@@ -214,8 +214,9 @@ async def read_indexed(
     store: Store, store_id: str, file_ids: Sequence[str], embedder: str, *, after: int, limit: int, vectors: bool
 ) -> list[IndexedChunk]:
     """Chunks of some files with an id greater than `after`, by id, with their vectors by one embedder."""
+    columns: list[Any] = [StoredChunk.id, StoredChunk.file_id, StoredChunk.words]
     query: Select[Any] = (
-        select(StoredChunk.id, StoredChunk.file_id, StoredChunk.words)
+        select(*columns)
         .where(StoredChunk.store_id == store_id, StoredChunk.file_id.in_(file_ids), StoredChunk.id > after)
         .order_by(StoredChunk.id)
         .limit(limit)
