@@ -220,6 +220,7 @@ async def _close(gateway: Gateway) -> None:
     await control.shadows.stop()
     await gateway.models.close()
     await gateway.grammars.close()
+    gateway.retrieval.index.close()
     await asyncio.gather(*[external.close() for external in control.external])
     for each in (control.traces.exporter, control.traces.usage, control.traces.keeper):
         if each is not None:
@@ -259,5 +260,5 @@ def _workers(gateway: Gateway, services: Services) -> list[_Worker]:
     if (exporter := control.traces.exporter) is not None:
         workers.append(Periodic("exports of spans", exporter.export, _EXPORT_EVERY_S))
     if config.batches.enabled:
-        workers += [BatchWorker(gateway), EvaluationWorker(gateway)]
+        workers += [BatchWorker(gateway), EvaluationWorker(gateway), gateway.retrieval.ingestion]
     return workers

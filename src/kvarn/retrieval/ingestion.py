@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import mimetypes
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -35,6 +36,7 @@ from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig
 from kvarn.jobs.worker import Job, Worker
 from kvarn.retrieval.chunking import CHUNKER, CountTokens, chunk, embedded_text
+from kvarn.retrieval.parsing.parse import UnreadableFileError
 from kvarn.retrieval.types import Chunk, ChunkIndex, Document, Embedder, EmbedderAwayError, Vectors
 from kvarn.store.directories import data_dir
 from kvarn.store.engine import Store
@@ -48,8 +50,8 @@ from kvarn.store.repositories.tenants.principals import find_bearer
 from kvarn.store.repositories.vector_stores import ingestion as stored
 from kvarn.store.repositories.vector_stores.ingestion import OpenFile
 
-Parse = Callable[[Path, str], Awaitable[Document]]
-"""Reads a file of this name. Raises `UnreadableFileError`."""
+Parse = Callable[[Path, str, str], Awaitable[Document]]
+"""Reads a file of this name and media type. Raises `UnreadableFileError`."""
 
 _MAX_RUNNING = 4
 _OF_ONE_ORGANIZATION = _MAX_RUNNING - 1
@@ -66,14 +68,6 @@ _BYTES_PER_TOKEN = 4
 """Taken where no tokenizer is at hand: other servers run all models."""
 
 _log = logging.getLogger("kvarn.retrieval")
-
-
-class UnreadableFileError(Exception):
-    """A file that cannot be ingested. `code` is OpenAI's: `unsupported_file`, `invalid_file` or `server_error`."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Embedders(Protocol):
@@ -223,7 +217,8 @@ class IngestionWorker(Worker[IngestionJob]):
                 async for piece in pieces:
                     copy.write(piece)
             copy.flush()
-            return await self._parse(Path(copy.name), content.filename)
+            media_type = mimetypes.guess_type(content.filename)[0] or ""
+            return await self._parse(Path(copy.name), content.filename, media_type)
 
     async def _embed(self, file: OpenFile, principal: Principal, model: Embedder, chunks: Sequence[Chunk]) -> Vectors:
         made: list[Vectors] = []

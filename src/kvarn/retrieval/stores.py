@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvarn.answers.errors import storage_full
-from kvarn.retrieval.types import ChunkIndex, SearchResult
+from kvarn.retrieval.ingestion import IngestionWorker
+from kvarn.retrieval.search import Retriever
+from kvarn.retrieval.types import SearchResult
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.models import VectorStore, VectorStoreFile
@@ -34,11 +36,11 @@ from kvarn.wire.openai.vector_stores import (
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """Vector stores of one gateway, and what is found in them. `wake` tells the ingestion of new work."""
+    """Vector stores of one gateway, what is found in them, and what fills them."""
 
     store: Store
-    index: ChunkIndex
-    wake: Callable[[], None]
+    index: Retriever
+    ingestion: IngestionWorker
 
     async def create(self, owner: Owner, body: CreateVectorStoreRequest) -> SummedStore:
         fields = {
@@ -52,7 +54,7 @@ class Retrieval:
         files = [FileToAdd(file_id=file_id, chunking_strategy=strategy) for file_id in body.file_ids or ()]
         with _explained("file_ids"):
             made = await stored.create_store(self.store, owner, fields, days, _attachments(files))
-        self.wake()
+        self.ingestion.wake()
         return made
 
     async def update(self, owner: Owner, store_id: str, body: UpdateVectorStoreRequest) -> SummedStore:
@@ -75,14 +77,14 @@ class Retrieval:
         await self._find(owner, [store_id])
         with _explained("file_id"):
             made = await stored_files.add_file(self.store, owner, store_id, _attachment(body))
-        self.wake()
+        self.ingestion.wake()
         return made
 
     async def add_batch(self, owner: Owner, store_id: str, body: CreateFileBatchRequest) -> SummedBatch:
         await self._find(owner, [store_id])
         with _explained("file_ids" if body.file_ids else "files"):
             made = await stored_files.add_batch(self.store, owner, store_id, _attachments(body.all_files))
-        self.wake()
+        self.ingestion.wake()
         return made
 
     async def update_file(self, owner: Owner, store_id: str, file_id: str, body: UpdateFileRequest) -> VectorStoreFile:

@@ -40,6 +40,8 @@ from kvarn.wire.openai.vector_stores import (
     VectorStoreObject,
 )
 
+_ASK_AGAIN_MS = 200
+
 router = json_router("/v1/vector_stores", "vector stores", CHECKED)
 
 
@@ -125,9 +127,11 @@ async def list_vector_store_files(
 
 @router.get("/{vector_store_id}/files/{file_id}", summary="Retrieve a file of a vector store")
 async def get_vector_store_file(
-    gateway: GatewayDep, owner: OwnerDep, vector_store_id: str, file_id: str
+    gateway: GatewayDep, record: RecordDep, owner: OwnerDep, vector_store_id: str, file_id: str
 ) -> VectorStoreFileObject:
-    return _file(await stored_files.read_file(gateway.store, owner, vector_store_id, file_id))
+    file = _file(await stored_files.read_file(gateway.store, owner, vector_store_id, file_id))
+    record.reply.headers |= _ask_again(file.status)
+    return file
 
 
 @router.post("/{vector_store_id}/files/{file_id}", summary="Change a file of a vector store")
@@ -166,9 +170,11 @@ async def create_vector_store_file_batch(
 
 @router.get("/{vector_store_id}/file_batches/{batch_id}", summary="Retrieve a file batch")
 async def get_vector_store_file_batch(
-    gateway: GatewayDep, owner: OwnerDep, vector_store_id: str, batch_id: str
+    gateway: GatewayDep, record: RecordDep, owner: OwnerDep, vector_store_id: str, batch_id: str
 ) -> FileBatchObject:
-    return _batch(await stored_files.read_batch(gateway.store, owner, vector_store_id, batch_id))
+    batch = _batch(await stored_files.read_batch(gateway.store, owner, vector_store_id, batch_id))
+    record.reply.headers |= _ask_again(batch.status)
+    return batch
 
 
 @router.post("/{vector_store_id}/file_batches/{batch_id}/cancel", summary="Cancel a file batch")
@@ -185,6 +191,11 @@ async def list_vector_store_batch_files(
 ) -> ListObject[VectorStoreFileObject]:
     page = await stored_files.list_files(gateway.store, owner, vector_store_id, query.cursor, query.filter, batch_id)
     return list_answer(page, _file)
+
+
+def _ask_again(status: str) -> dict[str, str]:
+    """A header that tells OpenAI's clients when to ask again what they wait for."""
+    return {"openai-poll-after-ms": str(_ASK_AGAIN_MS)} if status == "in_progress" else {}
 
 
 def _store(summed: SummedStore, now: float) -> VectorStoreObject:

@@ -103,7 +103,7 @@ class UpdateFileRequest(RequestModel):
     @model_validator(mode="after")
     def _changes_something(self) -> UpdateFileRequest:
         if not self.model_fields_set:
-            raise validation_error("missing", "Missing required parameter: attributes", "attributes")
+            raise disagreement("Missing required parameter: attributes", "attributes")
         return self
 
 

@@ -72,9 +72,13 @@ async def test_files_are_added_all_or_none_and_count_by_their_status(store, red)
     await delete_uploaded(store, red.owner, gone.id)
     with pytest.raises(NotFoundError):
         await files.add_batch(store, red.owner, made.id, [attachment(kept[0]), attachment(gone)])
-    assert await counts(store) == dict(
-        vector_stores=1, vector_store_files=0, vector_store_file_batches=0, chunk_stores=0, chunk_files=0
-    )
+    assert await counts(store) == {
+        "vector_stores": 1,
+        "vector_store_files": 0,
+        "vector_store_file_batches": 0,
+        "chunk_stores": 0,
+        "chunk_files": 0,
+    }
     batch = await files.add_batch(store, red.owner, made.id, [attachment(each) for each in kept[:2]])
     await ingest(store, red.owner)
     await files.add_file(store, red.owner, made.id, attachment(kept[2]))
@@ -138,9 +142,13 @@ async def test_an_unused_store_expires_and_the_sweep_deletes_it(store, red, cloc
     assert (await delete_expired(store, RetentionConfig())).deleted["vector_stores"] == 1
     with pytest.raises(NotFoundError):
         await stores.read_store(store, red.owner, unused.id)
-    assert await counts(store) == dict(
-        vector_stores=2, vector_store_files=1, vector_store_file_batches=0, chunk_stores=1, chunk_files=1
-    )
+    assert await counts(store) == {
+        "vector_stores": 2,
+        "vector_store_files": 1,
+        "vector_store_file_batches": 0,
+        "chunk_stores": 1,
+        "chunk_files": 1,
+    }
 
 
 async def test_a_deletion_that_was_interrupted_is_ended_by_the_sweep(store, red):
