@@ -17,8 +17,8 @@ LIBRARIES_NEEDED: frozenset[Format] = frozenset({"html", "pdf", "docx", "xlsx"})
 _HEAD_BYTES = 64 * 1024
 
 _CODE = (
-    "json jsonl ndjson yaml yml toml ini xml c h cc cpp cxx hpp cs css go java js jsx mjs kt lua php pl py rb rs scala sh "
-    "bash sql swift ts tsx r jl proto tex"
+    "json jsonl ndjson yaml yml toml ini xml c h cc cpp cxx hpp cs css go java js jsx mjs kt lua php pl py rb rs scala "
+    "sh bash sql swift ts tsx r jl proto tex"
 )
 _BY_SUFFIX: dict[str, Format] = {
     **dict.fromkeys(("md", "markdown", "mdx"), "markdown"),

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 _HIDDEN = "script style noscript template head title svg math iframe object canvas select datalist"
 _BLOCKS = (
-    "address article aside blockquote body caption center dd details dialog div dl dt fieldset figcaption figure footer "
-    "form header hgroup hr html legend main nav ol p section summary table tbody tfoot thead ul"
+    "address article aside blockquote body caption center dd details dialog div dl dt fieldset figcaption figure "
+    "footer form header hgroup hr html legend main nav ol p section summary table tbody tfoot thead ul"
 )
 _HIDDEN_TAGS, _BLOCK_TAGS = frozenset(_HIDDEN.split()), frozenset(_BLOCKS.split())
 _HEADINGS = {f"h{level}": level for level in range(1, 7)}

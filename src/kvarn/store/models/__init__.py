@@ -26,6 +26,7 @@ from kvarn.store.models.tenants import (
     RateLimit,
     User,
 )
+from kvarn.store.models.tool_calls import StoredToolCall
 from kvarn.store.models.usage import (
     BilledEvent,
     BilledHour,

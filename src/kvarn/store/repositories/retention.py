@@ -28,6 +28,7 @@ from kvarn.store.models import (
     PromptSample,
     StoredCompletion,
     StoredResponse,
+    StoredToolCall,
     Upload,
 )
 from kvarn.store.models.files import INCOMPLETE
@@ -101,6 +102,7 @@ STORED: Final = (
     StoredKind(
         StoredResponse, lambda config: config.responses_days, may_go=lambda _: StoredResponse.status.not_in(RUNNING)
     ),
+    StoredKind(StoredToolCall, lambda config: config.responses_days),
     StoredKind(StoredCompletion, lambda config: config.responses_days),
     StoredKind(Batch, lambda config: config.files_days, may_go=lambda _: Batch.status.in_(OVER), drop=drop_batches),
     StoredKind(File, lambda config: config.files_days, expires_at="expires_at", drop=drop_files),
