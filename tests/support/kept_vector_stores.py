@@ -8,7 +8,7 @@ from kvarn.store.engine import Store
 from kvarn.store.models import File
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.files import FileWriter, publish_file
-from kvarn.store.repositories.vector_stores.attaching import Attachment
+from kvarn.store.repositories.vector_stores.attachments import Attachment
 from kvarn.store.repositories.vector_stores.stores import SummedStore, create_store
 
 

@@ -17,9 +17,9 @@ from kvarn.store.models import VectorStore, VectorStoreFile
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.vector_stores import files as stored_files
 from kvarn.store.repositories.vector_stores import stores as stored
-from kvarn.store.repositories.vector_stores.attaching import Attachment
+from kvarn.store.repositories.vector_stores.attachments import Attachment
+from kvarn.store.repositories.vector_stores.deletion import drop_store
 from kvarn.store.repositories.vector_stores.files import SummedBatch
-from kvarn.store.repositories.vector_stores.removing import drop_store
 from kvarn.store.repositories.vector_stores.stores import SummedStore
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.vector_stores import (
@@ -128,7 +128,7 @@ class Retrieval:
         `ApiError` (400) where it has expired."""
         owner = principal.owner
         await self._find(owner, store_ids)
-        await stored.touch_stores(self.store, store_ids)
+        await stored.note_use(self.store, store_ids)
         found = await self.index.search(
             principal,
             store_ids,

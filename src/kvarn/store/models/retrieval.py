@@ -80,7 +80,7 @@ class VectorStoreFile(Base):
     progress: Mapped[float] = mapped_column(default=0.0)
     """Part of the ingestion that is done, from 0 to 1."""
     attempts: Mapped[Number] = mapped_column(default=0)
-    """How often a gateway began its ingestion; those that were stopped in order do not count."""
+    """Number of times that a gateway began its ingestion; those that were stopped in order do not count."""
     leased_by: Mapped[str | None] = mapped_column(String(64))
     leased_until: Mapped[Seconds | None]
 

@@ -54,7 +54,7 @@ class Project(Base):
     log_prompts: Mapped[bool] = mapped_column(default=False)
     """Whether its prompts may be sampled and kept, encrypted."""
     cache_generation: Mapped[Number | None]
-    """How often its cached prompts were given up, since they quoted a document that was deleted; None: never."""
+    """Number of times that its cached prompts were given up: they quoted what was deleted. None: never."""
     tools: Mapped[list[Any] | None]
     """Tools that it may use, such as `file_search` or `mcp:github`; None: all."""
 

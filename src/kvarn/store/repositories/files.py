@@ -25,7 +25,7 @@ from kvarn.store.repositories.contents import add_chunks, check_blobs, delete_co
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_one, is_owned_by, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_file_bytes, storing_file
-from kvarn.store.repositories.vector_stores.removing import remove_files
+from kvarn.store.repositories.vector_stores.deletion import remove_files
 
 MESSAGE_BATCH = "msgbatch_"
 """Beginning of the ids of batches whose files the server keeps itself: the requests came without one."""

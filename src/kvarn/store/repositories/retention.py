@@ -40,7 +40,7 @@ from kvarn.store.repositories.conversations.background_responses import RUNNING
 from kvarn.store.repositories.evaluations.runs import RUN_OVER
 from kvarn.store.repositories.files import drop_file
 from kvarn.store.repositories.row_deletion import Condition, DropRows, delete_rows, drop_plain
-from kvarn.store.repositories.vector_stores.removing import drop_store, hide_stores, remove_files
+from kvarn.store.repositories.vector_stores.deletion import drop_store, hide_stores, remove_files
 
 _DAY_S = 24 * 3600
 _AT_ONCE = 25

@@ -17,8 +17,8 @@ from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.retention import delete_expired
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, sum_stored_bytes
 from kvarn.store.repositories.tenants.principals import find_bearer
-from kvarn.store.repositories.vector_stores import attaching, files, ingestion, stores
-from kvarn.store.repositories.vector_stores.removing import drop_store
+from kvarn.store.repositories.vector_stores import attachments, files, ingestion, stores
+from kvarn.store.repositories.vector_stores.deletion import drop_store
 from new_tenants import create_organization
 
 DAY_S = 24 * 3600
@@ -89,7 +89,7 @@ async def test_files_are_added_all_or_none_and_count_by_their_status(store, red)
 
 
 async def test_a_store_has_a_bound_of_files(store, red, monkeypatch):
-    monkeypatch.setattr(attaching, "MAX_FILES", 1)
+    monkeypatch.setattr(attachments, "MAX_FILES", 1)
     first, second = [await keep_file(store, red.owner) for _ in range(2)]
     made = await keep_store(store, red.owner, first)
     with pytest.raises(ConflictError, match="at most 1 files"):
@@ -137,7 +137,7 @@ async def test_an_unused_store_expires_and_the_sweep_deletes_it(store, red, cloc
     unused = await keep_store(store, red.owner, await keep_file(store, red.owner), days=2)
     for_ever = await keep_store(store, red.owner)
     clock.now += DAY_S
-    await stores.touch_stores(store, [used.id, for_ever.id])
+    await stores.note_use(store, [used.id, for_ever.id])
     clock.now += DAY_S
     assert (await delete_expired(store, RetentionConfig())).deleted["vector_stores"] == 1
     with pytest.raises(NotFoundError):

@@ -17,8 +17,8 @@ from kvarn.store.repositories import chunks
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_one, find_owned, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, storing
-from kvarn.store.repositories.vector_stores.attaching import Attachment, attach, read_sizes
-from kvarn.store.repositories.vector_stores.removing import remove_files
+from kvarn.store.repositories.vector_stores.attachments import Attachment, attach, read_sizes
+from kvarn.store.repositories.vector_stores.deletion import remove_files
 from kvarn.store.repositories.vector_stores.stores import FileSums, find_store, sum_files
 
 _FILE_AGE = (VectorStoreFile.created_at, VectorStoreFile.file_id)

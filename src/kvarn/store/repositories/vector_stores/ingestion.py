@@ -12,7 +12,7 @@ from kvarn.store.engine import Store
 from kvarn.store.models import VectorStore, VectorStoreFile
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.row_deletion import Condition
-from kvarn.store.repositories.vector_stores.removing import remove_files
+from kvarn.store.repositories.vector_stores.deletion import remove_files
 
 _AT_ONCE = 25
 _IS_OPEN = or_(VectorStoreFile.status == "in_progress", VectorStoreFile.stale)

@@ -19,11 +19,11 @@ from kvarn.store.owner import Owner
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_one, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes, storing
-from kvarn.store.repositories.vector_stores.attaching import Attachment, attach, read_sizes
-from kvarn.store.repositories.vector_stores.removing import hide_stores
+from kvarn.store.repositories.vector_stores.attachments import Attachment, attach, read_sizes
+from kvarn.store.repositories.vector_stores.deletion import hide_stores
 
 DAY_S = 24 * 3600
-_TOUCH_EVERY_S = 60
+_NOTE_EVERY_S = 60
 """Seconds within which uses of a store are one: not each search is to write."""
 
 
@@ -98,10 +98,10 @@ async def update_store(store: Store, owner: Owner, store_id: str, changes: Mappi
     return await read_store(store, owner, store_id)
 
 
-async def touch_stores(store: Store, store_ids: Collection[str]) -> None:
+async def note_use(store: Store, store_ids: Collection[str]) -> None:
     """Note that stores are in use, which puts their expiry off."""
     now = int(store.now())
-    old = VectorStore.id.in_(store_ids), VectorStore.last_active_at <= now - _TOUCH_EVERY_S
+    old = VectorStore.id.in_(store_ids), VectorStore.last_active_at <= now - _NOTE_EVERY_S
     async with store.reading() as session:
         is_due = await session.scalar(select(VectorStore.id).where(*old).limit(1)) is not None
     if is_due:
@@ -111,7 +111,7 @@ async def touch_stores(store: Store, store_ids: Collection[str]) -> None:
 
 
 async def hide_store(store: Store, owner: Owner, store_id: str) -> VectorStore:
-    """Begin a store's deletion: nobody finds it any more, and a sweep would end it (`removing.drop_store`)."""
+    """Begin a store's deletion: nobody finds it any more, and a sweep would end it (`deletion.drop_store`)."""
     async with store.transaction() as session:
         row = await find_store(session, owner, store_id, to_change=True)
         await hide_stores(session, VectorStore.id == store_id, int(store.now()))
