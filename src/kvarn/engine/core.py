@@ -173,7 +173,7 @@ class EngineCore:
             self.scheduler.speculation.forget_tenant(tenant)
 
     def take_session_news(self, news: SessionNews) -> None:
-        self.scheduler.memory.take_news(news)
+        self.scheduler.memory.take_news(news, self._clock())
 
     def start_draining(self) -> None:
         self._admission.draining = True

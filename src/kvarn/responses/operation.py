@@ -12,6 +12,7 @@ from kvarn.answers.chat.answer import ChatRun
 from kvarn.answers.chat.operation import start_chat
 from kvarn.answers.errors import shutting_down
 from kvarn.answers.record import RequestRecord
+from kvarn.answers.sessions import SessionHints
 from kvarn.answers.tiers import tier_of
 from kvarn.catalog.models import ReadyModel
 from kvarn.responses.background_runs import ResponsesContext
@@ -158,7 +159,10 @@ async def _start_chat(
     response_input: ResponseInput,
     seed: int | None,
 ) -> ChatRun:
-    record.choice.session = request.conversation_id or ""
+    record.choice.session = request.conversation_id or record.choice.session
+    if not record.choice.session and request.stored:  # what goes on from it names it, or goes on from what does
+        name = response_input.chain or f"resp_{record.id}"
+        record.session = record.session.or_else(SessionHints(name))
     try:
         if request.truncation == "auto":
             model = await serving.catalog.wait_for(record, request.model, "generate")

@@ -29,3 +29,4 @@ class SessionNews(Message, frozen=True, kw_only=True):
 
     session: bytes
     event: SessionEvent
+    turn: str = ""  # request id of the turn that called tools

@@ -84,13 +84,14 @@ class KVCacheManager:
         if request.session is None or request.branch is None:
             return
         branch, request.branch = request.branch, None
-        self.sessions.end(request.session, branch, now)
+        self.sessions.end(request.session, request.request_id, branch, now)
         if branch.has_ended and branch.tip is not None:
             self.pool.idle.spend(branch.tip)
 
-    def take_news(self, news: SessionNews) -> None:
-        for tip in self.sessions.note(news.session, news.event):
-            self.pool.idle.spend(tip)
+    def take_news(self, news: SessionNews, now: float) -> None:
+        for branch in self.sessions.note(news, now):
+            if branch.has_ended and branch.tip is not None:
+                self.pool.idle.spend(branch.tip)
 
     def _claim(self, request: Request, nodes: list[PrefixNode]) -> None:
         """A prompt begins with this path. Before a common node all are common, before one of a branch all are its own

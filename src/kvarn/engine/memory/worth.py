@@ -100,7 +100,7 @@ class ByWorth:
         if parent is not None and not parent.children and parent.block in self._idle:
             self._add_leaf(parent.block, parent)
             if parent.block in self._kept:
-                heapq.heappush(self._cheapest, (self._worth(parent.block), self._idle[parent.block][0], parent.block))
+                heapq.heappush(self._cheapest, (self.worth(parent.block), self._idle[parent.block][0], parent.block))
 
     def spend(self, node: PrefixNode) -> None:
         if self._kept.pop(node.block, self) is None:
@@ -120,7 +120,7 @@ class ByWorth:
         if oldest is None or cheapest is None:
             chosen = oldest if cheapest is None else cheapest[1]
         else:
-            chosen = oldest if self._worth(oldest) <= cheapest[0] else cheapest[1]
+            chosen = oldest if self.worth(oldest) <= cheapest[0] else cheapest[1]
         if chosen is not None:
             self._count(chosen, now)
         return chosen
@@ -145,7 +145,7 @@ class ByWorth:
         self._looked = 0
         if self._evictions:
             fresh = self._evictions * math.exp((self._evicted_s - now) / _RATE_S)
-            stay_s = len(self._idle) * _RATE_S / max(fresh, 1e-9)
+            stay_s = len(self._idle) * _RATE_S / max(fresh, 1e-9) / 2  # the average one is half-way through its stay
             self._stay_s = min(max(stay_s, _SHORTEST_STAY_S), _LONGEST_STAY_S)
         self._estimates = {branch: gaps.estimate(_ORDINARY, _STRENGTH) for branch, gaps in self._gaps.items()}
 
@@ -164,11 +164,11 @@ class ByWorth:
             for _ in range(min(LOOKS, len(self._kept) - self._looked)):
                 block = next(iter(self._kept))
                 self._kept.move_to_end(block)
-                heapq.heappush(heap, (self._worth(block), self._idle[block][0], block))
+                heapq.heappush(heap, (self.worth(block), self._idle[block][0], block))
                 self._looked += 1
         return (heap[0][0], heap[0][2]) if heap else None
 
-    def _worth(self, block: int) -> float:
+    def worth(self, block: int) -> float:
         node = self._nodes.get(block)
         branch = Branch.COMMON if node is None else node.branch or Branch.ONCE
         estimate = self._estimates.get(branch)

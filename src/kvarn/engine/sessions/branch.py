@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _HINT = 0.5
 """What a hint adds to the probability of return at most, of what that lacks to certainty. It falls to 0 by its end."""
 
+EXPECTED_S = 60.0
+"""Seconds after which an announced turn is not expected any more."""
+
 
 class TurnEnd(IntEnum):
     """What a turn ended with: people's pauses and tools' runs have different lengths."""
@@ -39,11 +42,14 @@ class Branch:
         "blocks",
         "end",
         "estimates",
+        "expected_s",
         "first_blocks",
         "has_ended",
+        "is_awaited",
         "keep_s",
         "left_s",
         "tip",
+        "turn",
     )
 
     ONCE: ClassVar[Branch]
@@ -59,7 +65,10 @@ class Branch:
         self.left_s: float | None = None  # when the latest one ended
         self.end = TurnEnd.ANSWER
         self.keep_s = 0.0  # the client's hint
+        self.turn = ""  # request id of the latest one that has ended
+        self.expected_s: float | None = None  # when its next turn was announced
         self.has_ended = has_ended
+        self.is_awaited = False  # whether it will be asked later if it came back
         self.estimates: list[GapEstimate] = []
         """Estimates by `TurnEnd`, made when the latest turn ended."""
         self._as_of_s, self._probability = -1.0, 0.0
@@ -75,6 +84,8 @@ class Branch:
             found = self.estimates[self.end].probability(age_s, within_s)
             if age_s < self.keep_s:
                 found += (1.0 - found) * _HINT * (1.0 - age_s / self.keep_s)
+            if self.expected_s is not None:
+                found = max(found, 1.0 - (now - self.expected_s) / EXPECTED_S)
             self._as_of_s, self._probability = now, found
         return self._probability
 

@@ -11,6 +11,7 @@ import math
 from typing import NamedTuple
 
 _SHORTEST_S = 1e-3
+_LONGEST_LOG = 10.0
 _LEAST_SIGMA = 0.3
 _LARGEST_SHARE = 0.98
 
@@ -21,6 +22,11 @@ class GapEstimate(NamedTuple):
     mu: float
     sigma: float
     share: float
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds after which hardly any of the turns that come would still come: one in 160."""
+        return math.exp(min(self.mu + 2.5 * self.sigma, _LONGEST_LOG))
 
     def probability(self, age_s: float, within_s: float) -> float:
         """Probability that the next turn comes within so many seconds, when it has not come for `age_s`."""
