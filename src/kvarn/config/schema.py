@@ -31,6 +31,7 @@ from kvarn.config.platform import (
 )
 from kvarn.config.quality import QualityConfig
 from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
+from kvarn.config.retrieval import RetrievalConfig
 from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import FallbackConfig, RouteConfig
 from kvarn.config.section import Section, TextOrOff
@@ -308,6 +309,9 @@ class KvarnConfig(Section):
 
     batches: BatchesConfig = BatchesConfig()
     """Running of batches."""
+
+    retrieval: RetrievalConfig = RetrievalConfig()
+    """Search in vector stores."""
 
     traces: TracesConfig = TracesConfig()
     """Traces of requests, sent to a collector."""

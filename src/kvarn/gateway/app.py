@@ -50,6 +50,7 @@ from kvarn.gateway.routes import (
     responses,
     rollouts,
     tokens,
+    vector_stores,
     vllm,
 )
 from kvarn.gateway.routes.organization import (
@@ -92,7 +93,7 @@ _ROUTERS = [
     module.router
     for module in (
         *(chat, completions, messages, message_batches, ollama, responses, conversations, encoders, tokens, models),
-        *(files, batches, evaluations, feedback, rollouts, operation, vllm, mcp_server),
+        *(files, vector_stores, batches, evaluations, feedback, rollouts, operation, vllm, mcp_server),
         *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments, tool_servers),
     )
 ]
@@ -221,6 +222,7 @@ async def _close(gateway: Gateway) -> None:
     await control.shadows.stop()
     await gateway.models.close()
     await gateway.grammars.close()
+    gateway.retrieval.index.close()
     await asyncio.gather(*[external.close() for external in control.external])
     for each in (control.traces.exporter, control.traces.usage, control.traces.keeper):
         if each is not None:
@@ -260,5 +262,5 @@ def _workers(gateway: Gateway, services: Services) -> list[_Worker]:
     if (exporter := control.traces.exporter) is not None:
         workers.append(Periodic("exports of spans", exporter.export, _EXPORT_EVERY_S))
     if config.batches.enabled:
-        workers += [BatchWorker(gateway), EvaluationWorker(gateway)]
+        workers += [BatchWorker(gateway), EvaluationWorker(gateway), gateway.retrieval.ingestion]
     return workers

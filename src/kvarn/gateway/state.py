@@ -19,6 +19,7 @@ from kvarn.observe.history import HistorySource
 from kvarn.quality.golden_models import GoldenModels
 from kvarn.quality.monitor import QualityMonitor
 from kvarn.responses.background_runs import ResponsesContext
+from kvarn.retrieval.stores import Retrieval
 from kvarn.rollouts.controller import Rollouts
 from kvarn.rollouts.shadow import Shadows
 from kvarn.tools.administration import ToolServerAdministration
@@ -49,3 +50,4 @@ class ControlPlane:
 @dataclass(frozen=True, slots=True)
 class Gateway(ResponsesContext):
     control: ControlPlane
+    retrieval: Retrieval

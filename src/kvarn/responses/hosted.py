@@ -87,8 +87,8 @@ def quotations_of(items: Iterable[StoredItem], boundary: str) -> Quotations:
             found.boundary = view["boundary"]
             found.next_number = max(found.next_number, view["next_number"])
             for each in view["quotes"]:
-                place = each["file_id"], each["filename"], each["start"], each["end"]
-                found.quotes[each["number"]] = Quote(*place, "", each.get("url", ""))
+                fields = {name: value for name, value in each.items() if name != "number"}
+                found.quotes[each["number"]] = Quote(**fields)
     return found
 
 

@@ -81,7 +81,6 @@ async def start_with_tools(
         await loop.run_approved(approved)
         items += [begun_item(each.begun) | ended_fields(each, response_id, quotations) for each in loop.early]
     chat = await loop.start()
-    ending.writer.cite = quotations.annotations
     opened = [dict(item) for item in offered.items if _is_new(item, items)]
     return ResponseRun(chat, loop.steps(), ending, serving.store.now, loop, opened)
 

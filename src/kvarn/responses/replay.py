@@ -32,8 +32,6 @@ def replay(response: Response, first_item: int, cuts: Cuts) -> Iterator[StreamEv
             if not lengths:
                 yield from writer.open_message()
             deltas = _message_again(item, lengths)
-            annotations = item["content"][0]["annotations"]
-            writer.cite = lambda text, annotations=annotations: annotations  # type: ignore[misc]
         elif item["type"] in HOSTED_PREFIXES:
             yield from writer.begin_call(item)
             yield from writer.end_call({})
@@ -69,6 +67,8 @@ def _message_again(item: StoredItem, lengths: list[list[int]]) -> Iterator[Choic
     for characters, tokens in lengths:
         yield ChoiceDelta(0, part["text"][start : start + characters], logprobs=logprobs[first : first + tokens])
         start, first = start + characters, first + tokens
+    if part["annotations"]:
+        yield ChoiceDelta(0, annotations=part["annotations"])
 
 
 def _reasoning_again(item: StoredItem, lengths: list[list[int]]) -> Iterator[ChoiceDelta]:

@@ -6,7 +6,7 @@ from what is stored: the finished response, and where its deltas were cut (`repl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -77,8 +77,6 @@ class ResponseWriter:
         """Log-probabilities of tokens whose text has not come yet."""
         self._hosted: StoredItem | None = None
         """The call that a tool of the server works on."""
-        self.cite: Callable[[str], list[dict[str, Any]]] = lambda text: []
-        """Finds the citations in a message: its annotations."""
 
     def queue(self) -> list[StreamEvent]:
         self.response = replace(self.response, status="queued")
@@ -100,6 +98,10 @@ class ResponseWriter:
                 events += self._reasoning(part.text)
             elif part:
                 events += self._text(part)
+        if delta.annotations:
+            events += self._open_texts("message")
+            assert self._open is not None
+            self._open.annotations += delta.annotations
         if delta.cut_call:
             events += self.close_item("incomplete")
         if delta.refusal:
@@ -190,7 +192,6 @@ class ResponseWriter:
             events = [self._event("response.function_call_arguments.done", arguments=text, **names)]
         else:
             if closed.type == "message":
-                closed.annotations = self.cite(text)
                 events = [
                     self._at_part("response.output_text.annotation.added", annotation=each, annotation_index=number)
                     for number, each in enumerate(closed.annotations)
@@ -271,7 +272,8 @@ class ResponseWriter:
 
     def _named(self, item: StoredItem) -> StoredItem:
         """The next item of the output, with its id."""
-        return {"id": item_id(PREFIXES[item["type"]], self.response.id, self._first_item + self._index), **item}
+        name = item_id(PREFIXES[item["type"]], self.response.id, self._first_item + self._index)
+        return {"id": name} | item | {"id": name}  # first of its fields, whatever id it had
 
     def _about(self, name: str, parts: Iterable[EventParts]) -> list[StreamEvent]:
         place = {"item_id": name, "output_index": self._index}

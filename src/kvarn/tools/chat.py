@@ -71,19 +71,20 @@ def loop_of(
 async def answer_deltas(loop: ToolLoop) -> Deltas:
     """The turns as the deltas of one answer: texts follow one another, an empty line between, and calls are told once
     they have run."""
-    texts, is_new_turn = list[str](), False
+    texts, offset, is_new_turn = list[str](), 0, False
     async with aclosing(loop.steps()) as steps:
         async for step in steps:
             if isinstance(step, ChoiceDelta):
                 if is_new_turn and step.text:
-                    if any(texts):
+                    offset = sum(map(len, texts))
+                    if offset:
+                        offset += len(_BETWEEN)
                         step.text = _BETWEEN + step.text
                         if step.parts is not None:
                             step.parts.insert(0, _BETWEEN)
                     is_new_turn = False
                 texts.append(step.text)
-                if step.finish_reason is not None:
-                    step.annotations = _chat_annotations(loop.quotations.annotations("".join(texts)))
+                step.annotations = _chat_annotations(step.annotations or (), offset) or None
                 yield step
             elif isinstance(step, CallEnded):
                 item = {"id": step.begun.call.id, **begun_item(step.begun), **result_fields(step)}
@@ -125,9 +126,11 @@ def _with_functions(request: ChatCompletionRequest, offered: OfferedTools) -> Ch
     return request.model_copy(update=changes)
 
 
-def _chat_annotations(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Annotations in the shape of chats, which have the fields under the type."""
-    return [
-        {"type": each["type"], each["type"]: {name: value for name, value in each.items() if name != "type"}}
-        for each in found
-    ]
+def _chat_annotations(found: Sequence[dict[str, Any]], offset: int) -> list[dict[str, Any]]:
+    """Annotations in the shape of chats, which have the fields under the type. `offset`: characters before the turn."""
+    shown = []
+    for each in found:
+        fields = {name: value for name, value in each.items() if name != "type"}
+        fields |= {name: fields[name] + offset for name in ("index", "start_index", "end_index") if name in fields}
+        shown.append({"type": each["type"], each["type"]: fields})
+    return shown

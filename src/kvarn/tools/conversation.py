@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvarn.answers.choice import ChoiceDelta
+from kvarn.retrieval.citations import Annotated, CitationReader
 from kvarn.tools.types import ToolCall
 from kvarn.wire.openai.chat.answer import ToolCallDelta
 from kvarn.wire.openai.chat.messages import AssistantMessage, Message, ToolMessage
@@ -19,6 +20,8 @@ class TurnReader:
     """Reads one turn: its text, and its calls. Those of tools that run here are taken out of its deltas."""
 
     ours: Container[str]
+    citations: CitationReader | None = None
+    """Takes citations out of the text; None: there is nothing to cite."""
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
@@ -37,6 +40,8 @@ class TurnReader:
             delta.parts = [self._renumbered(part) if isinstance(part, ToolCallDelta) else part for part in delta.parts]
         self.texts.append(delta.text)
         self.thoughts.append(delta.reasoning)
+        if self.citations is not None:
+            self._cite(delta, self.citations)
         if delta.finish_reason is not None:
             self._end(delta)
         return delta
@@ -48,6 +53,23 @@ class TurnReader:
     @property
     def reasoning(self) -> str:
         return "".join(self.thoughts)
+
+    def _cite(self, delta: ChoiceDelta, citations: CitationReader) -> None:
+        """Take the marks out of the text of a delta; the model's next turn still sees them."""
+        read: list[Annotated] = []
+
+        def without_marks(text: str) -> str:
+            read.append(citations.feed(text))
+            return read[-1].text
+
+        parts = [delta.text] if delta.parts is None else delta.parts
+        shown = [without_marks(part) if isinstance(part, str) else part for part in parts]
+        if delta.finish_reason is not None:
+            read.append(citations.finish())
+            shown.append(read[-1].text)
+        delta.text = "".join(part for part in shown if isinstance(part, str))
+        delta.parts = None if delta.parts is None else shown
+        delta.annotations = [dict(each) for piece in read for each in piece.annotations] or None
 
     def _passes(self, part: ToolCallDelta) -> bool:
         if isinstance(part.id, str):

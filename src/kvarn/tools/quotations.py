@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kvarn.retrieval.quoting import find_citations, quote
+from kvarn.retrieval.citations import CitationReader
+from kvarn.retrieval.quoting import quote
 from kvarn.tools.execution import texts_of
 from kvarn.tools.types import Quote, ToolResult
 
@@ -28,25 +29,21 @@ class Quotations:
         shown = quote(texts, sources, boundary=self.boundary, markers=self.markers, first=first)
         return shown, range(first, self.next_number)
 
-    def annotations(self, text: str) -> list[dict[str, Any]]:
-        """The citations in a text, as OpenAI's annotations. `start` and `end` are ours: characters of the file's text
-        that were quoted."""
-        found = []
-        for begin, end, number in find_citations(text, self.boundary, self.quotes):
-            cited = self.quotes[number]
-            if cited.url:
-                place = {"start_index": begin, "end_index": end}
-                found.append({"type": "url_citation", **place, "url": cited.url, "title": cited.filename})
-                continue
-            where = {"start": cited.start, "end": cited.end}
-            citation = {"type": "file_citation", "index": begin, "file_id": cited.file_id}
-            found.append({**citation, "filename": cited.filename, **where})
-        return found
+    def reader(self) -> CitationReader:
+        """Reads one answer: takes the marks of citations out of its text."""
+        return _Reader(self.boundary, self.quotes)
 
     def numbered(self) -> list[dict[str, Any]]:
         """The quotes as they are kept with a call, for what goes on from it."""
-        return [
-            {"number": number, "file_id": each.file_id, "filename": each.filename, "start": each.start, "end": each.end}
-            | ({"url": each.url} if each.url else {})
-            for number, each in self.quotes.items()
-        ]
+        return [{"number": number, **asdict(each), "text": ""} for number, each in self.quotes.items()]
+
+
+class _Reader(CitationReader):
+    """Cites web pages, too."""
+
+    def _annotation(self, number: int, index: int) -> Mapping[str, Any]:
+        cited = self._offered[number]
+        if isinstance(cited, Quote) and cited.url:
+            place = {"start_index": index, "end_index": index}
+            return {"type": "url_citation", "url": cited.url, "title": cited.filename, **place}
+        return super()._annotation(number, index)
