@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from mcp_types import CallToolResult
 
 _MAX_PAGES = 20
+_MAX_LIST_BYTES = 512 * 1024
+"""Bytes of all pages of a list: reading as many small tools takes some 0.1 s, in which nothing else runs."""
+_MAX_BRACKETS = 100_000
+"""Objects and arrays of a session's answers: reading so many takes some 0.1 s; those of 4 MiB would take 1.6 s."""
 _UNREACHED = 502
 _REFUSED = 403
 _LATE = 504
@@ -49,7 +53,7 @@ class ListedTools:
 
 async def list_tools(server: ToolServer, http: SafeHttp) -> ListedTools:
     """The tools that a server tells. Raises `ToolCallError`."""
-    async with _session(server, http, "auto") as client:
+    async with _session(server, http, "auto", _MAX_LIST_BYTES) as client:
         tools: list[ServerTool] = []
         cursor, count = None, 0
         for _ in range(_MAX_PAGES):
@@ -162,6 +166,13 @@ class _Wire:
         self.failure: AddressRefusedError | ToolServerError | None = None
         self.status: int | None = None
         """HTTP status of the latest refusal."""
+        self._brackets = 0
+
+    def count(self, part: bytes) -> None:
+        """Count the objects and arrays of answers, by their brackets. Raises `ToolServerError` for too many."""
+        self._brackets += part.count(b"[") + part.count(b"{")
+        if self._brackets > _MAX_BRACKETS:
+            raise ToolServerError(f"the server answered with more than {_MAX_BRACKETS} objects and arrays")
 
 
 def _bridge(wire: _Wire) -> httpx2.AsyncBaseTransport:
@@ -175,6 +186,7 @@ def _bridge(wire: _Wire) -> httpx2.AsyncBaseTransport:
         async def __aiter__(self) -> AsyncIterator[bytes]:
             try:
                 async for part in self._response.aiter_raw():
+                    wire.count(part)
                     yield part
             except ToolServerError as error:
                 wire.failure = error
