@@ -176,6 +176,21 @@ async def test_a_command_of_the_operator_is_run_for_each_use(store: Store, princ
     assert (await opened.tools[0].call(asked, call("local__who"))).output == "kvarn False"
 
 
+async def test_a_server_that_others_wrote_is_used(store: Store, principal: Principal) -> None:
+    """The time server of the protocol's makers, as a command."""
+    pytest.importorskip("mcp_server_time")
+    server = {"name": "time", "command": [sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC"]}
+    tools, asked = provider(store, tool_config(servers=[server])), context(principal)
+    opened = await tools.open(asked, {"type": "mcp", "server_label": "time"})
+    named = {tool.definition.name: tool for tool in opened.tools}
+    assert set(named) == {"time__get_current_time", "time__convert_time"}
+    arguments = '{"source_timezone": "Europe/Oslo", "time": "12:00", "target_timezone": "Asia/Tokyo"}'
+    converted = await named["time__convert_time"].call(asked, call("time__convert_time", arguments))
+    assert (converted.status, "Asia/Tokyo" in converted.output) == ("completed", True)
+    wrong = await named["time__get_current_time"].call(asked, call("time__get_current_time", '{"timezone": "Mars"}'))
+    assert wrong.status == "failed"
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "says"),
     [
