@@ -30,7 +30,7 @@ class Names:
 
 async def get(http: SafeHttp, url: str, *, trusted: bool = False, **limits: float) -> httpx.Response:
     check_url(url)
-    async with http.client(timeout_s=30, trusted=trusted, max_bytes=int(limits.get("max_bytes", 10_000))) as client:
+    async with http.client(trusted=trusted, max_bytes=int(limits.get("max_bytes", 10_000))) as client:
         return await client.get(url)
 
 
@@ -50,7 +50,7 @@ async def test_a_name_that_leads_elsewhere_later_is_judged_again() -> None:
     async with scripted_server(always(b"fine")) as server:
         names = Names(rebind=[["127.0.0.1"], ["127.0.0.2"]])
         http = SafeHttp(ToolsConfig(allow_private=[server.place]), names)
-        async with http.client(timeout_s=30) as client:
+        async with http.client() as client:
             assert (await client.get(f"http://rebind.example:{server.port}/")).text == "fine"
             with pytest.raises(AddressRefusedError):
                 await client.get(f"http://rebind.example:{server.port}/")
@@ -123,7 +123,7 @@ async def test_an_answer_ends_at_its_bound(announced: bool) -> None:
 async def test_the_bound_holds_for_all_answers_of_an_exchange_together() -> None:
     async with scripted_server(always(b"x" * 600)) as server:
         http = SafeHttp(ToolsConfig(allow_private=[server.place]))
-        async with http.client(timeout_s=30, max_bytes=1000) as client:
+        async with http.client(max_bytes=1000) as client:
             await client.get(server.url)
             with pytest.raises(ToolServerError, match="more than 1000 bytes"):
                 await client.get(server.url)
@@ -217,7 +217,7 @@ def test_a_split_answer_is_not_taken_for_two() -> None:
 
         async with scripted_server(two) as server:
             http = SafeHttp(ToolsConfig(allow_private=[server.place]))
-            async with http.client(timeout_s=30) as client:
+            async with http.client() as client:
                 assert (await client.get(server.url)).text == "first"
                 assert (await client.get(server.url + "/again")).text == "first"
             assert [asked.head.split()[1] for asked in server.asked] == ["/", "/again"]

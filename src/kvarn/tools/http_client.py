@@ -59,16 +59,15 @@ class SafeHttp:
     def client(
         self,
         *,
-        timeout_s: float,
         headers: Mapping[str, str] | None = None,
         trusted: bool = False,
         max_bytes: int = MAX_RESPONSE_BYTES,
     ) -> httpx.AsyncClient:
-        """A client for one exchange. `timeout_s` bounds each wait; the caller bounds the whole (`asyncio.timeout`)."""
+        """A client for one exchange, whose time the caller bounds (`asyncio.timeout`)."""
         return httpx.AsyncClient(
             transport=self.transport(trusted=trusted, max_bytes=max_bytes),
             headers=headers,
-            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_S)),
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),
             trust_env=False,
             follow_redirects=False,
         )
