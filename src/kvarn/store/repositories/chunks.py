@@ -133,8 +133,8 @@ async def replace_chunks(
     embedder: str,
     version: str,
 ) -> bool:
-    """Put chunks in the place of a file's; of the same version only vectors are added. Returns whether anything
-    changed. Raises `NotFoundError`: there is no such file."""
+    """Put chunks in the place of a file's; of the same version only vectors are added. Returns whether vectors of
+    another embedder may be left, to be dropped. Raises `NotFoundError`: there is no such file."""
     revision = await _count_up(session, owner, store_id)
     file = None if revision is None else await session.get(ChunkFile, (store_id, file_id))
     if revision is None or file is None:
@@ -158,7 +158,7 @@ async def replace_chunks(
     await session.flush()
     if embedder and active != embedder:
         await _switch_embedder(session, store_id, active or "", embedder)
-    return True
+    return bool(active) and active != embedder
 
 
 async def drop_old_vectors(store: Store, store_id: str) -> int:
