@@ -36,7 +36,8 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories import chunks as repository
-from kvarn.store.repositories.chunks import FileState, NewChunk, Passage, decoded
+from kvarn.store.repositories.chunk_replacement import NewChunk, Replacement
+from kvarn.store.repositories.chunks import FileState, Passage, decoded
 
 ResultT = TypeVar("ResultT")
 
@@ -99,12 +100,8 @@ class Retriever:
         version: str,
     ) -> None:
         new = await self._run(_MANY, lambda: _new_chunks(chunks, vectors))
-        async with self._store.transaction() as session:
-            are_left = await repository.replace_chunks(
-                session, owner, store_id, file_id, new, embedder=embedder, version=version
-            )
-        if are_left:
-            await repository.drop_old_vectors(self._store, store_id)
+        place = store_id, file_id
+        await Replacement(self._store, owner, *place, new, embedder=embedder, version=version).run()
 
     async def read_file(self, owner: Owner, store_id: str, file_id: str) -> Sequence[Chunk]:
         passages = await repository.read_file_passages(self._store, owner, store_id, file_id)
@@ -113,6 +110,12 @@ class Retriever:
     async def remove_file(self, owner: Owner, store_id: str, file_id: str) -> None:
         async with self._store.transaction() as session:
             await repository.remove_file(session, owner, store_id, file_id)
+        await repository.delete_chunks(self._store, store_id, file_id)
+
+    async def sweep(self) -> None:
+        """Delete chunks that no store has any more: of organisations that were deleted, and of deletions that were
+        interrupted. One process does it now and then."""
+        await repository.delete_lost_chunks(self._store)
 
     async def remove_store(self, owner: Owner, store_id: str) -> None:
         """Remove a store's chunks, its indexes, and the vectors of queries that its project has asked."""
