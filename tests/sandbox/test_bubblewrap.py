@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from tests.support.conditions import lives, until
 
-from kvarn.sandbox.bubblewrap import Bubblewrap, Outcome, Program, ProgramLimits, find_bubblewrap
+from kvarn.sandbox.bubblewrap import Outcome, Program, ProgramLimits, ProgramRunner, find_bubblewrap
 from kvarn.sandbox.errors import NoSandboxError
 
 GENEROUS_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def box() -> Bubblewrap:
+def box() -> ProgramRunner:
     try:
         return find_bubblewrap()
     except NoSandboxError as error:
@@ -28,7 +28,7 @@ def box() -> Bubblewrap:
 class Hostile:
     """Runs Python code in a sandbox."""
 
-    def __init__(self, box: Bubblewrap, folder: Path) -> None:
+    def __init__(self, box: ProgramRunner, folder: Path) -> None:
         self._box = box
         self._folder = folder
 
@@ -45,7 +45,7 @@ class Hostile:
 
 
 @pytest.fixture
-def hostile(box: Bubblewrap, tmp_path: Path) -> Hostile:
+def hostile(box: ProgramRunner, tmp_path: Path) -> Hostile:
     return Hostile(box, tmp_path)
 
 
@@ -229,7 +229,7 @@ async def test_system_calls_of_administrators_are_refused(hostile: Hostile) -> N
     assert lines[-1] == "-1 38 -1 38"
 
 
-async def test_cancelled_run_leaves_nothing_running(hostile: Hostile, box: Bubblewrap) -> None:
+async def test_cancelled_run_leaves_nothing_running(hostile: Hostile, box: ProgramRunner) -> None:
     running = asyncio.create_task(hostile.run("import time; time.sleep(3600)", ProgramLimits(timeout_s=3600)))
     await until(lambda: _children(os.getpid()))  # while the sandbox is being made: some do not yet die with others
     found = _children(os.getpid())
@@ -263,7 +263,7 @@ asyncio.run(main())
 """
 
 
-async def test_killed_server_leaves_nothing_running(box: Bubblewrap, tmp_path: Path) -> None:
+async def test_killed_server_leaves_nothing_running(box: ProgramRunner, tmp_path: Path) -> None:
     _write(tmp_path, STAYS)
     server = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SERVER, str(tmp_path), stdout=asyncio.subprocess.PIPE

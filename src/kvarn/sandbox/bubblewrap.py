@@ -75,6 +75,7 @@ class Program:
     readable: tuple[tuple[Path, str], ...] = ()
     """More that it reads: where it is, and where the program finds it."""
     environment: tuple[tuple[str, str], ...] = ()
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +96,11 @@ def kvarn_path() -> tuple[Path, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Bubblewrap:
-    """A bubblewrap that works on this machine."""
+class ProgramRunner:
+    """Runs programs in a bubblewrap that works on this machine, or under the limits of a process alone."""
 
-    binary: str
+    binary: str | None
+    """None: no sandbox. The program then reads and does what the server may; its memory and time are bounded."""
     as_root: bool
     """Whether namespaces are made with the server's own privileges, not with a user namespace."""
     seccomp: bytes = field(repr=False)
@@ -171,6 +173,17 @@ class Bubblewrap:
             raise NoSandboxError(f"{self.binary} does not run: {said[-1] if said else f'status {ended.returncode}'}")
 
     def _command(self, program: Program, limits: ProgramLimits, filter_fd: int) -> list[str]:
+        user = _FIRST_USER + secrets.randbelow(0x10000) if self.as_root else None
+        if self.binary is None:
+            return _python(program, limits, user, str(_ENTRY_FILE), sandboxed=False)
+        return [
+            *self._sandbox(program, limits, filter_fd),
+            "--",
+            *_python(program, limits, user, _ENTRY, sandboxed=True),
+        ]
+
+    def _sandbox(self, program: Program, limits: ProgramLimits, filter_fd: int) -> list[str]:
+        assert self.binary is not None
         command = [self.binary, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
         command += ["--unshare-cgroup-try", "--hostname", "sandbox", "--die-with-parent", "--clearenv"]
         command += ["--cap-drop", "ALL"]
@@ -192,20 +205,29 @@ class Bubblewrap:
         command += ["--remount-ro", "/", "--chdir", WORK_FOLDER if limits.work_bytes else "/"]
         for name, value in (("LANG", "C.UTF-8"), ("HOME", WORK_FOLDER), ("TMPDIR", WORK_FOLDER), *program.environment):
             command += ["--setenv", name, value]
-        asked = {
-            "uid": _FIRST_USER + secrets.randbelow(0x10000) if self.as_root else None,
-            "limits": _rlimits(limits),
-            "path": [str(each) for each in program.path],
-            "module": program.module,
-        }
-        return [*command, "--", _interpreter(), "-I", "-S", "-B", "-X", "utf8", _ENTRY, json.dumps(asked)]
+        return command
 
 
+def _python(program: Program, limits: ProgramLimits, user: int | None, entry: str, *, sandboxed: bool) -> list[str]:
+    asked = {
+        "user": user,
+        "limits": _rlimits(limits) if sandboxed else {name: _rlimits(limits)[name] for name in _OWN_LIMITS},
+        "path": [str(each) for each in program.path],
+        "module": program.module,
+        "arguments": program.arguments,
+    }
+    return [_interpreter(), "-I", "-S", "-B", "-X", "utf8", entry, json.dumps(asked)]
+
+
+_OWN_LIMITS = ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_FSIZE", "RLIMIT_CORE") if sys.platform == "linux" else ("RLIMIT_CPU",)
+"""Limits that hold without a sandbox, too; RLIMIT_NPROC would count all processes of the server's user."""
+
+_ENTRY_FILE = Path(__file__).with_name("entry.py").resolve()
 _ENTRY = "/run/kvarn/entry.py"
 
 
 @cache
-def find_bubblewrap() -> Bubblewrap:
+def find_bubblewrap() -> ProgramRunner:
     """The bubblewrap of this machine, tried once. Raises NoSandboxError."""
     try:
         seccomp = seccomp_filter(platform.machine())
@@ -218,7 +240,7 @@ def find_bubblewrap() -> Bubblewrap:
     binary = _binary()
     refused = ""
     for as_root in (True, False) if os.geteuid() == 0 else (False,):
-        found = Bubblewrap(binary, as_root, seccomp)
+        found = ProgramRunner(binary, as_root, seccomp)
         try:
             found.probe()
         except NoSandboxError as error:
@@ -231,9 +253,9 @@ def find_bubblewrap() -> Bubblewrap:
     )
 
 
-async def bubblewrap() -> Bubblewrap:
-    """`find_bubblewrap`, without holding up the event loop. Raises NoSandboxError."""
-    return await asyncio.to_thread(find_bubblewrap)
+def limits_alone() -> ProgramRunner:
+    """Programs without a sandbox: for what an operator allows expressly where `find_bubblewrap` raises."""
+    return ProgramRunner(None, as_root=False, seccomp=b"")
 
 
 async def kill(process: asyncio.subprocess.Process) -> None:
@@ -304,7 +326,7 @@ def _system() -> tuple[tuple[Path, str], ...]:
     if not prefix.is_relative_to("/usr"):
         found += [prefix / "lib", prefix / "lib64", prefix / "bin"]
     here = [(each, str(each)) for each in found if each.exists()]
-    return (*here, (Path(__file__).with_name("entry.py").resolve(), _ENTRY))
+    return (*here, (_ENTRY_FILE, _ENTRY))
 
 
 def _interpreter() -> str:

@@ -1,6 +1,6 @@
 """The first program in a sandbox: takes its limits on itself, gives up root where it has it, and runs a module.
 
-`python -I -S entry.py '{"uid": ..., "limits": {...}, "path": [...], "module": "..."}'`. Started by
+`python -I -S entry.py '{"user": ..., "limits": {...}, "path": [...], "module": "...", "arguments": [...]}'`. Started by
 `kvarn.sandbox.bubblewrap` behind the seccomp filter; imports nothing of Kvarn's.
 """
 
@@ -17,14 +17,14 @@ def main(argument: str) -> None:
     if _is_alone():
         return
     asked = json.loads(argument)
-    if asked["uid"] is not None:  # before the limit of threads: root has none
+    if asked["user"] is not None:  # before the limit of threads: root has none
         os.setgroups([])
-        os.setresgid(asked["uid"], asked["uid"], asked["uid"])
-        os.setresuid(asked["uid"], asked["uid"], asked["uid"])
+        os.setresgid(asked["user"], asked["user"], asked["user"])
+        os.setresuid(asked["user"], asked["user"], asked["user"])
     for name, (soft, hard) in asked["limits"].items():
         resource.setrlimit(getattr(resource, name), (soft, hard))
     sys.path += asked["path"]
-    sys.argv = [asked["module"]]
+    sys.argv = [asked["module"], *asked["arguments"]]
     runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
 
 

@@ -16,6 +16,7 @@ from kvarn.store.models.quality import (
     EvaluationSetVersion,
     Feedback,
 )
+from kvarn.store.models.retrieval import VectorStore, VectorStoreFile, VectorStoreFileBatch
 from kvarn.store.models.sessions import ConsoleSession
 from kvarn.store.models.tenants import (
     ApiKey,
@@ -28,6 +29,7 @@ from kvarn.store.models.tenants import (
     User,
 )
 from kvarn.store.models.tool_calls import StoredToolCall
+from kvarn.store.models.tool_servers import StoredToolServer
 from kvarn.store.models.usage import (
     BilledEvent,
     BilledHour,
