@@ -36,6 +36,7 @@ from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import FallbackConfig, RouteConfig
 from kvarn.config.section import Section, TextOrOff
 from kvarn.config.speculation import SpeculationConfig
+from kvarn.config.tools import ToolsConfig
 
 
 class ModelConfig(Section):
@@ -299,6 +300,9 @@ class KvarnConfig(Section):
 
     responses: ResponsesConfig = ResponsesConfig()
     """`/v1/responses` in the background."""
+
+    tools: ToolsConfig = ToolsConfig()
+    """Tools that the platform runs for a model."""
 
     retention: RetentionConfig = RetentionConfig()
     """Time that data is kept."""

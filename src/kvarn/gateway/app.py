@@ -41,6 +41,7 @@ from kvarn.gateway.routes import (
     evaluations,
     feedback,
     files,
+    mcp_server,
     message_batches,
     messages,
     models,
@@ -60,6 +61,7 @@ from kvarn.gateway.routes.organization import (
     projects,
     rate_limits,
     tenants,
+    tool_servers,
     usage,
     users,
 )
@@ -91,8 +93,8 @@ _ROUTERS = [
     module.router
     for module in (
         *(chat, completions, messages, message_batches, ollama, responses, conversations, encoders, tokens, models),
-        *(files, vector_stores, batches, evaluations, feedback, rollouts, operation, vllm),
-        *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
+        *(files, vector_stores, batches, evaluations, feedback, rollouts, operation, vllm, mcp_server),
+        *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments, tool_servers),
     )
 ]
 _ROUTERS += [feedback.administration, documentation_router]

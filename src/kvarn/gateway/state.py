@@ -22,6 +22,7 @@ from kvarn.responses.background_runs import ResponsesContext
 from kvarn.retrieval.stores import Retrieval
 from kvarn.rollouts.controller import Rollouts
 from kvarn.rollouts.shadow import Shadows
+from kvarn.tools.administration import ToolServerAdministration
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class ControlPlane:
     external: Sequence[ExternalModel]  # models that other servers run
     traces: Traces
     alerting: Alerting
+    tool_servers: ToolServerAdministration
     history: HistorySource
 
 

@@ -146,6 +146,10 @@ class Retrieval:
             await stored_files.note_quoted(self.store, owner, quoted)
         return found
 
+    async def check(self, owner: Owner, store_ids: Sequence[str]) -> None:
+        """Check that stores may be searched. Raises as `search` does."""
+        await self._find(owner, store_ids)
+
     async def _find(self, owner: Owner, store_ids: Sequence[str]) -> list[VectorStore]:
         """Stores that may be used. Raises as `search` does."""
         rows = await stored.find_stores(self.store, owner, store_ids)

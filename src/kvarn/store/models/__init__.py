@@ -29,6 +29,7 @@ from kvarn.store.models.tenants import (
     User,
 )
 from kvarn.store.models.tool_calls import StoredToolCall
+from kvarn.store.models.tool_servers import StoredToolServer
 from kvarn.store.models.usage import (
     BilledEvent,
     BilledHour,
