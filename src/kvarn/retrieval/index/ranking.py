@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from kvarn.retrieval.index.arrays import Array
+from kvarn.retrieval.index.products import products
 from kvarn.retrieval.index.views import View
 
 Ranking = list[tuple[int, float]]
@@ -100,7 +101,7 @@ def diversify(candidates: Sequence[float], vectors: Array, weight: float, count:
         values = (1 - weight) * scores[left] - weight * likeness[left]
         best = left.pop(int(np.argmax(np.round(values, DECIMALS))))
         kept.append(best)
-        likeness = np.maximum(likeness, vectors @ vectors[best])
+        likeness = np.maximum(likeness, products(vectors, vectors[best]))
     return kept
 
 
