@@ -33,6 +33,7 @@ from kvarn.config.quality import QualityConfig
 from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
 from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import FallbackConfig, RouteConfig
+from kvarn.config.sandbox import SandboxConfig
 from kvarn.config.section import Section, TextOrOff
 from kvarn.config.speculation import SpeculationConfig
 
@@ -304,6 +305,9 @@ class KvarnConfig(Section):
 
     batches: BatchesConfig = BatchesConfig()
     """Running of batches."""
+
+    sandbox: SandboxConfig = SandboxConfig()
+    """Sandboxes for documents and for code that models write."""
 
     traces: TracesConfig = TracesConfig()
     """Traces of requests, sent to a collector."""

@@ -74,6 +74,8 @@ class Program:
     """Added to its `sys.path`."""
     readable: tuple[tuple[Path, str], ...] = ()
     """More that it reads: where it is, and where the program finds it."""
+    search: tuple[str, ...] = ()
+    """Folders of `readable` that are added to its `sys.path`, too."""
     environment: tuple[tuple[str, str], ...] = ()
     arguments: tuple[str, ...] = ()
 
@@ -212,7 +214,7 @@ def _python(program: Program, limits: ProgramLimits, user: int | None, entry: st
     asked = {
         "user": user,
         "limits": _rlimits(limits) if sandboxed else {name: _rlimits(limits)[name] for name in _OWN_LIMITS},
-        "path": [str(each) for each in program.path],
+        "path": [*map(str, program.path), *program.search],
         "module": program.module,
         "arguments": program.arguments,
     }
