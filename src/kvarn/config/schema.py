@@ -31,11 +31,13 @@ from kvarn.config.platform import (
 )
 from kvarn.config.quality import QualityConfig
 from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
+from kvarn.config.retrieval import RetrievalConfig
 from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import FallbackConfig, RouteConfig
 from kvarn.config.sandbox import SandboxConfig
 from kvarn.config.section import Section, TextOrOff
 from kvarn.config.speculation import SpeculationConfig
+from kvarn.config.tools import ToolsConfig
 
 
 class ModelConfig(Section):
@@ -300,6 +302,9 @@ class KvarnConfig(Section):
     responses: ResponsesConfig = ResponsesConfig()
     """`/v1/responses` in the background."""
 
+    tools: ToolsConfig = ToolsConfig()
+    """Tools that the platform runs for a model."""
+
     retention: RetentionConfig = RetentionConfig()
     """Time that data is kept."""
 
@@ -308,6 +313,9 @@ class KvarnConfig(Section):
 
     sandbox: SandboxConfig = SandboxConfig()
     """Sandboxes for documents and for code that models write."""
+
+    retrieval: RetrievalConfig = RetrievalConfig()
+    """Search in vector stores."""
 
     traces: TracesConfig = TracesConfig()
     """Traces of requests, sent to a collector."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from kvarn.config.section import Section
+from kvarn.config.tool_servers import ToolServerConfig
 
 ToolType = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
@@ -40,3 +41,22 @@ class ToolsConfig(Section):
 
     max_result_bytes: int = Field(64 * 1024, ge=256)
     """Bytes of one result that the model is shown; the rest is cut off, and the model is told."""
+
+    servers: list[ToolServerConfig] = Field([], max_length=100)
+    """Servers whose tools every project may use."""
+
+    allow_private: list[str] = Field([], max_length=100)
+    """Private addresses that servers of projects may have: hosts, addresses and networks, each with a port or for all,
+    such as `127.0.0.1:8001` or `10.1.0.0/16`. They may be asked by plain HTTP. Default: public addresses only, by
+    HTTPS."""
+
+    request_servers: bool = True
+    """Let requests name MCP servers by `server_url`, beside those that are registered."""
+
+    @field_validator("servers")
+    @classmethod
+    def _have_names_of_their_own(cls, servers: list[ToolServerConfig]) -> list[ToolServerConfig]:
+        names = [server.name for server in servers]
+        if len(set(names)) < len(names):
+            raise ValueError("two tool servers have one name")
+        return servers

@@ -56,6 +56,8 @@ class Quote:
     start: int
     end: int
     text: str
+    url: str = ""
+    """Address of a web page: an answer cites it as `url_citation`, with `filename` as its title; `file_id` is empty."""
 
 
 @dataclass(frozen=True, slots=True)

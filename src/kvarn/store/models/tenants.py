@@ -53,6 +53,8 @@ class Project(Base):
     """Whether the organisation was made with it: administrators' keys belong to it, so it is never archived."""
     log_prompts: Mapped[bool] = mapped_column(default=False)
     """Whether its prompts may be sampled and kept, encrypted."""
+    cache_generation: Mapped[Number | None]
+    """Number of times that its cached prompts were given up: they quoted what was deleted. None: never."""
     tools: Mapped[list[Any] | None]
     """Tools that it may use, such as `file_search` or `mcp:github`; None: all."""
 

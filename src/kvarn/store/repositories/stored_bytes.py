@@ -32,6 +32,7 @@ from kvarn.store.models import (
     StoredCompletion,
     StoredResponse,
     Upload,
+    VectorStore,
 )
 from kvarn.store.repositories.queries import is_postgresql
 
@@ -45,7 +46,7 @@ _SUMMED_AT_ONCE = 200
 
 _SUMMED: Final = (
     *(Conversation, StoredResponse, StoredCompletion, Batch, Upload, Container, PromptSample),
-    *(Feedback, EvaluationSet, EvaluationRun),
+    *(Feedback, EvaluationSet, EvaluationRun, VectorStore),
 )
 
 

@@ -118,7 +118,7 @@ class Containers:
     def start(self) -> None:
         self._sweeping.start()
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         await self._sweeping.stop()
         await asyncio.gather(*[self._end(container_id) for container_id in list(self._live)])
 

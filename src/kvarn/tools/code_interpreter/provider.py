@@ -75,7 +75,8 @@ def check_network(policy: NetworkPolicy | None, param: str = "") -> None:
 
 
 async def fill_container(containers: Containers, owner: Owner, container: Container, file_ids: Sequence[str]) -> None:
-    """Store a container with copies of files. Raises `ApiError` and leaves nothing where one is not there, or too large."""
+    """Store a container with copies of files. Raises `ApiError`, and leaves nothing, where one is too large, and
+    `NotFoundError`."""
     files = [await find_file(containers.store, owner, file_id) for file_id in file_ids]
     if sum(file.size for file in files) > containers.max_bytes:
         raise container_full(ContainerFullError(containers.max_bytes), "file_ids")

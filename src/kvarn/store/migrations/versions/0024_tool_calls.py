@@ -7,7 +7,7 @@ from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
 revision = "0024"
-down_revision = "0021"
+down_revision = "0023"
 
 
 def upgrade() -> None:
