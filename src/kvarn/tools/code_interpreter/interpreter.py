@@ -6,7 +6,6 @@ import asyncio
 import json
 from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -138,8 +137,6 @@ class Interpreter:
         try:
             return await self.process.stdout.readexactly(size)
         except asyncio.IncompleteReadError:
-            with suppress(ProcessLookupError):
-                self.process.kill()
             raise InterpreterEndedError(await self.why_ended()) from None
 
 
