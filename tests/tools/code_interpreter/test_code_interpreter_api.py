@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import openai
@@ -10,6 +11,7 @@ import pytest
 from asking import events_of, prompt_of
 from kvarn.sandbox.bubblewrap import find_bubblewrap
 from kvarn.sandbox.errors import NoSandboxError
+from printed_commands import ROOT
 from published_schemas import check
 from scripted_answers import called
 
@@ -47,6 +49,19 @@ def test_the_model_runs_code_and_its_files_can_be_fetched(server, scripted, sdk)
     scripted(called("code_interpreter", code="a"), "Six.")
     again = sdk.responses.create(**ASK, tools=[{"type": "code_interpreter", "container": call.container_id}])
     assert again.output[0].outputs is None and "6" in prompt_of(server)  # outputs are told to those who ask
+
+
+def test_the_guides_example_runs_as_printed(server, scripted, tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs/guides/code_interpreter.md").read_text()
+    (printed,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    (tmp_path / "sales.csv").write_text("may,3\njune,5\n")
+    monkeypatch.chdir(tmp_path)
+    code = "open('plot.png', 'wb').write(open('sales.csv', 'rb').read())"
+    scripted(called("code_interpreter", code=code), "June.")
+    exec(printed.replace("http://127.0.0.1:8000", server.url).replace("kvarn-demo", "tiny"), {})
+    said = capsys.readouterr().out
+    assert "completed open('plot.png'" in said
+    assert "/mnt/data/plot.png assistant 13" in said and "/mnt/data/sales.csv user 13" in said
 
 
 def test_a_stream_tells_of_the_code(scripted, client):

@@ -64,13 +64,18 @@ class _Live:
     used_s: float = 0.0
 
 
+def packages_folder(config: SandboxConfig, data_dir: Path) -> Path:
+    """The folder of packages that code may import; it need not be there."""
+    return Path(config.code_packages).expanduser() if config.code_packages else data_dir / "code_packages"
+
+
 class Containers:
     """The live interpreters of this process. Belongs to one event loop."""
 
     def __init__(self, store: Store, config: SandboxConfig, data_dir: Path) -> None:
         self.store = store
         self.config = config
-        self._packages = Path(config.code_packages).expanduser() if config.code_packages else data_dir / "code_packages"
+        self._packages = packages_folder(config, data_dir)
         self._live: dict[str, _Live] = {}
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
         """One for each container that is used or waited for, and by how many."""
