@@ -49,6 +49,11 @@ GROUPS = (
         "`not_found`, `conflict`, `storage_full`, `vector_store_expired`",
     ),
     (
+        "Containers of the code interpreter",
+        ("containers",),
+        "`not_found`, `request_too_large`, `storage_full`, `unsupported_value`",
+    ),
+    (
         "Quality",
         ("feedback", "evaluations", "rollouts"),
         "`not_found`, `request_not_found`, `set_too_large`, `rollout_ended`, `rollout_not_found`",
