@@ -20,11 +20,12 @@ class FakeTool:
     needs_approval: bool = False
     item_type: str = "mcp_call"
     item_fields: Mapping[str, Any] = field(default_factory=lambda: {"server_label": "fakes"})
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
     calls: list[ToolCall] = field(default_factory=list)
 
     @property
     def definition(self) -> ToolDefinition:
-        return ToolDefinition(self.name, "A tool of a test.", {"type": "object"})
+        return ToolDefinition(self.name, "A tool of a test.", self.parameters)
 
     async def call(self, context: ToolContext, call: ToolCall) -> ToolResult:
         self.calls.append(call)
