@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvarn.admission.demand import BATCH
+from kvarn.answers.sessions import NO_HINTS, SessionHints
 from kvarn.answers.timeline import RequestTimeline
 from kvarn.catalog.client_left import ClientLeft
 from kvarn.config.routes import RouteConfig
@@ -89,6 +90,7 @@ class RequestRecord:
     endpoint: str = UNKNOWN  # path of the operation, such as `/v1/chat/completions`
     principal: Principal = ANYBODY
     body_bytes: int = 0
+    session: SessionHints = NO_HINTS
     deferred: Deferred | None = None  # None: a client waits for it
     end_user: str = ""  # the client's own user, as the request names them
     metadata: Mapping[str, str] | None = None  # the client's

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from kvarn.answers.chat.operation import start_chat
 from kvarn.answers.record import RequestRecord
+from kvarn.answers.sessions import SessionHints
 from kvarn.answers.tiers import tier_of
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.ending import ResponseEnding
@@ -44,7 +45,7 @@ async def run_response(
 ) -> ResponseRun:
     """Take in a response whose input was read. The input's lock is released when the record is closed, or on refusal.
     Raises as `start_response` does."""
-    record.choice.session = request.conversation_id or ""
+    _name_session(record, request, response_input)
     record.reply.warnings += [each for each in grammar_warnings(request) if each not in record.reply.warnings]
     try:
         if request.hosted_tools:
@@ -70,6 +71,12 @@ async def run_response(
     )
     ending.usage = lambda: response_usage(run.usage)
     return run
+
+
+def _name_session(record: RequestRecord, request: ResponseRequest, response_input: ResponseInput) -> None:
+    record.choice.session = request.conversation_id or record.choice.session
+    if not record.choice.session and request.stored:  # what goes on from it names it, or goes on from what does
+        record.session = record.session.or_else(SessionHints(response_input.chain or f"resp_{record.id}"))
 
 
 async def count_input_tokens(

@@ -30,7 +30,10 @@ from kvarn.wire.openai.responses.tools import (
 
 _SHOWN_TOOLS = 8
 _SHOWN_CHARS = 80
-_HINTS = ("user", "safety_identifier", "prompt_cache_key")
+_HINTS = (
+    *("user", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("agent_hint", "retention_directives"),
+)
 
 _RESPONSE_NAMES = (
     (re.compile(r"messages\b.*"), "input"),

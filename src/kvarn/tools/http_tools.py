@@ -45,7 +45,8 @@ async def call_operation(server: ToolServer, http: SafeHttp, operation: Operatio
     try:
         request = request_of(operation, arguments)
     except ValueError as error:
-        raise ToolCallError({"type": "mcp_tool_execution_error", "content": str(error)}, str(error)) from None
+        content = [{"type": "text", "text": str(error)}]
+        raise ToolCallError({"type": "mcp_tool_execution_error", "content": content}, str(error)) from None
     content = json.dumps(request.body, ensure_ascii=False).encode() if request.has_body else None
     status, kind, body = await exchange(server, http, request.method, request.url, content)
     text = body.decode("utf-8", "replace") if _is_text(kind) else f"[{kind or 'no type'}, {len(body)} bytes: not shown]"

@@ -17,7 +17,7 @@ import httpx
 from kvarn.tools.http_client import SafeHttp
 from kvarn.tools.http_tools import exchange
 from kvarn.tools.registered import ToolServers
-from kvarn.tools.results import arguments_of, cut, failed
+from kvarn.tools.results import arguments_of, failed
 from kvarn.tools.server import ToolCallError, ToolServer, http_error
 from kvarn.tools.types import OpenedTools, Quote, ToolCall, ToolContext, ToolDefinition, ToolResult
 from kvarn.wire.openai.mcp_tools import WebSearchFilters, WebSearchTool
@@ -89,9 +89,7 @@ class WebSearch:
         except ToolCallError as error:
             return replace(failed(error, context.max_result_bytes), item=_item(query, ()))
         quotes = [Quote("", page.title, 0, len(page.text), page.text, page.url) for page in pages]
-        lines = [f"{page.title}\n{page.url}\n{page.text}" for page in pages]
-        shown, note = cut("\n\n".join(lines) or "No results.", context.max_result_bytes, "web_search")
-        return ToolResult(shown, item=_item(query, pages), quotes=quotes, metadata=(note,) if note else ())
+        return ToolResult("" if quotes else "Nothing was found.", item=_item(query, pages), quotes=quotes)
 
     async def _search(self, query: str) -> Sequence[Page]:
         status, _, body = await exchange(self.server, self.http, "GET", _address(self.server.url, query))

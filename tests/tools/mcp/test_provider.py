@@ -105,7 +105,7 @@ async def test_results_are_texts_whatever_they_hold_and_failures_are_typed(
     assert shown.output == "[image, image/png, 40 bytes: not shown]"
     long = await named["long"].call(asked, call("w__long"))
     assert long.output == "ü" * 500
-    assert long.metadata == ("the result of w__long was cut to 1001 of 40000 bytes",)
+    assert long.metadata == ("The result of w__long was cut: it is longer than 1001 bytes.",)
     broken = await named["fails"].call(asked, call("w__fails"))
     assert broken.status == "failed"
     assert broken.error is not None

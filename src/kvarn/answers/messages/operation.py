@@ -18,6 +18,7 @@ from kvarn.answers.messages.context_edits import apply_edit, needs_tokens
 from kvarn.answers.messages.request import chat_request, has_late_instructions, in_anthropic_terms
 from kvarn.answers.messages.writer import MessageWriter
 from kvarn.answers.record import RequestRecord
+from kvarn.answers.sessions import hints_of_messages, take_hints
 from kvarn.text.errors import ChatTemplateError, PromptTooLongError
 from kvarn.wire.anthropic.answer import AppliedEdit, Message, TokenCount
 from kvarn.wire.anthropic.context_management import ClearToolUses
@@ -67,6 +68,7 @@ async def start_message(
     """Check a request and take it in. `max_tokens`, which clients must give without knowing the model, is lowered to
     what the context has left. `functions` are offered beside those of the request; `begin` begins the chat in
     place of `start_chat`. Raises as that does."""
+    take_hints(record, hints_of_messages(request))
     edited, applied = await _edit_context(serving, record, request)
     try:
         run = await _with_chat(

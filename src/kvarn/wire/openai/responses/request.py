@@ -25,6 +25,7 @@ from kvarn.wire.openai.common import (
 )
 from kvarn.wire.openai.responses.items import InputItems
 from kvarn.wire.openai.responses.tools import HostedTool, ResponseTool, ToolChoice
+from kvarn.wire.openai.sessions import AgentHint, RetentionDirectives
 
 Include = Literal[
     "file_search_call.results",
@@ -149,6 +150,8 @@ class ResponseRequest(ContextFields):
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
+    agent_hint: AgentHint | None = None
+    retention_directives: RetentionDirectives | None = None
     client_metadata: dict[str, Any] | None = None
     image: dict[str, Any] | None = None
 
