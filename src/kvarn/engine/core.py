@@ -302,7 +302,7 @@ class EngineCore:
         del self._requests[request.request_id]
         self.step_log.end(request, now)
         request.turn.close()
-        self.scheduler.memory.end_turn(request, now)
+        self.scheduler.end(request, now)
         self._admission.leave(request)
         self.scheduler.memory.adapters.leave(request.scope.adapter)
         self.scheduler.tenants.close(request.account)

@@ -48,6 +48,7 @@ from kvarn.gateway.routes import (
     operation,
     responses,
     rollouts,
+    sessions,
     tokens,
     vllm,
 )
@@ -90,7 +91,7 @@ _ROUTERS = [
     module.router
     for module in (
         *(chat, completions, messages, message_batches, ollama, responses, conversations, encoders, tokens, models),
-        *(files, batches, evaluations, feedback, rollouts, operation, vllm),
+        *(files, batches, evaluations, feedback, rollouts, operation, vllm, sessions),
         *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
     )
 ]
