@@ -34,6 +34,9 @@ class EvictionOrder(Protocol):
     def first(self, now: float) -> int | None:
         """The block that goes next, which is evicted then; None where none is idle."""
 
+    def check_integrity(self) -> None:
+        """Recount. Raises `IntegrityError`."""
+
 
 class ByAge:
     """The block that has been idle for longest: least recently used."""
@@ -61,3 +64,5 @@ class ByAge:
 
     def first(self, now: float) -> int | None:
         return next(iter(self._idle), None)
+
+    def check_integrity(self) -> None: ...

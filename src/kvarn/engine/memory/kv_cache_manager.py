@@ -334,3 +334,5 @@ class KVCacheManager:
         if self.snapshots is not None:
             self.snapshots.check_integrity(running)
         self.cache.check_integrity()
+        self.pool.idle.check_integrity()
+        self.sessions.check_integrity(self.cache.nodes)

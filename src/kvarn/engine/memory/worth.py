@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from kvarn.costs.step_times import pairs
+from kvarn.engine.errors import IntegrityError
 from kvarn.engine.memory.prefix_cache import PrefixNode
 from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.sessions.branch import Branch
@@ -124,6 +125,13 @@ class ByWorth:
         if chosen is not None:
             self._count(chosen, now)
         return chosen
+
+    def check_integrity(self) -> None:
+        nodes = ((block, self._nodes.get(block)) for block in self._idle)
+        leaves = [block for block, node in nodes if node is None or not node.children]
+        ordinary = {block for number, block in self._ordinary if self._is_current(number, block)}
+        if sorted([*self._spent, *self._kept, *ordinary]) != sorted(leaves):
+            raise IntegrityError("an idle block that could go is in no order, or in two")
 
     def _add_leaf(self, block: int, node: PrefixNode | None) -> None:
         branch = Branch.ONCE if node is None or node.branch is None else node.branch
