@@ -8,7 +8,7 @@ import pytest
 
 from kv_connectors import DictConnector
 from kvarn.costs.step_times import StepTimes
-from kvarn.engine.memory.worth import LOOKS
+from kvarn.engine.memory.block_value import LOOKS
 from kvarn.engine.sessions.branch import Branch
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.wire.sessions import SessionEvent, SessionNews, SessionTurn

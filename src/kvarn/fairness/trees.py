@@ -14,7 +14,7 @@ _LONGEST_S = 600.0
 _FIRST_INTERVAL_S = 1.0
 """Expected between two that begin, before any was seen. Too long: who has come alone goes first for longer."""
 _AT_ONCE_S = 0.05
-"""Who has waited no longer found a free place: how fast those are filled says nothing of how fast they come free."""
+"""Longest wait of one that found a free place: how fast those are filled says nothing of how fast they come free."""
 _FADE = 0.1
 """Weight of the latest interval in the average."""
 

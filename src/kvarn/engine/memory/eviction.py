@@ -1,4 +1,4 @@
-"""Which idle block goes when none is free. `kvarn.engine.memory.worth` has the order that is used."""
+"""Which idle block goes when none is free. `kvarn.engine.memory.block_value` has the order that is used."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EvictionOrder(Protocol):
         """Recount. Raises `IntegrityError`."""
 
 
-class ByAge:
+class LeastRecentlyUsed:
     """The block that has been idle for longest: least recently used."""
 
     def __init__(self) -> None:
