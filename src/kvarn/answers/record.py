@@ -14,6 +14,7 @@ from kvarn.answers.timeline import RequestTimeline
 from kvarn.catalog.client_left import ClientLeft
 from kvarn.config.routes import RouteConfig
 from kvarn.observe.metrics import UNKNOWN
+from kvarn.observe.traces.traced import TracedTool
 from kvarn.store.ids import new_id
 from kvarn.store.owner import ANYBODY, Principal
 from kvarn.wire.dialect import Dialect
@@ -98,6 +99,8 @@ class RequestRecord:
     timeline: RequestTimeline = field(default_factory=RequestTimeline)
     turns: list[Turn] = field(default_factory=list)
     """Its generations, the latest last: one, or more where a model could not begin."""
+    tools: list[TracedTool] = field(default_factory=list)
+    """Calls of tools that the platform ran for it, in the order of their ends."""
     holdings: Holdings = field(default_factory=Holdings)
     stored: bool = False  # the database keeps its answer
 

@@ -169,6 +169,7 @@ def _resolve_items(
 ) -> list[StoredItem]:
     known = {item["id"] for item in earlier}
     calls = {item["call_id"] for item in earlier if item["type"] in CALLS}
+    approvals = {item["id"] for item in earlier if item["type"] == "mcp_approval_request"}
     items: list[StoredItem] = []
     for number, each in enumerate(given):
         where = f"input[{number}]"
@@ -189,6 +190,12 @@ def _resolve_items(
         elif item["type"] in OUTPUTS and item["call_id"] not in calls:
             message = f"No call has the 'call_id' {item['call_id']!r} of '{where}': its call must come before."
             raise invalid_request(message, f"{where}.call_id")
+        elif item["type"] == "mcp_approval_request":
+            approvals.add(item["id"])
+        elif item["type"] == "mcp_approval_response" and item["approval_request_id"] not in approvals:
+            asked, field = item["approval_request_id"], f"{where}.approval_request_id"
+            message = f"'{field}' is {asked!r}: no request for approval before it has that id."
+            raise ApiError(400, message, code="approval_request_not_found", param=field)
         known.add(item["id"])
         items.append(item)
     return items
