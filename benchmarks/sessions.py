@@ -29,9 +29,9 @@ from kvarn.clock.virtual import VirtualClock
 from kvarn.config.engine import EngineConfig
 from kvarn.costs.step_times import StepTimes
 from kvarn.engine.core import EngineCore, EngineParts
-from kvarn.engine.memory.eviction import LeastRecentlyUsed, EvictionOrder
-from kvarn.engine.memory.prefix_cache import PrefixNode
 from kvarn.engine.memory.block_value import ByValue
+from kvarn.engine.memory.eviction import EvictionOrder, LeastRecentlyUsed
+from kvarn.engine.memory.prefix_cache import PrefixNode
 from kvarn.engine.sessions.branch import Branch, TurnEnd
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.shapes import BLOCK_SIZE
@@ -281,7 +281,7 @@ def compare(name: str, conversations: list[Conversation], resident: Outcome, cac
     )
     print("order        TTFT p50      p95     mean  p50 / resident  p95 / resident   hits   busy")
     _show("resident", resident, resident)
-    for order in (*ORDERS, "oracle"):
+    for order in (*ORDERS, "oracle") if any(each.has_session for each in conversations) else ("lru", "value"):
         _show(order, Run(conversations, int(cache_tokens / BLOCK_SIZE), order).finish(), resident)
 
 
@@ -301,10 +301,10 @@ def resident(conversations: list[Conversation]) -> Outcome:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=int, default=200)
+    parser.add_argument("--sessions", type=int, default=120)
     parser.add_argument("--every-s", type=float, default=15.0, help="seconds between two sessions' beginnings")
     parser.add_argument("--oversubscription", type=float, default=2.0, help="live contexts over the cache's size")
-    parser.add_argument("--strangers", type=int, default=3000, help="single requests without sessions")
+    parser.add_argument("--strangers", type=int, default=1500, help="single requests without sessions")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     sessions = agents(arguments.sessions, arguments.every_s, arguments.seed)

@@ -13,12 +13,12 @@ from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.admission import AdmissionControl
 from kvarn.engine.errors import AdmissionError, IntegrityError
 from kvarn.engine.memory.adapters import AdapterStore
+from kvarn.engine.memory.block_value import ByValue, RecomputeCosts
 from kvarn.engine.memory.eviction import EvictionOrder
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager
 from kvarn.engine.memory.prefix_cache import PrefixCache, PrefixNode
 from kvarn.engine.memory.remote_prefill import PrefillPeer, RemotePrefill
 from kvarn.engine.memory.tiers import KVTiers
-from kvarn.engine.memory.block_value import ByValue, RecomputeCosts
 from kvarn.engine.plan import Executor, KVConnector
 from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.request import Request, Sequence, TokenMask

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from kvarn.engine.errors import IntegrityError, OutOfBlocksError
-from kvarn.engine.memory.eviction import LeastRecentlyUsed, EvictionOrder
+from kvarn.engine.memory.eviction import EvictionOrder, LeastRecentlyUsed
 
 
 class BlockOwner(Protocol):

@@ -56,7 +56,7 @@ class KVCacheManager:
         num_snapshots: int | None = None,
         eviction: Callable[[Mapping[int, PrefixNode]], EvictionOrder] | None = None,
     ) -> None:
-        """`eviction` makes the order in which idle blocks go, from the nodes of cached ones; None: least recently used first."""
+        """`eviction` makes the order in which idle blocks go, from the nodes of cached ones; None: LRU."""
         self.pool = BlockPool(num_blocks)
         self.snapshots = None if num_snapshots is None else Snapshots(num_snapshots if prefix_cache else 0)
         """Snapshots of recurrent states; None where the model has none."""
