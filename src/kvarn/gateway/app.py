@@ -50,6 +50,7 @@ from kvarn.gateway.routes import (
     operation,
     responses,
     rollouts,
+    sessions,
     tokens,
     vector_stores,
     vllm,
@@ -96,7 +97,8 @@ _ROUTERS = [
     module.router
     for module in (
         *(chat, completions, messages, message_batches, ollama, responses, conversations, encoders, tokens, models),
-        *(files, containers, vector_stores, batches, evaluations, feedback, rollouts, operation, vllm, mcp_server),
+        *(files, containers, vector_stores, sessions, batches, evaluations, feedback, rollouts, operation, vllm),
+        mcp_server,
         *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments, tool_servers),
     )
 ]

@@ -196,7 +196,9 @@ async def test_a_huge_definition(what: str) -> None:
     }[what]
     async with facing(RogueMcp([huge, tool("small")])) as world:
         offered = await world.open()
-        sizes = [len(each.definition.description) + len(json.dumps(each.definition.parameters)) for each in offered.values()]
+        sizes = [
+            len(each.definition.description) + len(json.dumps(each.definition.parameters)) for each in offered.values()
+        ]
         assert "rogue__small" in offered
         assert max(sizes) < 10_000
         assert max(map(len, offered)) <= 64
