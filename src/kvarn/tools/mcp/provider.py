@@ -35,8 +35,12 @@ class McpProvider:
         self.http = http
         self._request_servers = request_servers
         self.sessions = McpSessions(http)
-        self._tools = ListCache(lambda server: list_tools(server, self.sessions))
-        self._operations = ListCache(lambda server: read_operations(server, http))
+        self._tools = ListCache(
+            lambda server: list_tools(server, self.sessions), lambda listed: sum(each.chars for each in listed.tools)
+        )
+        self._operations = ListCache(
+            lambda server: read_operations(server, http), lambda found: sum(each.tool.chars for each in found)
+        )
 
     async def open(self, context: ToolContext, asked: Mapping[str, Any]) -> OpenedTools:
         entry = validate(McpTool, dict(asked), context.record.reply.warnings)
