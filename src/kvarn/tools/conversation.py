@@ -1,4 +1,4 @@
-"""What a loop adds to a conversation: the model's turns as they are read, and the messages that the next turn sees."""
+"""The part of a conversation that a loop adds: turns as they are read, and the messages that the next turn sees."""
 
 from __future__ import annotations
 

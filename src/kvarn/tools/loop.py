@@ -57,7 +57,7 @@ class CallEnded:
     begun: CallBegun
     result: ToolResult
     shown: str
-    """What the model is shown of it."""
+    """The result as the model is shown it."""
     numbers: range
     """Numbers by which an answer may cite its texts."""
     round: int
