@@ -25,9 +25,11 @@ from kvarn.retrieval.embedding import Embedders
 from kvarn.retrieval.filters import compile_filter
 from kvarn.retrieval.index.arrays import Array
 from kvarn.retrieval.index.dense import ExactSearch, VectorSearch
+from kvarn.retrieval.index.pgvector import PgvectorSearch
 from kvarn.retrieval.index.ranking import Ranking, bm25, cap_by_source, diversify, fuse
 from kvarn.retrieval.index.segment import vectors_of
 from kvarn.retrieval.index.snapshots import Snapshots
+from kvarn.retrieval.index.usearch import UsearchSearch
 from kvarn.retrieval.index.views import MayRead, StoreView, view_of
 from kvarn.retrieval.index.words import pack_words, query_hashes
 from kvarn.retrieval.reranking import Reranker, RerankerAwayError
@@ -44,6 +46,7 @@ ResultT = TypeVar("ResultT")
 MAX_QUERIES = 32
 _MIB = 1 << 20
 _THREADS = 2
+_TRIES = 3
 _MANY = 4096
 """Rows of which a ranking takes longer than a thread takes to begin."""
 
@@ -65,12 +68,21 @@ class Retriever:
         self.embedders = embedders
         self._reranker = reranker
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="retrieval")
-        self._vectors: VectorSearch = ExactSearch(self._executor, config.memory_mib * _MIB)
+        self._vectors = self._vector_search(folder)
         self._snapshots = Snapshots(
             store, folder, self._executor, config.memory_mib * _MIB, vectors=self._vectors.in_segments
         )
 
+    def _vector_search(self, folder: Path) -> VectorSearch:
+        size = self._config.memory_mib * _MIB
+        if self._config.index == "usearch":
+            return UsearchSearch(self._executor, size, folder)
+        if self._config.index == "pgvector":
+            return PgvectorSearch(self._store)
+        return ExactSearch(self._executor, size)
+
     def close(self) -> None:
+        self._vectors.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def put_file(
@@ -141,23 +153,37 @@ class Retriever:
         may_read = _may_read(filters, readers)
         model = self._reranker.choose(principal, ranker)
         asked = [query for query in dict.fromkeys(queries[:MAX_QUERIES]) if query.strip()]
-        states = await repository.read_stores(self._store, principal.owner, store_ids)
-        found = await asyncio.gather(*[self._snapshots.get(state) for state in states])
-        snapshots = [snapshot for snapshot in found if snapshot is not None]
-        files = 0 if may_read is None else sum(len(snapshot.files) for snapshot in snapshots)
-        stores = await self._run(files, lambda: [view_of(snapshot, may_read) for snapshot in snapshots])
-        degraded: list[str] = []
-        words, vectors = await asyncio.gather(
-            self._rank_words(stores, asked), self._rank_vectors(principal, stores, asked, degraded)
-        )
-        rankings = [ranking for ranking in (*words, *vectors) if ranking]
-        fused = fuse(rankings, self._depth(max_results, model))
-        candidates = await self._read(principal.owner, fused)
+        if not asked:
+            return SearchResult(())
+        depth = self._depth(max_results, model)
+        for _ in range(_TRIES):
+            degraded: list[str] = []
+            stores = await self._view(principal.owner, store_ids, may_read)
+            fused = await self._rank(principal, stores, asked, depth, degraded)
+            candidates = await self._read(principal.owner, fused)
+            if len(candidates) == len(fused):
+                break  # else files were replaced or removed meanwhile
         if model is not None and candidates:
             candidates = await self._rerank(principal, model, " ".join(asked), candidates, degraded)
         candidates = [each for each in candidates if each.score >= score_threshold]
         chosen = await self._choose(candidates, stores, max_results)
         return SearchResult(tuple(map(_hit, chosen)), tuple(dict.fromkeys(degraded)))
+
+    async def _view(self, owner: Owner, store_ids: Sequence[str], may_read: MayRead | None) -> list[StoreView]:
+        """Parts of the stores that a search may see, as they are now."""
+        states = await repository.read_stores(self._store, owner, store_ids)
+        found = await asyncio.gather(*[self._snapshots.get(state) for state in states])
+        snapshots = [snapshot for snapshot in found if snapshot is not None]
+        files = 0 if may_read is None else sum(len(snapshot.files) for snapshot in snapshots)
+        return await self._run(files, lambda: [view_of(snapshot, may_read) for snapshot in snapshots])
+
+    async def _rank(
+        self, principal: Principal, stores: Sequence[StoreView], queries: Sequence[str], depth: int, degraded: list[str]
+    ) -> Ranking:
+        words, vectors = await asyncio.gather(
+            self._rank_words(stores, queries), self._rank_vectors(principal, stores, queries, degraded)
+        )
+        return fuse([ranking for ranking in (*words, *vectors) if ranking], depth)
 
     def _depth(self, max_results: int, model: str | None) -> int:
         more = 2 * max_results if self._config.diversity or self._config.max_chunks_per_file else max_results

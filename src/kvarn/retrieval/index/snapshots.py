@@ -34,6 +34,7 @@ _ROWS = 2000
 """Chunks read from the database at once."""
 _NAMES = 500
 """Files named in one query."""
+_TRIES = 3
 _FILE_ROWS = 1000
 """A smaller segment is not written to a file: to make it again takes less."""
 
@@ -80,6 +81,15 @@ class Snapshots:
             used -= self._held.popitem(last=False)[1].nbytes
 
     async def _update(self, store_id: str, held: Snapshot | None) -> Snapshot | None:
+        """The snapshot of a store as it is now. Where files change while they are read, it is made once more; in the
+        end those that still do are left out."""
+        for _ in range(_TRIES):
+            held = await self._updated(store_id, held)
+            if held is None or sum(np.count_nonzero(each) for each in held.alive) == held.chunks:
+                break
+        return held
+
+    async def _updated(self, store_id: str, held: Snapshot | None) -> Snapshot | None:
         state, files = await read_files(self._store, store_id)
         if state is None:
             return None
@@ -119,7 +129,7 @@ class Snapshots:
         embedder: str,
     ) -> Snapshot:
         """A snapshot of the segments that are there and of what was read. A file that changed while it was read is left
-        out: the next revision has it."""
+        out."""
         counts: defaultdict[str, int] = defaultdict(int)
         for each in chunks:
             counts[each.file_id] += 1
@@ -162,8 +172,10 @@ class Snapshots:
             present = {path.name for path in self._paths(store_id)}
             for name in names.keys() - present:
                 names[name].write(folder)
-            for name in present - names.keys():
-                (folder / name).unlink(missing_ok=True)
+            used = {name.removesuffix(SUFFIX) for name in names}
+            for path in folder.glob("[!.]*"):  # files that are being written begin with a dot
+                if path.stem not in used:
+                    path.unlink(missing_ok=True)
         except OSError as error:
             _log.warning("an index is kept in memory only: %s", error)
 
