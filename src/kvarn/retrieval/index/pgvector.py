@@ -13,7 +13,7 @@ from kvarn.retrieval.index.views import StoreView
 from kvarn.retrieval.types import EmbedderAwayError
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
-from kvarn.store.repositories import chunk_halfvecs as repository
+from kvarn.store.repositories import chunk_halfvec as repository
 
 
 class PgvectorSearch:
@@ -64,7 +64,7 @@ class PgvectorSearch:
         if await repository.copied_revision(self._store, state.store_id, state.embedder) >= state.revision:
             return
         after = 0
-        while rows := await repository.read_uncopied(self._store, state.store_id, state.embedder, after):
+        while rows := await repository.read_missing(self._store, state.store_id, state.embedder, after):
             spelled = {chunk_id: _spelled(np.frombuffer(vector, "<f2")) for chunk_id, vector in rows}
             await repository.add_copies(self._store, state.embedder, size, spelled)
             after = rows[-1][0]

@@ -134,7 +134,7 @@ async def _delete_gone(store: Store, condition: ColumnElement[bool]) -> int:
 async def read_stores(store: Store, owner: Owner, store_ids: Sequence[str]) -> list[StoreState]:
     """State of those of an owner's stores that have files, in the order in which they are named."""
     columns = ChunkStore.store_id, ChunkStore.revision, ChunkStore.embedder
-    query = select(*columns).where(is_theirs(owner), ChunkStore.store_id.in_(store_ids))
+    query = select(*columns).where(_is_theirs(owner), ChunkStore.store_id.in_(store_ids))
     async with store.reading() as session:
         found = {row.store_id: StoreState(*row) for row in await session.execute(query)}
     return [found[each] for each in dict.fromkeys(store_ids) if each in found]
@@ -183,7 +183,7 @@ async def read_passages(store: Store, owner: Owner, chunk_ids: Sequence[int]) ->
     columns = [getattr(tables.get(name, StoredChunk), name) for name in Passage._fields]
     query: Select[Any] = select(*columns).join(ChunkFile, is_of_file()).join(ChunkStore, of_store)
     async with store.reading() as session:
-        rows = await session.execute(query.where(is_theirs(owner), StoredChunk.id.in_(chunk_ids)))
+        rows = await session.execute(query.where(_is_theirs(owner), StoredChunk.id.in_(chunk_ids)))
         return {row[0]: Passage(*row) for row in rows}
 
 
@@ -199,7 +199,7 @@ async def read_file_passages(store: Store, owner: Owner, store_id: str, file_id:
     """A file's chunks, in order."""
     query = select(StoredChunk.id).join(ChunkFile, is_of_file())
     query = query.join(ChunkStore, ChunkStore.store_id == StoredChunk.store_id)
-    query = query.where(is_theirs(owner), is_file(store_id, file_id)).order_by(StoredChunk.ordinal)
+    query = query.where(_is_theirs(owner), is_file(store_id, file_id)).order_by(StoredChunk.ordinal)
     async with store.reading() as session:
         ids = list(await session.scalars(query))
     found: dict[int, Passage] = {}
@@ -220,7 +220,7 @@ async def count_up(session: AsyncSession, owner: Owner, store_id: str, *, create
             embedder="",
         )
         await session.execute(new.on_conflict_do_nothing())
-    counted = update(ChunkStore).where(is_theirs(owner), ChunkStore.store_id == store_id)
+    counted = update(ChunkStore).where(_is_theirs(owner), ChunkStore.store_id == store_id)
     revision = counted.values(revision=ChunkStore.revision + 1).returning(ChunkStore.revision)
     found = await session.scalar(revision)
     if found is None and create:
@@ -237,7 +237,7 @@ def decoded(text: bytes) -> str:
     return text.decode("utf-8", "surrogatepass")
 
 
-def is_theirs(owner: Owner) -> ColumnElement[bool]:
+def _is_theirs(owner: Owner) -> ColumnElement[bool]:
     return and_(ChunkStore.organization_id == owner.organization_id, ChunkStore.project_id == owner.project_id)
 
 

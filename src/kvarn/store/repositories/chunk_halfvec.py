@@ -67,7 +67,7 @@ async def copied_revision(store: Store, store_id: str, embedder: str) -> int:
         return int(await session.scalar(query, {"store": store_id, "embedder": embedder}) or 0)
 
 
-async def read_uncopied(store: Store, store_id: str, embedder: str, after: int) -> list[tuple[int, bytes]]:
+async def read_missing(store: Store, store_id: str, embedder: str, after: int) -> list[tuple[int, bytes]]:
     """Some of the vectors that are not there yet, by their chunks' ids."""
     named = {"store": store_id, "embedder": embedder, "after": after, "count": _AT_ONCE}
     async with store.reading() as session:
