@@ -12,11 +12,10 @@ A part that fails is left out, and the result says which.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -24,31 +23,21 @@ from kvarn.config.retrieval import RetrievalConfig
 from kvarn.retrieval.embedding import Embedders
 from kvarn.retrieval.filters import compile_filter
 from kvarn.retrieval.index.arrays import Array
-from kvarn.retrieval.index.dense import ExactSearch, VectorSearch
-from kvarn.retrieval.index.pgvector import PgvectorSearch
 from kvarn.retrieval.index.ranking import Ranking, bm25, cap_by_source, diversify, fuse
 from kvarn.retrieval.index.segment import vectors_of
-from kvarn.retrieval.index.snapshots import Snapshots
-from kvarn.retrieval.index.usearch import UsearchSearch
 from kvarn.retrieval.index.views import MayRead, StoreView, view_of
-from kvarn.retrieval.index.words import pack_words, query_hashes
+from kvarn.retrieval.index.words import query_hashes
 from kvarn.retrieval.reranking import Reranker, RerankerAwayError
-from kvarn.retrieval.types import AttributeValue, Chunk, EmbedderAwayError, Hit, SearchResult, Vectors
+from kvarn.retrieval.stored_chunks import StoredChunks, chunk_of
+from kvarn.retrieval.types import EmbedderAwayError, Hit, SearchResult
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories import chunks as repository
-from kvarn.store.repositories.chunk_replacement import NewChunk, Replacement
 from kvarn.store.repositories.chunks import FileState, Passage, decoded
 
-ResultT = TypeVar("ResultT")
-
 MAX_QUERIES = 32
-_MIB = 1 << 20
-_THREADS = 2
 _TRIES = 3
-_MANY = 4096
-"""Rows of which a ranking takes longer than a thread takes to begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,85 +46,14 @@ class _Candidate:
     score: float
 
 
-class Retriever:
-    """The chunks of vector stores, and searches of them: a `ChunkIndex`. `folder`: place of the indexes' files."""
+class Retriever(StoredChunks):
+    """Searches of vector stores, beside their chunks: a `ChunkIndex`."""
 
     def __init__(
         self, store: Store, config: RetrievalConfig, folder: Path, embedders: Embedders, reranker: Reranker
     ) -> None:
-        self._store = store
-        self._config = config
-        self.embedders = embedders
+        super().__init__(store, config, folder, embedders)
         self._reranker = reranker
-        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="retrieval")
-        self._vectors = self._vector_search(folder)
-        self._snapshots = Snapshots(
-            store, folder, self._executor, config.memory_mib * _MIB, vectors=self._vectors.in_segments
-        )
-
-    def _vector_search(self, folder: Path) -> VectorSearch:
-        size = self._config.memory_mib * _MIB
-        if self._config.index == "usearch":
-            return UsearchSearch(self._executor, size, folder)
-        if self._config.index == "pgvector":
-            return PgvectorSearch(self._store)
-        return ExactSearch(self._executor, size)
-
-    def close(self) -> None:
-        self._vectors.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
-    async def put_file(
-        self,
-        owner: Owner,
-        store_id: str,
-        file_id: str,
-        *,
-        filename: str,
-        attributes: Mapping[str, AttributeValue],
-        readers: Sequence[str] | None = None,
-    ) -> None:
-        async with self._store.transaction() as session:
-            await repository.put_file(
-                session, owner, store_id, file_id, filename=filename, attributes=attributes, readers=readers
-            )
-
-    async def replace_file(
-        self,
-        owner: Owner,
-        store_id: str,
-        file_id: str,
-        chunks: Sequence[Chunk],
-        vectors: Vectors | None,
-        *,
-        embedder: str,
-        version: str,
-    ) -> None:
-        new = await self._run(_MANY, lambda: _new_chunks(chunks, vectors))
-        place = store_id, file_id
-        await Replacement(self._store, owner, *place, new, embedder=embedder, version=version).run()
-
-    async def read_file(self, owner: Owner, store_id: str, file_id: str) -> Sequence[Chunk]:
-        passages = await repository.read_file_passages(self._store, owner, store_id, file_id)
-        return [_chunk(each) for each in passages]
-
-    async def remove_file(self, owner: Owner, store_id: str, file_id: str) -> None:
-        async with self._store.transaction() as session:
-            await repository.remove_file(session, owner, store_id, file_id)
-        await repository.delete_chunks(self._store, store_id, file_id)
-
-    async def sweep(self) -> None:
-        """Delete chunks that no store has any more: of organisations that were deleted, and of deletions that were
-        interrupted. One process does it now and then."""
-        await repository.delete_lost_chunks(self._store)
-
-    async def remove_store(self, owner: Owner, store_id: str) -> None:
-        """Remove a store's chunks, its indexes, and the vectors of queries that its project has asked."""
-        known = await repository.read_stores(self._store, owner, [store_id])
-        await repository.remove_store(self._store, owner, store_id)
-        self.embedders.forget(owner)
-        if known:
-            await self._snapshots.drop(store_id)
 
     async def search(
         self,
@@ -265,12 +183,6 @@ class Retriever:
                 parts.append(np.stack([found.get(each.passage.id, none) for each in candidates]).astype(np.float32))
         return np.concatenate(parts, axis=1) if parts else np.zeros((len(candidates), 1), np.float32)
 
-    async def _run(self, size: int, work: Callable[[], ResultT]) -> ResultT:
-        """Do work on so many rows: here where it takes less than to hand it to a thread."""
-        if size < _MANY:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-
 
 def _may_read(filters: Mapping[str, Any] | None, readers: frozenset[str] | None) -> MayRead | None:
     passes = None if filters is None else compile_filter(filters)
@@ -296,37 +208,7 @@ def _without_vectors(stores: Sequence[StoreView], identity: str) -> list[str]:
     return found
 
 
-def _new_chunks(chunks: Sequence[Chunk], vectors: Vectors | None) -> list[NewChunk]:
-    packed = [None] * len(chunks) if vectors is None else [each.astype("<f2").tobytes() for each in vectors]
-    return [
-        NewChunk(
-            each.ordinal,
-            each.start,
-            each.end,
-            each.tokens,
-            each.section,
-            each.page,
-            each.text,
-            pack_words(each.text),
-            v,
-        )
-        for each, v in zip(chunks, packed, strict=True)
-    ]
-
-
-def _chunk(passage: Passage) -> Chunk:
-    return Chunk(
-        passage.ordinal,
-        passage.start,
-        passage.end,
-        decoded(passage.text),
-        passage.tokens,
-        decoded(passage.section),
-        passage.page,
-    )
-
-
 def _hit(candidate: _Candidate) -> Hit:
     passage = candidate.passage
     score = round(min(1.0, max(0.0, candidate.score)), 6)
-    return Hit(passage.store_id, passage.file_id, passage.filename, _chunk(passage), score, passage.attributes)
+    return Hit(passage.store_id, passage.file_id, passage.filename, chunk_of(passage), score, passage.attributes)
