@@ -13,10 +13,11 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
 from kvarn.store.repositories.queries import is_postgresql
 
+TABLES = ("chunk_halfvecs", "chunk_halfvec_stores")
 _AT_ONCE = 500
 _LOCK = 0x6B76617270
 """Number of PostgreSQL's advisory lock of who makes the table."""
-_TABLES = (
+_STATEMENTS = (
     "CREATE EXTENSION IF NOT EXISTS vector",
     "CREATE TABLE IF NOT EXISTS chunk_halfvecs (chunk_id bigint NOT NULL REFERENCES chunks (id) ON DELETE CASCADE, "
     "embedder varchar(256) NOT NULL, dimensions integer NOT NULL, vector halfvec NOT NULL, "
@@ -43,7 +44,7 @@ async def prepare(store: Store) -> None:
             if not is_postgresql(session):
                 raise StoreError("retrieval.index is pgvector, which needs PostgreSQL (store.url)")
             await session.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _LOCK})
-            for statement in _TABLES:
+            for statement in _STATEMENTS:
                 await session.execute(text(statement))
 
 
