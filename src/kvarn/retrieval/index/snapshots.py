@@ -59,11 +59,11 @@ class Snapshots:
         self._locks = defaultdict[str, asyncio.Lock](asyncio.Lock)
 
     async def get(self, state: StoreState) -> Snapshot | None:
-        """A store's snapshot, at the given revision or a later one. None: the store has gone. Raises
+        """A store's snapshot, at the given revision or as it is now. None: the store has gone. Raises
         `StoreAwayError`."""
         async with self._locks[state.store_id]:
             held = self._held.get(state.store_id)
-            if held is None or held.state.revision < state.revision:
+            if held is None or held.state.revision != state.revision:
                 held = await self._update(state.store_id, held)
         if held is None:
             await self.drop(state.store_id)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, and_, delete, exists, select, true, update
+from sqlalchemy import ColumnElement, Select, and_, case, delete, exists, select, true, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
 from kvarn.store.models import ChunkFile, ChunkStore, ChunkVector, StoredChunk
@@ -209,8 +210,8 @@ async def read_file_passages(store: Store, owner: Owner, store_id: str, file_id:
 
 
 async def count_up(session: AsyncSession, owner: Owner, store_id: str, *, create: bool = False) -> int | None:
-    """A store's next revision, by a lock on its row: changes of a store come one after the other. None: there is no
-    such store."""
+    """A store's next revision, by a lock on its row: changes of a store come one after the other. It is a time, so that
+    none comes again after the database is restored from a backup. None: there is no such store."""
     if create:
         new = insert(session, ChunkStore).values(
             store_id=store_id,
@@ -220,9 +221,10 @@ async def count_up(session: AsyncSession, owner: Owner, store_id: str, *, create
             embedder="",
         )
         await session.execute(new.on_conflict_do_nothing())
+    now_ms = int(SYSTEM_CLOCK.time() * 1000)
+    next_one = case((ChunkStore.revision < now_ms, now_ms), else_=ChunkStore.revision + 1)
     counted = update(ChunkStore).where(_is_theirs(owner), ChunkStore.store_id == store_id)
-    revision = counted.values(revision=ChunkStore.revision + 1).returning(ChunkStore.revision)
-    found = await session.scalar(revision)
+    found = await session.scalar(counted.values(revision=next_one).returning(ChunkStore.revision))
     if found is None and create:
         raise NotFoundError(f"There is no vector store {store_id[:80]!r}.")
     return found
