@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 
 from kvarn.config.retrieval import RetrievalConfig
 from kvarn.retrieval.reranking import RerankerAwayError
+from kvarn.retrieval.types import Chunk
 from kvarn.store.errors import NotFoundError
 from kvarn.store.models import ChunkStore, ChunkVector, StoredChunk
 from kvarn.store.owner import Principal
@@ -120,6 +121,16 @@ async def test_a_reranker_orders_results_and_a_dead_one_leaves_them(world: Retri
     found = await world.retriever.search(alice, [STORE], ["red"])
     assert [hit.chunk.text for hit in found.hits] == plain
     assert found.degraded == ("Results were not reranked, and are as they were fused: the reranker 'fake' is away",)
+
+
+async def test_headings_above_a_passage_count_as_its_words(world: RetrievalWorld, alice: Principal) -> None:
+    await world.retriever.put_file(alice.owner, STORE, "file-a", filename="a", attributes={})
+    chunks = [Chunk(0, 0, 3, "red", 1, "Colours > Warm"), Chunk(1, 4, 8, "blue", 1)]
+    await world.retriever.replace_file(alice.owner, STORE, "file-a", chunks, None, embedder="", version="1")
+    assert await texts(world, alice, "warm") == ["red"]
+    world.reranker.letter = "W"
+    (found,) = (await world.retriever.search(alice, [STORE], ["warm"])).hits
+    assert found.score > 0 and found.chunk == chunks[0]
 
 
 async def test_results_are_not_all_of_one_file_where_that_is_wanted(world: RetrievalWorld, alice: Principal) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from kvarn.config.retrieval import RetrievalConfig
+from kvarn.retrieval.chunking import embedded_text
 from kvarn.retrieval.embedding import Embedders
 from kvarn.retrieval.filters import compile_filter
 from kvarn.retrieval.index.arrays import Array
@@ -34,7 +35,7 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories import chunks as repository
-from kvarn.store.repositories.chunks import FileState, Passage, decoded
+from kvarn.store.repositories.chunks import FileState, Passage
 
 MAX_QUERIES = 32
 _TRIES = 3
@@ -142,7 +143,7 @@ class Retriever(StoredChunks):
     ) -> list[_Candidate]:
         """The first candidates by the reranker's scores; the others are left out, for they have no such score."""
         first = candidates[: self._config.rerank_candidates]
-        texts = [decoded(each.passage.text) for each in first]
+        texts = [embedded_text(chunk_of(each.passage)) for each in first]
         try:
             scores = await self._reranker.score(principal, model, query, texts)
         except RerankerAwayError as error:

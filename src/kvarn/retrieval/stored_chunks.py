@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvarn.config.retrieval import RetrievalConfig
+from kvarn.retrieval.chunking import embedded_text
 from kvarn.retrieval.embedding import Embedders
 from kvarn.retrieval.index.dense import ExactSearch, VectorSearch
 from kvarn.retrieval.index.pgvector import PgvectorSearch
@@ -151,7 +152,7 @@ def _new_chunks(chunks: Sequence[Chunk], vectors: Vectors | None) -> list[NewChu
             each.section,
             each.page,
             each.text,
-            pack_words(each.text),
+            pack_words(embedded_text(each)),
             v,
         )
         for each, v in zip(chunks, packed, strict=True)
