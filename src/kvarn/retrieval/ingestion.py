@@ -40,7 +40,7 @@ from kvarn.retrieval.parsing.parse import UnreadableFileError
 from kvarn.retrieval.types import Chunk, ChunkIndex, Document, Embedder, EmbedderAwayError, Vectors
 from kvarn.store.directories import data_dir
 from kvarn.store.engine import Store
-from kvarn.store.errors import NotFoundError
+from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import new_id
 from kvarn.store.owner import Principal
 from kvarn.store.repositories.contents import read_content
@@ -164,7 +164,7 @@ class IngestionWorker(Worker[IngestionJob]):
         except UnreadableFileError as error:
             job.finishing = True
             await stored.fail_file(self._store, self._holder, file.key, error.code, str(error))
-        except NotFoundError:
+        except (NotFoundError, ConflictError):
             job.failed = True  # it was deleted or cancelled; where it is there after all, this is one of its attempts
 
     async def _ingest(self, job: IngestionJob, principal: Principal) -> None:

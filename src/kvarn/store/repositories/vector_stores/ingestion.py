@@ -12,7 +12,7 @@ from kvarn.store.engine import Store
 from kvarn.store.models import VectorStore, VectorStoreFile
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.row_deletion import Condition
-from kvarn.store.repositories.vector_stores.deletion import remove_files
+from kvarn.store.repositories.vector_stores.deletion import delete_chunks, remove_files
 
 _AT_ONCE = 25
 _IS_OPEN = or_(VectorStoreFile.status == "in_progress", VectorStoreFile.stale)
@@ -130,8 +130,9 @@ async def remove_expired(store: Store) -> None:
         if not found:
             return
         async with store.transaction() as session:
-            for key in found:
-                await remove_files(session, _is(*key), int(store.now()))
+            removed = [await remove_files(session, _is(*key), int(store.now())) for key in found]
+        for each in removed:
+            await delete_chunks(store, each)
 
 
 async def read_models(store: Store) -> dict[str | None, Owner]:
