@@ -70,7 +70,7 @@ class MadeChunks:
 
 
 def unit(vectors: Any) -> Any:
-    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).astype(np.float32)
 
 
 class MadeEmbedders:

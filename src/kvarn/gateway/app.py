@@ -78,6 +78,7 @@ from kvarn.rollouts.controller import Rollouts
 from kvarn.store.errors import StoreError
 
 _COUNT_EVERY_S = 60.0
+_SWEEP_EVERY_S = 3600.0
 _EXPORT_EVERY_S = 1.0
 _SETTLE_S = 5.0  # given to requests whose time to finish is over: to put away what they have, and to be settled
 
@@ -246,6 +247,7 @@ def _workers(gateway: Gateway, services: Services) -> list[_Worker]:
     if control.shared is None or control.shared.is_main:
         deleted = DeletedTenants(gateway.store, lambda: replicas_with_tiers(gateway.models))
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, TELL_EVERY_S))
+        workers.append(Periodic("deletions of lost chunks", gateway.retrieval.index.sweep, _SWEEP_EVERY_S))
         workers.append(Periodic("samples of the history", control.history.sample, EVERY_S))
     if control.fleet is not None:
         reconciler = AdapterReconciler(gateway.models, gateway.store)

@@ -150,7 +150,7 @@ class Retriever:
         words, vectors = await asyncio.gather(
             self._rank_words(stores, asked), self._rank_vectors(principal, stores, asked, degraded)
         )
-        rankings = [*words, *vectors]
+        rankings = [ranking for ranking in (*words, *vectors) if ranking]
         fused = fuse(rankings, self._depth(max_results, model))
         candidates = await self._read(principal.owner, fused)
         if model is not None and candidates:

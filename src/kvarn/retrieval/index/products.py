@@ -14,7 +14,8 @@ _BLOCK = 2048
 
 
 def products(vectors: Array, query: Array) -> Array:
-    """Products [n], float32, of vectors [n, d] (float32 or float16) with a query [d], float32; sums are float32."""
+    """Products [n], float32, of vectors [n, d] (float32 or float16) with a query [d]; sums are float32."""
+    query = np.asarray(query, dtype=np.float32)
     if vectors.dtype == np.float32:
         return _products(vectors, query)
     found = np.empty(len(vectors), np.float32)

@@ -81,7 +81,8 @@ def merged(rankings: Iterable[Ranking], count: int) -> Ranking:
 
 
 def fuse(rankings: Sequence[Ranking], count: int) -> Ranking:
-    """One ranking of several by the reciprocals of the ranks; a chunk that is first in each has the score 1."""
+    """One ranking of several, none of them empty, by the reciprocals of the ranks. A chunk that is first in each has
+    the score 1."""
     sums: defaultdict[int, float] = defaultdict(float)
     for ranking in rankings:
         for place, (chunk_id, _) in enumerate(ranking, 1):

@@ -2,7 +2,7 @@
 
 rows      chunk_ids [n]   file_of [n]   lengths [n]   vectors [n, d], has_vector [n]
 words     hashes [w], ascending
-postings  of word i: starts[i] to starts[i + 1] of rows [p] (ascending) and counts [p]
+postings  of word i: starts[i] to starts[i + 1] of rows [p] (in any order) and counts [p]
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _join_vectors(segments: Sequence[Segment], alive: Sequence[Array], new_place
 
 def _invert(words: Array, rows: Array, counts: Array) -> tuple[Array, Array, Array, Array]:
     """Hashes, starts, rows and counts of postings, from a word, a row and a count for each."""
-    order = np.lexsort((rows, words))
+    order = np.argsort(words)
     words = words[order]
     begins = np.flatnonzero(np.concatenate([[True], words[1:] != words[:-1]])) if len(words) else np.empty(0, np.int64)
     starts = np.append(begins, len(words)).astype(np.int64)
