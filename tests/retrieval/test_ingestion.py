@@ -193,6 +193,26 @@ async def test_another_version_of_the_model_takes_over_once_all_files_have_its_v
         assert set(await session.scalars(select(ChunkVector.embedder))) == {"e@2"}
 
 
+async def test_vectors_that_cannot_be_made_leave_the_file_as_it_was(ingesting, alice, clock):
+    async def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("unforeseen")
+
+    store_id = await ingesting.fill(alice.owner, "Some text.")
+    await ingesting.work()
+    ingesting.identity, replace = "e@2", ingesting.replace_file
+    ingesting.replace_file = fail
+    for _ in range(6):
+        await ingesting.work()
+        clock.now += 31
+    (row,) = await ingesting.rows(store_id)
+    assert (row.status, row.embedder, row.stale, row.error_code) == ("completed", "e@1", True, None)
+    ingesting.replace_file = replace
+    clock.now += 3600
+    await ingesting.work()
+    (row,) = await ingesting.rows(store_id)
+    assert (row.embedder, row.stale) == ("e@2", False)
+
+
 async def test_one_organisation_does_not_have_all_places(ingesting, alice, bob):
     await ingesting.fill(alice.owner, *(f"Text {number}." for number in range(6)))
     ingesting.at["parse"].closed = True

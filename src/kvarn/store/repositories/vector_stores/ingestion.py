@@ -113,6 +113,12 @@ async def fail_file(store: Store, holder: str, key: tuple[str, str], code: str, 
     return await _change(store, _mine(holder, key).values(**failed, leased_by=None, leased_until=None))
 
 
+async def postpone_file(store: Store, holder: str, key: tuple[str, str], pause_s: float) -> None:
+    """Let a gateway begin it again after a pause, as if for the first time."""
+    later = {"leased_by": None, "leased_until": int(store.now() + pause_s), "attempts": 0}
+    await _change(store, _mine(holder, key).values(later))
+
+
 async def release_file(store: Store, holder: str, key: tuple[str, str]) -> None:
     """Let another gateway begin it again: one that was stopped in order does not count."""
     free = {"leased_by": None, "leased_until": None, "attempts": VectorStoreFile.attempts - 1}
