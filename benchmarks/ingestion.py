@@ -15,6 +15,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -85,8 +86,8 @@ class Stages:
     async def ingest(self, path: Path, file_id: str) -> int:
         """Ingest a file; the number of its passages. `seconds` are those of each stage."""
         document = await self._timed("parse", lambda: parse(path, path.name, ""))
-        tokens = self.tokenizer.encode_words
-        cut = asyncio.to_thread(chunk, document, lambda text: len(tokens(text)), MAX_TOKENS, OVERLAP)
+        encode = partial(self.tokenizer.encode, add_special_tokens=False)
+        cut = asyncio.to_thread(chunk, document, lambda text: len(encode(text)), MAX_TOKENS, OVERLAP)
         chunks = await self._timed("chunk", lambda: cut)
         await self.index.put_file(OWNER, STORE, file_id, filename=path.name, attributes={})
         put = self.index.replace_file(OWNER, STORE, file_id, chunks, None, embedder="", version="1")

@@ -144,6 +144,7 @@ class IngestionWorker(Worker[IngestionJob]):
         await stored.remove_expired(self._store)
         if SYSTEM_CLOCK.now() - self._looked_at >= _LOOK_EVERY_S:
             self._looked_at = SYSTEM_CLOCK.now()
+            await stored.remove_lost(self._store)
             await self._mark_stale()
         if not jobs:
             return ()
@@ -251,7 +252,8 @@ class IngestionWorker(Worker[IngestionJob]):
         served.sort(key=lambda model: model.card is None or model.card.kind != "generate")
         if not served or (text := served[0].text) is None:
             return _estimate_tokens, f"{_BYTES_PER_TOKEN} bytes"
-        return lambda part: len(text.tokenizer.encode_words(part)), text.version
+        tokenizer = text.tokenizer  # whose `encode` lets other threads run
+        return lambda part: len(tokenizer.encode(part, add_special_tokens=False)), text.version
 
     async def _mark_stale(self) -> None:
         """Have new vectors made where another version of the embedding model is served by now, or the first one."""

@@ -6,10 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Update, and_, case, or_, select, update
+from sqlalchemy import Update, and_, case, exists, or_, select, update
 
 from kvarn.store.engine import Store
-from kvarn.store.models import VectorStore, VectorStoreFile
+from kvarn.store.models import File, VectorStore, VectorStoreFile
+from kvarn.store.models.files import PROCESSED
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.row_deletion import Condition
 from kvarn.store.repositories.vector_stores.deletion import delete_chunks, remove_files
@@ -128,11 +129,20 @@ async def release_file(store: Store, holder: str, key: tuple[str, str]) -> None:
 async def remove_expired(store: Store) -> None:
     """Take files out of their vector stores that have expired: searches find them no longer than a look at the jobs
     takes, however seldom the sweep deletes them."""
-    expired = VectorStoreFile.expires_at <= int(store.now())
+    await _remove(store, VectorStoreFile.expires_at <= int(store.now()))
+
+
+async def remove_lost(store: Store) -> None:
+    """Take files out of their vector stores that were deleted by a gateway of an older release, which knows of none."""
+    uploaded = exists().where(File.id == VectorStoreFile.file_id, File.status == PROCESSED)
+    await _remove(store, ~uploaded)
+
+
+async def _remove(store: Store, condition: Condition) -> None:
     columns = VectorStoreFile.store_id, VectorStoreFile.file_id
     while True:
         async with store.reading() as session:
-            found = (await session.execute(select(*columns).where(expired).limit(_AT_ONCE))).all()
+            found = (await session.execute(select(*columns).where(condition).limit(_AT_ONCE))).all()
         if not found:
             return
         async with store.transaction() as session:
