@@ -32,7 +32,11 @@ GROUPS = (
         "`template_limit_exceeded`, `content_filter`; responses also `conversation_locked`, "
         "`response_in_progress`, `too_many_background`",
     ),
-    ("Conversations", ("conversations",), "`not_found`, `item_not_found`, `conversation_too_large`, `storage_full`"),
+    (
+        "Conversations",
+        ("conversations", "sessions"),
+        "`not_found`, `item_not_found`, `conversation_too_large`, `storage_full`",
+    ),
     (
         "Embeddings, rank, moderation, tokens",
         ("embeddings", "rerank", "moderations", "tokens"),

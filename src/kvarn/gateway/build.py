@@ -62,11 +62,9 @@ from kvarn.quality.metrics import QualityCollector
 from kvarn.quality.monitor import OnDrift, QualityMonitor
 from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
-from kvarn.retrieval.embedding import Embedders
+from kvarn.retrieval.build import make_retriever
 from kvarn.retrieval.ingestion import IngestionWorker
 from kvarn.retrieval.parsing.parse import ParseLimits, parse
-from kvarn.retrieval.reranking import Reranker
-from kvarn.retrieval.search import Retriever
 from kvarn.retrieval.stores import Retrieval
 from kvarn.rollouts.controller import Rollouts
 from kvarn.rollouts.shadow import Shadows
@@ -120,7 +118,8 @@ def build_gateway(
     generators = {name: external_generator(model) for name, model in external.items()}
     observers = (rollouts.observer, shadows, traces, TurnObserver(metrics.turns), AnswerLog(services.prompts))
     steps = _steps(services, text, generators, observers)
-    retrieval = _retrieval(config, store, lambda: gateway)
+    wakes = fleet.wake if fleet is not None else None if shared is None else _sees_by_itself
+    retrieval = _retrieval(config, store, lambda: gateway, wakes)
     mcp = _mcp(config, store)
     containers = Containers(store, config.sandbox, Path(config.data_dir).expanduser())
     gateway = Gateway(
@@ -182,13 +181,17 @@ def _tools(
     return tools
 
 
-def _retrieval(config: KvarnConfig, store: Store, serving: Callable[[], ServingContext]) -> Retrieval:
-    embedders = Embedders(serving, config.retrieval)
-    folder = Path(config.data_dir).expanduser()
-    index = Retriever(store, config.retrieval, folder / "retrieval", embedders, Reranker(serving, config.retrieval))
+def _retrieval(
+    config: KvarnConfig, store: Store, serving: Callable[[], ServingContext], wake_fleet: Callable[[], None] | None
+) -> Retrieval:
+    index = make_retriever(config, store, serving, wake_fleet)
     reads = partial(parse, limits=ParseLimits(without_sandbox=config.sandbox.parse_without))
-    ingestion = IngestionWorker(config, store, serving, index, embedders, reads)
+    ingestion = IngestionWorker(config, store, serving, index, index.embedders, reads)
     return Retrieval(store, index, ingestion)
+
+
+def _sees_by_itself() -> None:
+    """Do nothing: the fleet is another process's, which looks at its deployments now and then."""
 
 
 def _mcp(config: KvarnConfig, store: Store) -> McpProvider:
