@@ -55,9 +55,8 @@ async def measure(files: list[Path], repeats: int) -> None:
             continue
         took = await timed(repeats, lambda file=file: parse(file, file.name, ""))  # type: ignore[misc]
         size = file.stat().st_size
-        print(
-            f"{file.name[:32]:32} {took:8.1f} ms  {size / 1e6:6.2f} MB  {size / took / 1e3:6.1f} MB/s  {document.parser}"
-        )
+        speed = size / took / 1e3
+        print(f"{file.name[:32]:32} {took:8.1f} ms  {size / 1e6:6.2f} MB  {speed:6.1f} MB/s  {document.parser}")
 
 
 def main() -> None:
