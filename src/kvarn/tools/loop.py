@@ -139,7 +139,7 @@ class ToolLoop:
             yield early.begun
             yield early
         while True:
-            turn = TurnReader(self.offered.by_name, self.quotations.reader() if self.quotations.quotes else None)
+            turn = TurnReader(self.offered.by_name, self.quotations.reader())
             async with aclosing(chat.deltas) as deltas:
                 async for delta in deltas:
                     passed = turn.take(delta)
