@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 
 _SHORTEST_S = 1e-3
-_LONGEST_LOG = 10.0
+_LONGEST_LOG = 9.0  # two hours
 _LEAST_SIGMA = 0.3
 _LARGEST_SHARE = 0.98
 
