@@ -44,6 +44,11 @@ GROUPS = (
         "`not_found`, `conflict`, `request_too_large`, `storage_full`, `unsupported_media_type`, `invalid_form`",
     ),
     (
+        "Vector stores",
+        ("vector stores",),
+        "`not_found`, `conflict`, `storage_full`, `vector_store_expired`",
+    ),
+    (
         "Quality",
         ("feedback", "evaluations", "rollouts"),
         "`not_found`, `request_not_found`, `set_too_large`, `rollout_ended`, `rollout_not_found`",

@@ -9,7 +9,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/errors.md"
-PACKAGES = ("answers", "batches", "catalog", "evaluations", "external", "gateway", "identity", "responses", "wire")
+PACKAGES = (
+    "answers",
+    "batches",
+    "catalog",
+    "evaluations",
+    "external",
+    "gateway",
+    "identity",
+    "responses",
+    "tools",
+    "wire",
+)
 SOURCES = [path for package in PACKAGES for path in sorted((ROOT / "src/kvarn" / package).rglob("*.py"))]
 POSITIONS = {"invalid_request": 2, "unavailable": 1, "_unavailable": 1, "_add_fault": 0}
 """Functions that take a code, and at which place."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from kvarn.answers.chat.operation import start_chat
 from kvarn.answers.completion.operation import start_completion
 from kvarn.answers.encoders.operation import start_embedding
 from kvarn.answers.messages.operation import start_message
@@ -14,6 +13,7 @@ from kvarn.answers.moderation.operation import start_moderation
 from kvarn.answers.record import RequestRecord
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.operation import start_response
+from kvarn.tools.chat import start_tool_chat
 from kvarn.wire.anthropic.messages import MessagesRequest
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
@@ -53,7 +53,7 @@ async def _moderation(serving: ResponsesContext, record: RequestRecord, body: by
 
 
 ENDPOINTS: Mapping[str, Operation] = {
-    "/v1/chat/completions": _generating(ChatCompletionRequest, start_chat),
+    "/v1/chat/completions": _generating(ChatCompletionRequest, start_tool_chat),
     "/v1/completions": _generating(CompletionRequest, start_completion),
     "/v1/embeddings": _embedding,
     "/v1/messages": _generating(MessagesRequest, start_message),

@@ -31,10 +31,12 @@ from kvarn.config.platform import (
 )
 from kvarn.config.quality import QualityConfig
 from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
+from kvarn.config.retrieval import RetrievalConfig
 from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import FallbackConfig, RouteConfig
 from kvarn.config.section import Section, TextOrOff
 from kvarn.config.speculation import SpeculationConfig
+from kvarn.config.tools import ToolsConfig
 
 
 class ModelConfig(Section):
@@ -299,11 +301,17 @@ class KvarnConfig(Section):
     responses: ResponsesConfig = ResponsesConfig()
     """`/v1/responses` in the background."""
 
+    tools: ToolsConfig = ToolsConfig()
+    """Tools that the platform runs for a model."""
+
     retention: RetentionConfig = RetentionConfig()
     """Time that data is kept."""
 
     batches: BatchesConfig = BatchesConfig()
     """Running of batches."""
+
+    retrieval: RetrievalConfig = RetrievalConfig()
+    """Search in vector stores."""
 
     traces: TracesConfig = TracesConfig()
     """Traces of requests, sent to a collector."""

@@ -15,6 +15,7 @@ from kvarn.engine.memory.prefix_cache import PrefixNode
 from kvarn.engine.memory.snapshots import SnapshotRecord
 from kvarn.engine.plan import BlockUpdate, KVFetch, RowMasks
 from kvarn.engine.proposals.record import GuessRecord
+from kvarn.engine.sessions.branch import Branch
 from kvarn.engine.tenants import TenantAccount
 from kvarn.engine.turn import TurnRecorder
 from kvarn.wire.block_names import PrefixScope
@@ -66,6 +67,7 @@ class Request:
     __slots__ = (
         "account",
         "arrival_s",
+        "branch",
         "cached_tokens",
         "first_step_s",
         "first_token_by_s",
@@ -81,6 +83,7 @@ class Request:
         "sampling",
         "scope",
         "sequences",
+        "session",
         "siblings",
         "stop_token_ids",
         "tpot_target_s",
@@ -103,6 +106,8 @@ class Request:
         self.sampling: SamplingParams = message.sampling
         self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
         self.scope = PrefixScope(message.tenant, message.cache_salt, message.adapter)
+        self.session = message.session
+        self.branch: Branch | None = None  # the conversation of its session that it goes on with
         self.turn = turn
         self.mask = mask
         self.priority = message.priority

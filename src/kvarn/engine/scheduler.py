@@ -74,6 +74,7 @@ class Scheduler:
     # What waits ------------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
+        self.memory.begin_turn(request, request.arrival_s)
         self.queue.push(request.sequences[0], new=True)
         self.memory.adapters.prefetch(request.scope.adapter, self._memory_reserve.spare_blocks)
         self.memory.prefetch(request.sequences[0], request.arrival_s)

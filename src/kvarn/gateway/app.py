@@ -41,6 +41,7 @@ from kvarn.gateway.routes import (
     evaluations,
     feedback,
     files,
+    mcp_server,
     message_batches,
     messages,
     models,
@@ -49,6 +50,7 @@ from kvarn.gateway.routes import (
     responses,
     rollouts,
     tokens,
+    vector_stores,
     vllm,
 )
 from kvarn.gateway.routes.organization import (
@@ -59,6 +61,7 @@ from kvarn.gateway.routes.organization import (
     projects,
     rate_limits,
     tenants,
+    tool_servers,
     usage,
     users,
 )
@@ -90,8 +93,8 @@ _ROUTERS = [
     module.router
     for module in (
         *(chat, completions, messages, message_batches, ollama, responses, conversations, encoders, tokens, models),
-        *(files, batches, evaluations, feedback, rollouts, operation, vllm),
-        *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
+        *(files, vector_stores, batches, evaluations, feedback, rollouts, operation, vllm, mcp_server),
+        *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments, tool_servers),
     )
 ]
 _ROUTERS += [feedback.administration, documentation_router]
@@ -219,6 +222,7 @@ async def _close(gateway: Gateway) -> None:
     await control.shadows.stop()
     await gateway.models.close()
     await gateway.grammars.close()
+    gateway.retrieval.index.close()
     await asyncio.gather(*[external.close() for external in control.external])
     for each in (control.traces.exporter, control.traces.usage, control.traces.keeper):
         if each is not None:
@@ -258,5 +262,5 @@ def _workers(gateway: Gateway, services: Services) -> list[_Worker]:
     if (exporter := control.traces.exporter) is not None:
         workers.append(Periodic("exports of spans", exporter.export, _EXPORT_EVERY_S))
     if config.batches.enabled:
-        workers += [BatchWorker(gateway), EvaluationWorker(gateway)]
+        workers += [BatchWorker(gateway), EvaluationWorker(gateway), gateway.retrieval.ingestion]
     return workers

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from kvarn.store.owner import Owner
+from kvarn.store.owner import Owner, Principal
 
 Vectors = np.ndarray[tuple[int, int], np.dtype[np.float16]]
 """[texts, dimensions], each of length 1."""
@@ -89,8 +89,9 @@ class Embedder(Protocol):
         """Model and version: vectors of different identities are not comparable."""
         ...
 
-    async def embed(self, owner: Owner, texts: Sequence[str], *, query: bool = False) -> Vectors:
-        """Embed texts. Raises `EmbedderAwayError` where the model cannot answer now."""
+    async def embed(self, principal: Principal, texts: Sequence[str], *, query: bool = False) -> Vectors:
+        """Embed texts for a principal, whose limits hold and whose usage it is; texts that are no `query` wait in the
+        batch tier. Raises `EmbedderAwayError` where the model cannot answer now."""
         ...
 
 
@@ -100,6 +101,20 @@ class EmbedderAwayError(Exception):
 
 class ChunkIndex(Protocol):
     """Chunks and vectors of the database, and the indexes over them."""
+
+    async def put_file(
+        self,
+        owner: Owner,
+        store_id: str,
+        file_id: str,
+        *,
+        filename: str,
+        attributes: Mapping[str, AttributeValue],
+        readers: Sequence[str] | None = None,
+    ) -> None:
+        """Say what searches need to know of a file: before its first chunks, and where it changes. Within a
+        transaction of one's own: `put_file` of `store/repositories/chunks.py`; so with `remove_file`."""
+        ...
 
     async def replace_file(
         self,
@@ -116,13 +131,17 @@ class ChunkIndex(Protocol):
         nothing. `vectors` is None where no embedder answers: only words are searched; `embedder` is then empty."""
         ...
 
+    async def read_file(self, owner: Owner, store_id: str, file_id: str) -> Sequence[Chunk]:
+        """A file's chunks, in order; of an unknown one none."""
+        ...
+
     async def remove_file(self, owner: Owner, store_id: str, file_id: str) -> None: ...
 
     async def remove_store(self, owner: Owner, store_id: str) -> None: ...
 
     async def search(
         self,
-        owner: Owner,
+        principal: Principal,
         store_ids: Sequence[str],
         queries: Sequence[str],
         *,

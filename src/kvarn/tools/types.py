@@ -7,7 +7,7 @@ the model calls, within limits, and sends the results back to the model.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -48,14 +48,6 @@ class ToolContext:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolEvent:
-    """Progress of a call, as OpenAI's stream tells it: `type` without `response.`, such as `mcp_call.in_progress`."""
-
-    type: str
-    fields: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Quote:
     """A passage that a tool read, which an answer may cite."""
 
@@ -64,6 +56,8 @@ class Quote:
     start: int
     end: int
     text: str
+    url: str = ""
+    """Address of a web page: an answer cites it as `url_citation`, with `filename` as its title; `file_id` is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +70,8 @@ class ToolResult:
     error: Mapping[str, Any] | None = None
     """OpenAI's typed error of the item; None: the tool did not fail."""
     item: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the output item beside id, type and status."""
+    """Fields of the output item beside id, type, status and those of `Tool.item_fields`: `queries` and `results` of a
+    file search, `code` and `outputs` of a code interpreter, `output` of an MCP call."""
     quotes: Sequence[Quote] = ()
     metadata: Sequence[str] = ()
     """Sentences for the answer's metadata: what was left out, and why."""
@@ -92,13 +87,19 @@ class Tool(Protocol):
         ...
 
     @property
+    def item_fields(self) -> Mapping[str, Any]:
+        """Fields of the output item that are known before a call: `server_label` and `name` of an MCP tool,
+        `container_id` of a code interpreter. The loop adds `arguments`."""
+        ...
+
+    @property
     def needs_approval(self) -> bool:
         """Whether a call waits for the client's approval."""
         ...
 
-    def call(self, context: ToolContext, call: ToolCall) -> AsyncGenerator[ToolEvent | ToolResult, None]:
-        """Run a call: events, then one result, which is the last. A failure of the tool is a result; an `ApiError`
-        ends the request. Cancelling ends what runs."""
+    async def call(self, context: ToolContext, call: ToolCall) -> ToolResult:
+        """Run a call. A failure of the tool is a result; an `ApiError` ends the request. Cancelling ends what runs.
+        The loop sends the stream's events of the item (`mcp_call.in_progress`, `.completed`, ...) by itself."""
         ...
 
 
@@ -113,5 +114,6 @@ class ToolProvider(Protocol):
     """Opens the tools of one type."""
 
     async def open(self, context: ToolContext, asked: Mapping[str, Any]) -> OpenedTools:
-        """Tools of one entry of a request's `tools`. Raises `ApiError` for an entry that is no good or not allowed."""
+        """Tools of one entry of a request's `tools`. Raises `ApiError` for an entry that is no good or not allowed.
+        No tools and no items: this project has none of the type; the entry is ignored, and the answer says so."""
         ...

@@ -23,6 +23,7 @@ from kvarn.answers.model_routes import BYTES_PER_TOKEN
 from kvarn.answers.moderation.checks import chat_texts
 from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
+from kvarn.answers.sessions import hints_of_chat, take_hints
 from kvarn.answers.structured.answer_check import grammar_of_chat, only_valid_answers
 from kvarn.answers.tiers import tier_of
 from kvarn.answers.turn import Deltas, GeneratedPrompt, Moderated, Turn
@@ -96,7 +97,7 @@ async def start_chat(
     `ChatTemplateError`: the model's template refuses the messages."""
     if request.store:
         await serving.storage_quota.check(record, "store", "send 'store': false")
-    record.choice.session = record.choice.session or request.prompt_cache_key or ""
+    take_hints(record, hints_of_chat(request))
     record.metadata = request.metadata
     return await answer(serving, record, ChatQuestion(request, context))
 

@@ -18,6 +18,7 @@ from kvarn.answers.messages.context_edits import apply_edit, needs_tokens
 from kvarn.answers.messages.request import chat_request, has_late_instructions, in_anthropic_terms
 from kvarn.answers.messages.writer import MessageWriter
 from kvarn.answers.record import RequestRecord
+from kvarn.answers.sessions import hints_of_messages, take_hints
 from kvarn.text.errors import ChatTemplateError, PromptTooLongError
 from kvarn.wire.anthropic.answer import AppliedEdit, Message, TokenCount
 from kvarn.wire.anthropic.context_management import ClearToolUses
@@ -58,6 +59,7 @@ class MessageRun:
 async def start_message(serving: ServingContext, record: RequestRecord, request: MessagesRequest) -> MessageRun:
     """Check a request and take it in. `max_tokens`, which clients must give without knowing the model, is lowered to
     what the context has left. Raises as `start_chat` does."""
+    take_hints(record, hints_of_messages(request))
     edited, applied = await _edit_context(serving, record, request)
     try:
         run = await _with_chat(record, edited, partial(_start_within_context, serving, record))

@@ -18,13 +18,14 @@ from kvarn.store.blobs import CHUNK_BYTES, BlobWriter
 from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError, StoreAwayError
 from kvarn.store.ids import new_id
-from kvarn.store.models import Batch, File, Upload
+from kvarn.store.models import Batch, File, Upload, VectorStoreFile
 from kvarn.store.models.files import INCOMPLETE, PROCESSED
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.contents import add_chunks, check_blobs, delete_content
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_one, is_owned_by, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_file_bytes, storing_file
+from kvarn.store.repositories.vector_stores.deletion import remove_files
 
 MESSAGE_BATCH = "msgbatch_"
 """Beginning of the ids of batches whose files the server keeps itself: the requests came without one."""
@@ -160,14 +161,16 @@ async def list_files(
 
 
 async def delete_file(store: Store, owner: Owner, file_id: str, *, with_batch: bool = False) -> None:
-    """Delete an owner's file. It is gone at once; its content goes in steps, which the sweep would end. Raises
-    `ConflictError` where a batch of messages keeps it, unless that is being deleted too (`with_batch`)."""
+    """Delete an owner's file, also from vector stores. It is gone at once; its content goes in steps, which the sweep
+    would end. Raises `ConflictError` where a batch of messages keeps it, unless that is being deleted too
+    (`with_batch`)."""
     check_blobs(store, await find_file(store, owner, file_id))
     async with store.transaction() as session:
         batch_id = None if with_batch else await session.scalar(_keeping_batch(owner, file_id).limit(1))
         if batch_id is not None:
             raise ConflictError(f"The file {file_id} belongs to the batch {batch_id}, and goes with it: delete that.")
         await session.execute(update(File).where(File.id == file_id).values(status=INCOMPLETE, expires_at=0))
+        await remove_files(session, VectorStoreFile.file_id == file_id, int(store.now()))
     await drop_file(store, file_id)
 
 

@@ -31,6 +31,7 @@ from kvarn.store.models import (
     StoredCompletion,
     StoredResponse,
     Upload,
+    VectorStore,
 )
 from kvarn.store.repositories.queries import is_postgresql
 
@@ -44,7 +45,7 @@ _SUMMED_AT_ONCE = 200
 
 _SUMMED: Final = (
     *(Conversation, StoredResponse, StoredCompletion, Batch, Upload, PromptSample),
-    *(Feedback, EvaluationSet, EvaluationRun),
+    *(Feedback, EvaluationSet, EvaluationRun, VectorStore),
 )
 
 

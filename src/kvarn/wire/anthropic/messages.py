@@ -32,6 +32,7 @@ from kvarn.wire.openai.common import (
     only,
     warn_ignored,
 )
+from kvarn.wire.openai.sessions import AgentHint
 
 _SHOWN_CHARS = 40
 
@@ -122,6 +123,7 @@ class MessagesPrompt(LenientModel):
     service_tier: Literal["auto", "standard_only"] | None = None
 
     # Hints: they may be ignored without harm.
+    agent_hint: AgentHint | None = None
     speed: Annotated[str | None, ignored("ignored 'speed', there is one", "standard")] = None
     diagnostics: dict[str, Any] | None = None
     fallbacks: Annotated[

@@ -1,0 +1,111 @@
+"""Exact search of vectors: every visible row is compared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from threading import Lock
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from kvarn.retrieval.index.arrays import Array
+from kvarn.retrieval.index.ranking import Ranking, merged, top
+from kvarn.retrieval.index.segment import Segment
+from kvarn.retrieval.index.views import StoreView, View
+
+_BLOCK = 2048
+"""Rows that are converted to float32 at once: 3 MB of 384 numbers, which a processor's cache holds."""
+_FEW = 8
+"""A part of a segment smaller than the eighth is compared by itself."""
+
+
+class VectorSearch(Protocol):
+    """A way to search vectors."""
+
+    @property
+    def in_segments(self) -> bool:
+        """Whether segments need to hold the vectors."""
+        ...
+
+    async def nearest(self, stores: Sequence[StoreView], queries: Array, count: int) -> list[Ranking]:
+        """A ranking by cosine for each query (float32 [q, d], of length 1) among the rows of the views."""
+        ...
+
+
+class FloatVectors:
+    """Copies of segments' vectors in float32, within a budget: a product with float16 takes ten times as long. Those
+    not used for longest go first. Threads may use it together."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._copies = WeakKeyDictionary[Segment, Array]()
+        """In the order of their last use."""
+        self._lock = Lock()
+
+    def get(self, segment: Segment) -> Array | None:
+        """The copy of a segment's vectors; None: it has no room."""
+        size = 2 * segment.vectors.nbytes
+        if size > self._max_bytes:
+            return None
+        with self._lock:
+            copy = self._copies.pop(segment, None)
+            if copy is None:
+                held = list(self._copies.items())
+                used = sum(each.nbytes for _, each in held)
+                for oldest, each in held:
+                    if used + size <= self._max_bytes:
+                        break
+                    self._copies.pop(oldest, None)
+                    used -= each.nbytes
+                copy = segment.vectors.astype(np.float32)
+            self._copies[segment] = copy
+            return copy
+
+
+class ExactSearch:
+    """Every visible row is compared, on the given executor: the recall is 1."""
+
+    in_segments = True
+
+    def __init__(self, executor: Executor, max_bytes: int) -> None:
+        self._executor = executor
+        self._copies = FloatVectors(max_bytes)
+
+    async def nearest(self, stores: Sequence[StoreView], queries: Array, count: int) -> list[Ranking]:
+        views = [view for store in stores for view in store.views]
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, lambda: self.rank(views, queries, count))
+
+    def rank(self, views: Sequence[View], queries: Array, count: int) -> list[Ranking]:
+        found: list[list[Ranking]] = [[] for _ in queries]
+        for view in views:
+            if view.segment.vectors.shape[1] != queries.shape[1]:
+                continue  # it has none
+            for ranking, each in zip(found, self.rank_view(view, queries, count), strict=True):
+                ranking.append(each)
+        return [merged(rankings, count) for rankings in found]
+
+    def rank_view(self, view: View, queries: Array, count: int) -> list[Ranking]:
+        segment, allowed = view.segment, view.visible & view.segment.has_vector
+        number = int(np.count_nonzero(allowed))
+        few = number < segment.size // _FEW
+        ids = segment.chunk_ids[allowed] if few else segment.chunk_ids
+        scores = _products(segment.vectors[allowed], queries) if few else self._scores(segment, queries)
+        of = np.ones(number, bool) if few else allowed
+        return [top(each, ids, of, count) for each in scores]
+
+    def _scores(self, segment: Segment, queries: Array) -> Array:
+        copy = self._copies.get(segment)
+        return _products(segment.vectors, queries) if copy is None else np.asarray(queries @ copy.T)
+
+
+def _products(vectors: Array, queries: Array) -> Array:
+    """Scores [q, n] of float16 vectors, with float32 sums."""
+    scores = np.empty((len(queries), len(vectors)), np.float32)
+    for first in range(0, len(vectors), _BLOCK):
+        part = slice(first, first + _BLOCK)
+        scores[:, part] = queries @ vectors[part].astype(np.float32).T
+    return scores

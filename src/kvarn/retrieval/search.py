@@ -1,0 +1,287 @@
+"""Searching vector stores.
+
+    access     owner, readers, filters                             which rows may be seen at all
+    rankings   words (BM25) and vectors (cosine), for each query
+    fusion     reciprocal ranks
+    rerank     a served cross-encoder
+    choice     unlike each other, not all of one file, above the threshold
+
+A part that fails is left out, and the result says which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from kvarn.config.retrieval import RetrievalConfig
+from kvarn.retrieval.embedding import Embedders
+from kvarn.retrieval.filters import compile_filter
+from kvarn.retrieval.index.arrays import Array
+from kvarn.retrieval.index.dense import ExactSearch, VectorSearch
+from kvarn.retrieval.index.ranking import Ranking, bm25, cap_by_source, diversify, fuse
+from kvarn.retrieval.index.snapshots import Snapshots
+from kvarn.retrieval.index.views import MayRead, StoreView, view_of
+from kvarn.retrieval.index.words import pack_words, query_hashes
+from kvarn.retrieval.reranking import Reranker, RerankerAwayError
+from kvarn.retrieval.types import AttributeValue, Chunk, EmbedderAwayError, Hit, SearchResult, Vectors
+from kvarn.store.engine import Store
+from kvarn.store.errors import StoreAwayError
+from kvarn.store.owner import Owner, Principal
+from kvarn.store.repositories import chunks as repository
+from kvarn.store.repositories.chunks import FileState, NewChunk, Passage, decoded
+
+ResultT = TypeVar("ResultT")
+
+MAX_QUERIES = 32
+_MIB = 1 << 20
+_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    passage: Passage
+    score: float
+
+
+class Retriever:
+    """The chunks of vector stores, and searches of them: a `ChunkIndex`. `folder`: place of the indexes' files."""
+
+    def __init__(
+        self, store: Store, config: RetrievalConfig, folder: Path, embedders: Embedders, reranker: Reranker
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._embedders = embedders
+        self._reranker = reranker
+        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="retrieval")
+        self._vectors: VectorSearch = ExactSearch(self._executor, config.memory_mib * _MIB)
+        self._snapshots = Snapshots(
+            store, folder, self._executor, config.memory_mib * _MIB, vectors=self._vectors.in_segments
+        )
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def put_file(
+        self,
+        owner: Owner,
+        store_id: str,
+        file_id: str,
+        *,
+        filename: str,
+        attributes: Mapping[str, AttributeValue],
+        readers: Sequence[str] | None = None,
+    ) -> None:
+        async with self._store.transaction() as session:
+            await repository.put_file(
+                session, owner, store_id, file_id, filename=filename, attributes=attributes, readers=readers
+            )
+
+    async def replace_file(
+        self,
+        owner: Owner,
+        store_id: str,
+        file_id: str,
+        chunks: Sequence[Chunk],
+        vectors: Vectors | None,
+        *,
+        embedder: str,
+        version: str,
+    ) -> None:
+        new = await self._run(lambda: _new_chunks(chunks, vectors))
+        async with self._store.transaction() as session:
+            await repository.replace_chunks(session, owner, store_id, file_id, new, embedder=embedder, version=version)
+        await repository.drop_old_vectors(self._store, store_id)
+
+    async def read_file(self, owner: Owner, store_id: str, file_id: str) -> Sequence[Chunk]:
+        passages = await repository.read_file_passages(self._store, owner, store_id, file_id)
+        return [_chunk(each) for each in passages]
+
+    async def remove_file(self, owner: Owner, store_id: str, file_id: str) -> None:
+        async with self._store.transaction() as session:
+            await repository.remove_file(session, owner, store_id, file_id)
+
+    async def remove_store(self, owner: Owner, store_id: str) -> None:
+        """Remove a store's chunks, its indexes, and the vectors of queries that its project has asked."""
+        known = await repository.read_stores(self._store, owner, [store_id])
+        await repository.remove_store(self._store, owner, store_id)
+        self._embedders.forget(owner)
+        if known:
+            await self._snapshots.drop(store_id)
+
+    async def search(
+        self,
+        principal: Principal,
+        store_ids: Sequence[str],
+        queries: Sequence[str],
+        *,
+        filters: Mapping[str, Any] | None = None,
+        max_results: int = 10,
+        score_threshold: float = 0.0,
+        ranker: str = "auto",
+        readers: frozenset[str] | None = None,
+    ) -> SearchResult:
+        """Search as `ChunkIndex` says. Raises `ApiError` 400: the filter or the ranker is no good; `StoreAwayError`."""
+        may_read = _may_read(filters, readers)
+        model = self._reranker.choose(principal, ranker)
+        asked = [query for query in dict.fromkeys(queries[:MAX_QUERIES]) if query.strip()]
+        states = await repository.read_stores(self._store, principal.owner, store_ids)
+        found = await asyncio.gather(*[self._snapshots.get(state) for state in states])
+        snapshots = [snapshot for snapshot in found if snapshot is not None]
+        stores = await self._run(lambda: [view_of(snapshot, may_read) for snapshot in snapshots])
+        degraded: list[str] = []
+        words, vectors = await asyncio.gather(
+            self._rank_words(stores, asked), self._rank_vectors(principal, stores, asked, degraded)
+        )
+        rankings = [*words, *vectors]
+        fused = fuse(rankings, self._depth(max_results, model))
+        candidates = await self._read(principal.owner, fused)
+        if model is not None and candidates:
+            candidates = await self._rerank(principal, model, " ".join(asked), candidates, degraded)
+        candidates = [each for each in candidates if each.score >= score_threshold]
+        chosen = await self._choose(candidates, stores, max_results)
+        return SearchResult(tuple(map(_hit, chosen)), tuple(dict.fromkeys(degraded)))
+
+    def _depth(self, max_results: int, model: str | None) -> int:
+        more = 2 * max_results if self._config.diversity or self._config.max_chunks_per_file else max_results
+        return more if model is None else max(more, self._config.rerank_candidates)
+
+    async def _rank_words(self, stores: Sequence[StoreView], queries: Sequence[str]) -> list[Ranking]:
+        views = [view for store in stores for view in store.views]
+        count = self._config.candidates
+        return await self._run(lambda: [bm25(views, query_hashes(query), count) for query in queries])
+
+    async def _rank_vectors(
+        self, principal: Principal, stores: Sequence[StoreView], queries: Sequence[str], degraded: list[str]
+    ) -> list[Ranking]:
+        """Rankings by vectors, for each embedder of the stores; none where none answers."""
+        rankings: list[Ranking] = []
+        searched = [store for store in stores if store.views]
+        for identity in sorted({store.snapshot.state.embedder for store in searched}):
+            having = [store for store in searched if store.snapshot.state.embedder == identity]
+            names = ", ".join(store.snapshot.state.store_id for store in having)
+            if not identity:
+                degraded.append(f"No vectors of {names} are there: only words were compared.")
+                continue
+            degraded.extend(_without_vectors(having, identity))
+            try:
+                embedded = await self._embedders.embed_queries(principal, identity, queries)
+                rankings += await self._vectors.nearest(having, embedded, self._config.candidates)
+            except (EmbedderAwayError, StoreAwayError) as error:
+                degraded.append(f"The vectors of {names} were not searched, only words were compared: {error}")
+        return rankings
+
+    async def _read(self, owner: Owner, ranking: Ranking) -> list[_Candidate]:
+        passages = await repository.read_passages(self._store, owner, [chunk_id for chunk_id, _ in ranking])
+        return [_Candidate(passages[chunk_id], score) for chunk_id, score in ranking if chunk_id in passages]
+
+    async def _rerank(
+        self, principal: Principal, model: str, query: str, candidates: list[_Candidate], degraded: list[str]
+    ) -> list[_Candidate]:
+        """The first candidates by the reranker's scores; the others are left out, for they have no such score."""
+        first = candidates[: self._config.rerank_candidates]
+        texts = [decoded(each.passage.text) for each in first]
+        try:
+            scores = await self._reranker.score(principal, model, query, texts)
+        except RerankerAwayError as error:
+            degraded.append(f"Results were not reranked, and are as they were fused: {error}")
+            return candidates
+        scored = [replace(each, score=score) for each, score in zip(first, scores, strict=True)]
+        return sorted(scored, key=lambda each: -each.score)
+
+    async def _choose(
+        self, candidates: list[_Candidate], stores: Sequence[StoreView], max_results: int
+    ) -> list[_Candidate]:
+        """Those that are shown, by their scores."""
+        cap = self._config.max_chunks_per_file
+        if self._config.diversity and len(candidates) > 1:
+            vectors = await self._vectors_of(candidates, stores)
+            count = len(candidates) if cap else max_results
+            kept = diversify([each.score for each in candidates], vectors, self._config.diversity, count)
+            candidates = [candidates[place] for place in kept]
+        if cap:
+            places = cap_by_source([each.passage.file_id for each in candidates], cap, max_results)
+            candidates = [candidates[place] for place in places]
+        return sorted(candidates[:max_results], key=lambda each: -each.score)
+
+    async def _vectors_of(self, candidates: Sequence[_Candidate], stores: Sequence[StoreView]) -> Array:
+        """Vectors of candidates; of different embedders they are like nothing: each has places of its own."""
+        embedder_of = {store.snapshot.state.store_id: store.snapshot.state.embedder for store in stores}
+        parts: list[Array] = []
+        for embedder in sorted({each for each in embedder_of.values() if each}):
+            ids = [each.passage.id for each in candidates if embedder_of.get(each.passage.store_id) == embedder]
+            found = await repository.read_vectors(self._store, ids, embedder)
+            size = max(map(len, found.values()), default=0)
+            rows = [found.get(each.passage.id, bytes(size)) for each in candidates]
+            parts.append(np.frombuffer(b"".join(rows), "<f2").reshape(len(rows), -1).astype(np.float32))
+        return np.concatenate(parts, axis=1) if parts else np.zeros((len(candidates), 1), np.float32)
+
+    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def _may_read(filters: Mapping[str, Any] | None, readers: frozenset[str] | None) -> MayRead | None:
+    passes = None if filters is None else compile_filter(filters)
+    if passes is None and readers is None:
+        return None
+
+    def may_read(file: FileState) -> bool:
+        if readers is not None and file.readers is not None and readers.isdisjoint(file.readers):
+            return False
+        return passes is None or passes(file.attributes)
+
+    return may_read
+
+
+def _without_vectors(stores: Sequence[StoreView], identity: str) -> list[str]:
+    found = []
+    for store in stores:
+        files = store.snapshot.files.values()
+        missing = sum(1 for each in files if not each.embedder and (store.files is None or each.file_id in store.files))
+        if missing:
+            name = store.snapshot.state.store_id
+            found.append(f"{missing} files of {name} have no vectors yet: only their words were compared.")
+    return found
+
+
+def _new_chunks(chunks: Sequence[Chunk], vectors: Vectors | None) -> list[NewChunk]:
+    packed = [None] * len(chunks) if vectors is None else [each.astype("<f2").tobytes() for each in vectors]
+    return [
+        NewChunk(
+            each.ordinal,
+            each.start,
+            each.end,
+            each.tokens,
+            each.section,
+            each.page,
+            each.text,
+            pack_words(each.text),
+            v,
+        )
+        for each, v in zip(chunks, packed, strict=True)
+    ]
+
+
+def _chunk(passage: Passage) -> Chunk:
+    return Chunk(
+        passage.ordinal,
+        passage.start,
+        passage.end,
+        decoded(passage.text),
+        passage.tokens,
+        decoded(passage.section),
+        passage.page,
+    )
+
+
+def _hit(candidate: _Candidate) -> Hit:
+    passage = candidate.passage
+    score = round(min(1.0, max(0.0, candidate.score)), 6)
+    return Hit(passage.store_id, passage.file_id, passage.filename, _chunk(passage), score, passage.attributes)

@@ -1,0 +1,251 @@
+"""Sessions with MCP servers: one for each listing and each call, closed when that ends, however it ends.
+
+The protocol is the SDK's; its requests go through `SafeTransport`, as all of a project's do. A session is short:
+nothing of a client's stays behind, and a process that was started for it ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import httpx
+
+import kvarn
+from kvarn.config.extras import missing_extra
+from kvarn.tools.addresses import AddressRefusedError
+from kvarn.tools.functions import MAX_TOOLS, ServerTool, named_once
+from kvarn.tools.http_client import MAX_RESPONSE_BYTES, SafeHttp, SafeTransport, ToolServerError, check_url
+from kvarn.tools.server import ToolCallError, ToolServer, http_error, protocol_error
+
+if TYPE_CHECKING:
+    import httpx2
+    from mcp import Client
+    from mcp_types import CallToolResult
+
+_MAX_PAGES = 20
+_UNREACHED = 502
+_REFUSED = 403
+_LATE = 504
+_INTERNAL = -32603
+_STAND_INS = frozenset({"Server returned an error response", "Not Found", "Session terminated"})
+"""The SDK's words for an HTTP status without an error of the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTools:
+    tools: tuple[ServerTool, ...]
+    mode: str
+    """The protocol that the server speaks, for the next session with it: saves a round trip or two."""
+    left_out: int = 0
+    """Tools beyond `MAX_TOOLS`, and those whose name another one has too."""
+
+
+async def list_tools(server: ToolServer, http: SafeHttp) -> ListedTools:
+    """The tools that a server tells. Raises `ToolCallError`."""
+    async with _session(server, http, "auto") as client:
+        tools: list[ServerTool] = []
+        cursor, count = None, 0
+        for _ in range(_MAX_PAGES):
+            page = await client.list_tools(cursor=cursor)
+            count += len(page.tools)
+            tools += [_server_tool(each) for each in page.tools[: MAX_TOOLS + 1 - len(tools)]]
+            cursor = page.next_cursor
+            if cursor is None or len(tools) > MAX_TOOLS:
+                break
+        version = client.session.protocol_version
+        kept = named_once(tools)[:MAX_TOOLS]
+        return ListedTools(tuple(kept), _mode_of(version), count - len(kept))
+
+
+async def call_tool(server: ToolServer, http: SafeHttp, mode: str, name: str, arguments: Mapping[str, Any]) -> str:
+    """The answer of a tool, as a text. Raises `ToolCallError`."""
+    async with _session(server, http, mode) as client:
+        result = await client.call_tool(name, dict(arguments))
+    text = text_of(result)
+    if result.is_error:
+        content = [{"type": "text", "text": text}]
+        raise ToolCallError({"type": "mcp_tool_execution_error", "content": content}, text or "the tool failed")
+    return text
+
+
+def text_of(result: CallToolResult) -> str:
+    """The texts of a result; what is no text is named. Where there are none, its structured content as JSON."""
+    parts = []
+    for block in result.content:
+        match block.type:
+            case "text":
+                parts.append(block.text)
+            case "image" | "audio":
+                size = len(block.data.rstrip("=")) * 3 // 4
+                parts.append(f"[{block.type}, {block.mime_type}, {size} bytes: not shown]")
+            case "resource_link":
+                parts.append(f"[resource {block.uri}: {block.name}]")
+            case "resource":
+                text = getattr(block.resource, "text", None)
+                parts.append(text if text is not None else f"[resource {block.resource.uri}: not shown]")
+    if not parts and result.structured_content is not None:
+        parts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    return "\n".join(parts)
+
+
+@asynccontextmanager
+async def _session(
+    server: ToolServer, http: SafeHttp, mode: str, max_bytes: int = MAX_RESPONSE_BYTES
+) -> AsyncGenerator[Client, None]:
+    """A session, within the server's time. Whatever goes wrong in it is a `ToolCallError`."""
+    if (missing := missing_extra("a tool of type mcp", "mcp")) is not None:
+        raise protocol_error(_INTERNAL, missing)
+    from mcp.shared.exceptions import MCPError
+
+    wire = _Wire(http.transport(trusted=server.trusted, max_bytes=max_bytes))
+    try:
+        async with asyncio.timeout(server.timeout_s), AsyncExitStack() as stack:
+            yield await stack.enter_async_context(await _client(server, wire, mode, stack))
+    except TimeoutError:
+        raise http_error(_LATE, f"{server.label!r} took more than {server.timeout_s:g} seconds") from None
+    except MCPError as error:
+        stands_in = error.message in _STAND_INS or wire.failure is not None
+        told = _told(wire) if stands_in else None
+        raise told or protocol_error(error.code, str(error.message)[:1000]) from None
+    except ToolCallError:
+        raise
+    except Exception as error:  # of the SDK's task groups too
+        failure = _told(wire) or _first(error)
+        if failure is None:
+            raise protocol_error(_INTERNAL, f"{server.label!r} does not speak the protocol") from error
+        raise failure from None
+
+
+async def _client(server: ToolServer, wire: _Wire, mode: str, stack: AsyncExitStack) -> Client:
+    import httpx2
+    from mcp import Client, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp_types import Implementation
+
+    if server.command:
+        place = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+        command, *rest = server.command
+        started = StdioServerParameters(command=command, args=rest, env=place | dict(server.environment))
+        transport: Any = stdio_client(started, errlog=stack.enter_context(_nowhere()))
+    else:
+        try:
+            check_url(server.url)
+        except ToolServerError as error:
+            raise http_error(_REFUSED, str(error)) from None
+        client = httpx2.AsyncClient(
+            transport=_bridge(wire), headers=dict(server.headers), timeout=server.timeout_s, trust_env=False
+        )
+        await stack.enter_async_context(client)
+        transport = streamable_http_client(server.url, http_client=client, max_sse_event_size=MAX_RESPONSE_BYTES)
+    return Client(
+        transport,
+        mode=mode,
+        cache=None,
+        read_timeout_seconds=server.timeout_s,
+        input_required_max_rounds=1,
+        client_info=Implementation(name="kvarn", version=kvarn.__version__),
+    )
+
+
+class _Wire:
+    """The safe transport, and what went wrong on it: the SDK tells that in words of its own."""
+
+    def __init__(self, transport: SafeTransport) -> None:
+        self.transport = transport
+        self.failure: AddressRefusedError | ToolServerError | None = None
+        self.status: int | None = None
+        """HTTP status of the latest refusal."""
+
+
+def _bridge(wire: _Wire) -> httpx2.AsyncBaseTransport:
+    """The SDK's HTTP library over ours: one implementation of the checks for both."""
+    import httpx2
+
+    class Stream(httpx2.AsyncByteStream):
+        def __init__(self, response: httpx.Response) -> None:
+            self._response = response
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            try:
+                async for part in self._response.aiter_raw():
+                    yield part
+            except ToolServerError as error:
+                wire.failure = error
+                raise httpx2.ReadError(str(error)) from None
+
+        async def aclose(self) -> None:
+            await self._response.aclose()
+
+    class Bridge(httpx2.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+            asked = httpx.Request(
+                request.method,
+                str(request.url),
+                headers=request.headers.raw,
+                content=await request.aread(),
+                extensions=dict(request.extensions),
+            )
+            try:
+                response = await wire.transport.handle_async_request(asked)
+            except (AddressRefusedError, ToolServerError) as error:
+                wire.failure = error
+                raise httpx2.ConnectError(str(error), request=request) from None
+            if request.method == "POST":  # servers may refuse to open a stream (GET) or to end a session (DELETE)
+                wire.status = response.status_code if response.status_code >= 400 else None
+            return httpx2.Response(response.status_code, headers=response.headers.raw, stream=Stream(response))
+
+        async def aclose(self) -> None:
+            await wire.transport.aclose()
+
+    return Bridge()
+
+
+def _told(wire: _Wire) -> ToolCallError | None:
+    if isinstance(wire.failure, AddressRefusedError):
+        return http_error(_REFUSED, str(wire.failure))
+    if wire.failure is not None:
+        return http_error(_UNREACHED, str(wire.failure))
+    if wire.status is not None:
+        return http_error(wire.status, f"the server answered with HTTP status {wire.status}")
+    return None
+
+
+def _first(error: BaseException) -> ToolCallError | None:
+    """The first error of a group that can be told."""
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(_first, error.exceptions)), None)
+    if isinstance(error, ToolCallError):
+        return error
+    if isinstance(error, OSError):
+        return protocol_error(_INTERNAL, f"the server's command cannot be run: {error.strerror or error}")
+    code = getattr(error, "code", None)
+    return protocol_error(code, str(error)[:1000]) if isinstance(code, int) else None
+
+
+def _server_tool(tool: Any) -> ServerTool:
+    told = tool.annotations
+    return ServerTool(
+        name=tool.name,
+        description=tool.description or "",
+        schema=tool.input_schema,
+        annotations=None if told is None else told.model_dump(by_alias=True, exclude_none=True),
+    )
+
+
+def _mode_of(version: str | None) -> str:
+    from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+    return version if version in MODERN_PROTOCOL_VERSIONS else "legacy"
+
+
+def _nowhere() -> TextIO:
+    """Takes what a command writes to its standard error, which is not this log's."""
+    return Path(os.devnull).open("w", encoding="utf-8")

@@ -1,0 +1,35 @@
+"""Ends of calls of servers' tools: texts that fit, and failures that the model may act on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kvarn.tools.execution import cut
+from kvarn.tools.server import ToolCallError
+from kvarn.tools.types import ToolCall, ToolResult
+
+
+def completed(text: str, max_bytes: int, name: str) -> ToolResult:
+    shown, is_cut = cut(text, max_bytes)
+    note = f"The result of {name} was cut: it is longer than {max_bytes} bytes."
+    return ToolResult(shown, item={"output": shown}, metadata=(note,) if is_cut else ())
+
+
+def failed(error: ToolCallError, max_bytes: int) -> ToolResult:
+    """The model gets the failure's sentence as the call's output: it may try otherwise."""
+    shown, _ = cut(f"The call failed: {error}", max_bytes)
+    return ToolResult(shown, status="failed", error=error.error, item={"output": None})
+
+
+def arguments_of(call: ToolCall) -> dict[str, Any]:
+    """The arguments that the model wrote. Raises `ToolCallError` where they are no object."""
+    try:
+        parsed = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        message = "the arguments are no JSON object"
+        content = [{"type": "text", "text": message}]
+        raise ToolCallError({"type": "mcp_tool_execution_error", "content": content}, message)
+    return parsed
