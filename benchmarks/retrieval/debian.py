@@ -47,23 +47,30 @@ def fetch(package: str, cache: Path) -> Path:
     return folder / PACKAGES[package]
 
 
-def read_package(package: str, cache: Path, questions: int, seed: int = 7) -> JudgedSet:
+def read_package(package: str, cache: Path, questions: int, pages: int, seed: int = 7) -> JudgedSet:
     """Sections of a package's pages. Questions are entries of its index, else titles, which are then left out of the
-    texts."""
+    texts. Of the sections those that are asked for stay, and others by chance, `pages` in all."""
     folder = fetch(package, cache)
     has_index = (folder / "bookindex.html").exists()
     paths = [path for path in sorted(folder.glob("*.html")) if path.name not in ("bookindex.html", "index.html")]
     sections = [section for path in paths for section in _sections(path)]
-    pages, named = {}, {}
+    found: dict[str, Page] = {}
+    named: dict[str, str] = {}
     for number, section in enumerate(sections):
         page = _page(section, with_title=has_index)
         if len(page.text) >= _SHORTEST:
             name = f"{number:05d}"
-            pages[name] = page
-            named |= {f"{section.page}#{each}": name for each in section.ids} | {f"{section.page}#": name}
-    asked = _index(folder / "bookindex.html", named) if has_index else _titles(sections, pages)
-    chosen = random.Random(seed).sample(asked, min(questions, len(asked)))
-    return JudgedSet(package, pages, tuple(chosen), by_page=True)
+            found[name] = page
+            named |= {f"{section.page}#{each}": name for each in section.ids}
+            named.setdefault(f"{section.page}#", name)
+    asked = _index(folder / "bookindex.html", named) if has_index else _titles(sections, found)
+    rng = random.Random(seed)
+    chosen = rng.sample(asked, min(questions, len(asked)))
+    kept = {page for question in chosen for page, _, _ in question.spans}
+    others = [name for name in found if name not in kept]
+    kept.update(rng.sample(others, max(0, min(pages - len(kept), len(others)))))
+    shown = {name: page for name, page in found.items() if name in kept}
+    return JudgedSet(package, shown, tuple(chosen), by_page=True)
 
 
 def _sections(path: Path) -> list[_Section]:

@@ -1,5 +1,5 @@
-"""A corpus with known answers: pages about things that do not exist, each of a number of facts, and questions that ask for
-one fact in other words. Whoever finds a fact of another thing, or another fact of the thing, has not found the answer."""
+"""A corpus with known answers: pages about things that do not exist, of some facts each, and questions that ask for one
+fact in other words. A fact of another thing, or another fact of the thing, is no answer."""
 
 from __future__ import annotations
 
@@ -8,14 +8,42 @@ from collections.abc import Callable
 
 from benchmarks.retrieval.sets import JudgedSet, Page, Question, markdown_page
 
-_STATED = 9
-"""Facts of a page."""
+_STATED, _THINGS = 9, 4
+"""Facts of a thing, things of a page."""
 
 _KINDS = ("pump", "lathe", "ferry", "greenhouse", "library", "turbine", "kiln", "observatory", "scanner", "tramway")
-_START = ("Vel", "Tor", "Ask", "Brim", "Cal", "Dov", "Eld", "Fen", "Gry", "Hol", "Ist", "Jor", "Kel", "Lum", "Mar", "Nor", "Orr")
+_START = (
+    "Vel",
+    "Tor",
+    "Ask",
+    "Brim",
+    "Cal",
+    "Dov",
+    "Eld",
+    "Fen",
+    "Gry",
+    "Hol",
+    "Ist",
+    "Jor",
+    "Kel",
+    "Lum",
+    "Mar",
+    "Nor",
+    "Orr",
+)
 _MIDDLE = ("mo", "ra", "vi", "da", "lin", "ta", "no", "ke", "sa", "bri")
 _END = ("ra", "k", "th", "n", "dal", "vik", "s", "mir", "t", "ne")
-_NAMES = ("Ada Lind", "Bo Ek", "Carla Voss", "Dmitri Hale", "Elin Moor", "Farid Noor", "Greta Ohm", "Hugo Pratt", "Ines Quill")
+_NAMES = (
+    "Ada Lind",
+    "Bo Ek",
+    "Carla Voss",
+    "Dmitri Hale",
+    "Elin Moor",
+    "Farid Noor",
+    "Greta Ohm",
+    "Hugo Pratt",
+    "Ines Quill",
+)
 
 
 def _number(low: int, high: int) -> Callable[[random.Random], str]:
@@ -42,7 +70,7 @@ _FACTS: tuple[tuple[str, Callable[[random.Random], str], tuple[str, ...]], ...] 
      ("standby power consumption of the {e}", "how much electricity does the {e} use when nothing happens")),
     ("Two people can carry the {e} up a stair that is at least {v} centimetres wide.", _number(70, 160),
      ("minimum stairway size to get the {e} upstairs", "will the {e} fit up narrow steps")),
-    ("Its cover is painted {v}, so that it is seen from afar.", _one_of("orange", "cobalt blue", "white", "signal red", "lime"),
+    ("Its cover is painted {v}, so that it is seen from afar.", _one_of("black", "blue", "white", "red", "lime"),
      ("what colour is the {e}", "{e} paint")),
     ("Water above {v} degrees damages the seals.", _number(35, 95),
      ("maximum temperature the {e} tolerates", "how hot may the liquid in the {e} get")),
@@ -67,26 +95,29 @@ _FILLER = (
 
 
 def generate(pages: int, questions: int, seed: int = 7) -> JudgedSet:
-    """So many pages (at most 10,000), and questions about them."""
+    """So many pages (at most 1,500) about four things with one name, and questions about these."""
     rng = random.Random(seed)
+    names: dict[str, None] = {}
+    while len(names) < pages:
+        names[f"{rng.choice(_START)}{rng.choice(_MIDDLE)}{rng.choice(_END)}"] = None
     made: dict[str, Page] = {}
     asked: list[Question] = []
-    things: dict[str, None] = {}
-    while len(things) < pages:
-        name = f"{rng.choice(_START)}{rng.choice(_MIDDLE)}{rng.choice(_END)}"
-        things[f"{name} {rng.choice(_KINDS)}"] = None
-    for number, thing in enumerate(things):
-        lines, facts = _page(thing, rng)
-        page = f"page-{number:04d}.md"
-        made[page] = markdown_page(f"# {thing}\n\n" + "\n\n".join(lines) + "\n")
-        for stated, ways in facts:
-            start = made[page].text.index(stated)
-            text = rng.choice(ways).format(e=thing)
-            asked.append(Question(f"g{len(asked):05d}", text, ((page, start, start + len(stated)),)))
+    for name in names:
+        facts, text = [], f"# {name}\n"
+        for kind in rng.sample(_KINDS, _THINGS):
+            thing = f"{name} {kind}"
+            parts, known = _part(thing, rng)
+            text += f"\n## {thing}\n\n" + "\n\n".join(parts) + "\n"
+            facts += [(thing, text.rindex(stated), stated, ways) for stated, ways in known]
+        page = f"{name.lower()}.md"
+        made[page] = markdown_page(text)
+        for thing, start, stated, ways in facts:
+            query = rng.choice(ways).format(e=thing)
+            asked.append(Question(f"g{len(asked):05d}", query, ((page, start, start + len(stated)),)))
     return JudgedSet("generated", made, tuple(rng.sample(asked, min(questions, len(asked)))))
 
 
-def _page(thing: str, rng: random.Random) -> tuple[list[str], list[tuple[str, tuple[str, ...]]]]:
+def _part(thing: str, rng: random.Random) -> tuple[list[str], list[tuple[str, tuple[str, ...]]]]:
     facts = [(said.format(e=thing, v=value(rng)), ways) for said, value, ways in rng.sample(_FACTS, _STATED)]
     lines = [said for said, _ in facts]
     for filler in rng.sample(_FILLER, 3):

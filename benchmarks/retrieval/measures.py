@@ -69,5 +69,7 @@ def grounding(answer: str, cited: Sequence[Cited], documents: Mapping[str, str])
     """Re-read each citation, and look for a citation in each sentence."""
     spans = [found.span() for found in _SENTENCE.finditer(answer)]
     covered = sum(any(begin <= each.at < end for each in cited) for begin, end in spans)
-    exact = sum(bool(each.quote) and documents.get(each.document, "")[each.start : each.stop] == each.quote for each in cited)
+    exact = sum(
+        bool(each.quote) and documents.get(each.document, "")[each.start : each.stop] == each.quote for each in cited
+    )
     return Grounding(len(spans), covered, len(cited), exact)

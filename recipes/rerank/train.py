@@ -127,7 +127,9 @@ def main() -> None:
     model = small_model(kept)
     train(model, tokenizer, known, options.minutes)
     with torch.inference_mode():
-        scores = torch.cat([scores_of(model, tokenizer, unseen[begin : begin + 50]) for begin in range(0, len(unseen), 50)])
+        scores = torch.cat(
+            [scores_of(model, tokenizer, unseen[begin : begin + 50]) for begin in range(0, len(unseen), 50)]
+        )
     by_teacher = torch.tensor([group.similarities for group in unseen])
     print(f"held out: reciprocal rank {reciprocal_ranks(scores):.3f}, the teacher's {reciprocal_ranks(by_teacher):.3f}")
     tokenizer.save(str(options.work / "tokenizer.json"))
