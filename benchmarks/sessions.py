@@ -4,13 +4,14 @@
     python -m benchmarks.sessions --oversubscription 4  a smaller cache
 
 One real engine on a virtual clock, with modelled step times: the figures do not depend on the machine. A session's
-turns follow each other after the run of a tool or a person's pause, both log-normal (as learned online in
-llm-d-router#2928), so each order of eviction has the same sessions, and a slow answer delays what follows it.
+turns follow each other after the run of a tool or a person's pause, both log-normal (as llm-d-router#2928 learns them),
+so each order of eviction has the same sessions, and a slow answer delays what follows it.
 
     resident    the cache holds everything: what the others are compared with
     lru         the block idle for longest goes
-    ttl         as LRU, but what a session has left is pinned for a while (vLLM's RFC 37003)
-    worth       what the engine does: seconds to compute again x probability of return
+    ttl         as LRU, but what waits for a tool is pinned for a minute (Continuum, arXiv 2511.02230)
+    value       what the engine does: seconds to compute again x probability of return
+    oracle      what comes back last goes: it knows the future
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import heapq
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -28,10 +29,10 @@ from kvarn.clock.virtual import VirtualClock
 from kvarn.config.engine import EngineConfig
 from kvarn.costs.step_times import StepTimes
 from kvarn.engine.core import EngineCore, EngineParts
-from kvarn.engine.memory.eviction import ByAge, EvictionOrder
+from kvarn.engine.memory.block_value import ByValue
+from kvarn.engine.memory.eviction import EvictionOrder, LeastRecentlyUsed
 from kvarn.engine.memory.prefix_cache import PrefixNode
-from kvarn.engine.memory.worth import ByWorth
-from kvarn.engine.sessions.branch import Branch
+from kvarn.engine.sessions.branch import Branch, TurnEnd
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.messages import Submit
@@ -43,21 +44,39 @@ TIMES = StepTimes(fixed_s=8e-3, prefill_token_s=5e-5, prefill_pair_s=4e-9, decod
 """Of a GPU's size: 20,000 prompt tokens a second, 8 ms for a step of one sequence."""
 CONTEXT = 1 << 16
 VOCABULARY = 3000
+PREFIX_TOKENS = 1500  # of a system prompt, a document
 Order = Callable[[Mapping[int, PrefixNode]], EvictionOrder]
 
 
-class Pinned(ByWorth):
-    """LRU, but for what sessions have left less than `ttl_s` ago: that goes when nothing else is there."""
+class Pinned(ByValue):
+    """LRU, but for what has waited for a tool for less than `ttl_s`: that goes when nothing else is there."""
 
     def __init__(self, nodes: Mapping[int, PrefixNode], ttl_s: float) -> None:
         super().__init__(nodes, lambda node: 1.0)
         self._ttl_s = ttl_s
 
-    def worth(self, block: int) -> float:
+    def value(self, block: int) -> float:
+        branch, age_s = self.branch(block), self._as_of_s - self._idle[block][1]
+        is_pinned = branch.end is TurnEnd.TOOL_CALLS and age_s < self._ttl_s
+        return (1e6 if is_pinned else 0.0) - age_s
+
+    def branch(self, block: int) -> Branch:
         node = self._nodes.get(block)
-        age_s = self._as_of_s - self._idle[block][1]
-        of_session = node is not None and node.branch not in (None, Branch.ONCE, Branch.COMMON)
-        return (1e6 if of_session and age_s < self._ttl_s else 0.0) - age_s
+        return Branch.ONCE if node is None or node.branch is None else node.branch
+
+
+class Oracle(Pinned):
+    """What comes back last goes first. `next_s`: when each conversation does."""
+
+    def __init__(self, nodes: Mapping[int, PrefixNode], next_s: dict[Branch, float]) -> None:
+        super().__init__(nodes, 0.0)
+        self._next_s = next_s
+
+    def value(self, block: int) -> float:
+        branch = self.branch(block)
+        if branch in (Branch.ONCE, Branch.COMMON):
+            return -100.0 - (self._as_of_s - self._idle[block][1])
+        return 0.0 if branch.active else self._as_of_s - self._next_s.get(branch, math.inf)
 
 
 @dataclass(frozen=True)
@@ -77,6 +96,11 @@ class Conversation:
     prefix: int  # number of its system prompt
     turns: list[Turn]
     has_session: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """At its end, and another block."""
+        return PREFIX_TOKENS + BLOCK_SIZE + sum(turn.new_tokens + turn.output_tokens for turn in self.turns)
 
 
 @dataclass
@@ -153,11 +177,13 @@ def text(seed: int, length: int) -> list[int]:
 class Run:
     """One engine, and the clients of some conversations."""
 
-    def __init__(self, conversations: list[Conversation], num_blocks: int, order: Order | None) -> None:
+    def __init__(self, conversations: list[Conversation], num_blocks: int, order: str) -> None:
         self._clock = VirtualClock()
+        self._next_s = next_s = dict[Branch, float]()  # when each conversation comes back
         executor = ModelledExecutor(TIMES.seconds, self._clock, num_blocks=num_blocks, max_context_length=CONTEXT)
         config = EngineConfig(max_waiting_requests=1_000_000, max_waiting_tokens=1_000_000_000)
-        parts = EngineParts(executor, config, step_time=StepTimeModel.knowing(TIMES), eviction=order)
+        eviction = partial(Oracle, next_s=next_s) if order == "oracle" else ORDERS[order]
+        parts = EngineParts(executor, config, step_time=StepTimeModel.knowing(TIMES), eviction=eviction)
         self._core = EngineCore(parts, self._clock.now)
         self._running: dict[str, Running] = {}
         self._order = 0
@@ -165,7 +191,7 @@ class Run:
         self._live = 0
         self.outcome = Outcome()
         for each in conversations:
-            self._arrive(each.begins_s, Running(each, text(-1 - each.prefix, 1500)))
+            self._arrive(each.begins_s, Running(each, text(-1 - each.prefix, PREFIX_TOKENS)))
 
     def finish(self) -> Outcome:
         while self._arrivals or self._core.has_work():
@@ -225,59 +251,71 @@ class Run:
                     turn=f"{what.number}-{running.turn - 1}",
                 )
             )
+        ends_s = self._clock.now()
         if running.turn < len(what.turns):
-            self._arrive(self._clock.now() + turn.gap_s, running)
+            self._arrive(ends_s + turn.gap_s, running)
         else:
             self._live -= len(running.tokens)
+        session = self._core.scheduler.memory.sessions.get(what.number.to_bytes(8))
+        if session is not None:
+            is_over = running.turn == len(what.turns)
+            self._next_s[session.branches[-1]] = math.inf if is_over else ends_s + turn.gap_s
 
 
 ORDERS: dict[str, Order | None] = {
-    "lru": lambda nodes: ByAge(),
+    "lru": lambda nodes: LeastRecentlyUsed(),
     "ttl": partial(Pinned, ttl_s=60.0),
-    "worth": None,
+    "value": None,  # the engine's own
 }
 
 
-def compare(name: str, conversations: list[Conversation], oversubscription: float) -> None:
-    resident = Run(conversations, 1 << 20, ORDERS["lru"]).finish()
-    live = statistics.quantiles(resident.live_tokens, n=10)[-1]  # all but the busiest tenth of the time
-    num_blocks = int(live / oversubscription / BLOCK_SIZE)
+def live_tokens(outcome: Outcome) -> float:
+    """Tokens of the contexts that are live at once, but for the busiest tenth of the time."""
+    return statistics.quantiles(outcome.live_tokens, n=10)[-1]
+
+
+def compare(name: str, conversations: list[Conversation], resident: Outcome, cache_tokens: float) -> None:
     print(
         f"\n{name}: {len(conversations)} conversations, {len(resident.ttft_s)} turns counted, "
-        f"{resident.prompt / max(1, len(resident.ttft_s)):.0f} prompt tokens on average, contexts of "
-        f"{live:.0f} tokens live at once, cache of {num_blocks * BLOCK_SIZE}"
+        f"{resident.prompt / max(1, len(resident.ttft_s)):.0f} prompt tokens on average, a cache of {cache_tokens:.0f}"
     )
     print("order        TTFT p50      p95     mean  p50 / resident  p95 / resident   hits   busy")
-    for order, outcome in _outcomes(conversations, num_blocks, resident):
-        p50, p95 = outcome.quantile(0.5), outcome.quantile(0.95)
-        print(
-            f"{order:<10} {p50 * 1e3:>7.0f} ms {p95 * 1e3:>5.0f} ms {statistics.fmean(outcome.ttft_s) * 1e3:>5.0f} ms "
-            f"{p50 / resident.quantile(0.5):>15.2f} {p95 / resident.quantile(0.95):>15.2f} {outcome.hit_rate:>6.1%} "
-            f"{outcome.busy_s / outcome.ends_s:>6.0%}",
-            flush=True,
-        )
+    _show("resident", resident, resident)
+    for order in (*ORDERS, "oracle") if any(each.has_session for each in conversations) else ("lru", "value"):
+        _show(order, Run(conversations, int(cache_tokens / BLOCK_SIZE), order).finish(), resident)
 
 
-def _outcomes(conversations: list[Conversation], num_blocks: int, resident: Outcome) -> Iterator[tuple[str, Outcome]]:
-    yield "resident", resident
-    for name, order in ORDERS.items():
-        yield name, Run(conversations, num_blocks, order).finish()
+def _show(order: str, outcome: Outcome, resident: Outcome) -> None:
+    p50, p95 = outcome.quantile(0.5), outcome.quantile(0.95)
+    print(
+        f"{order:<10} {p50 * 1e3:>7.0f} ms {p95 * 1e3:>5.0f} ms {statistics.fmean(outcome.ttft_s) * 1e3:>5.0f} ms "
+        f"{p50 / resident.quantile(0.5):>15.2f} {p95 / resident.quantile(0.95):>15.2f} {outcome.hit_rate:>6.1%} "
+        f"{outcome.busy_s / outcome.ends_s:>6.0%}",
+        flush=True,
+    )
+
+
+def resident(conversations: list[Conversation]) -> Outcome:
+    return Run(conversations, 1 << 20, "lru").finish()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=int, default=200)
-    parser.add_argument("--every-s", type=float, default=12.0, help="seconds between two sessions' beginnings")
+    parser.add_argument("--sessions", type=int, default=120)
+    parser.add_argument("--every-s", type=float, default=15.0, help="seconds between two sessions' beginnings")
     parser.add_argument("--oversubscription", type=float, default=2.0, help="live contexts over the cache's size")
-    parser.add_argument("--strangers", type=int, default=3000, help="single requests without sessions")
+    parser.add_argument("--strangers", type=int, default=1500, help="single requests without sessions")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     sessions = agents(arguments.sessions, arguments.every_s, arguments.seed)
-    compare("agents", sessions, arguments.oversubscription)
-    others = strangers(arguments.strangers, 0.25, arguments.seed)
-    compare("no sessions", others, 1.0)
+    alone = resident(sessions)
+    cache_tokens = max(live_tokens(alone) / arguments.oversubscription, *(each.tokens for each in sessions))
+    compare("agents", sessions, alone, cache_tokens)
+    others = strangers(arguments.strangers, 0.4, arguments.seed)
+    compare("no sessions", others, resident(others), PREFIX_TOKENS * len({each.prefix for each in others}) / 2)
     last = max(each.begins_s for each in sessions)
-    compare("both", sessions + [each for each in others if each.begins_s < last], arguments.oversubscription)
+    both = sessions + [each for each in others if each.begins_s < last]
+    compare("both", both, resident(both), cache_tokens)
 
 
 if __name__ == "__main__":

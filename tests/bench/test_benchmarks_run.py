@@ -37,6 +37,7 @@ SMOKE = {
     "request_path": ("", r"token: +\d"),
     "routing": ("--requests 40 --rate 20", r"prefix .+ \d+\.\d% .+ busiest / mean \d"),
     "run": ("--shape demo --workloads W1", r"W1 +\d.* 0  "),
+    "sessions": ("--sessions 3 --strangers 20", r"value .+ \d+\.\d%"),
     "speculation": ("--smoke --streams 1,2", r"draft_model: \d+ proposals"),
     "startup": ("--runs 1", r"first token +\d"),
     "state_changes": ("--rows 1000 --writers 2", r"\| backup \| \d.* 0 \|"),

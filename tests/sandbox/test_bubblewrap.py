@@ -9,8 +9,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from tests.support.conditions import lives, until
 
+from conditions import lives, until
 from kvarn.sandbox.bubblewrap import Outcome, Program, ProgramLimits, ProgramRunner, find_bubblewrap
 from kvarn.sandbox.errors import NoSandboxError
 
@@ -77,6 +77,15 @@ async def test_files_environment_and_processes_of_the_server_are_not_there(
         print(len(found) <= 2, os.path.exists("/dev/sda"), os.uname().nodename)
     """)
     assert said.splitlines() == ["[]", "False True True", "True False sandbox"]
+
+
+async def test_devices_that_programs_expect_are_there(hostile: Hostile) -> None:
+    said = await hostile.says("""
+        import os
+        print(os.write(os.open("/dev/null", os.O_RDWR), b"x"), len(open("/dev/urandom", "rb").read(3)))
+        print([name for name in os.listdir("/dev") if name not in ("null", "zero", "random", "urandom", "shm")])
+    """)
+    assert said.splitlines() == ["1 3", "[]"]
 
 
 async def test_nothing_can_be_written_without_a_work_folder(hostile: Hostile) -> None:

@@ -150,7 +150,9 @@ def plain_dense(rows: Sequence[Row], query: str) -> list[tuple[Row, float]]:
 
 def plain_search(rows: Sequence[Row], queries: Sequence[str], depth: int) -> list[tuple[Row, float]]:
     """Hybrid search by loops: both rankings of each query, and the reciprocals of the ranks."""
-    lists = [ranking(rows, query)[:depth] for ranking in (plain_bm25, plain_dense) for query in queries]
+    lists = [
+        found for ranking in (plain_bm25, plain_dense) for query in queries if (found := ranking(rows, query)[:depth])
+    ]
     sums: defaultdict[Row, float] = defaultdict(float)
     for each in lists:
         for place, (row, _) in enumerate(each, 1):

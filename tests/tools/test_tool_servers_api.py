@@ -31,7 +31,7 @@ def rogue() -> RogueMcp:
 def server(api: Any) -> Any:
     """The gateway, which may ask servers on loopback."""
     provider = api.server.gateway.control.tool_servers._provider
-    provider.http._allowed = SafeHttp(ToolsConfig(allow_private=["127.0.0.1"]))._allowed
+    provider.http.allowed = SafeHttp(ToolsConfig(allow_private=["127.0.0.1"])).allowed
     return api.server
 
 

@@ -153,7 +153,6 @@ async def generate(
                 if not running:  # counted before the client hears of it
                     usage.pending -= 1
                     timeline.mark("generated", {"tokens": usage.completion_tokens})
-                    _tell_tool_calls(model, submit, turn)
                     observer.finished()
             yield delta
     except (RequestRefusedError, ReplicaLostError, StageTimeoutError, ApiError) as error:
@@ -164,6 +163,7 @@ async def generate(
     finally:
         if tokens is not None:
             await tokens.aclose()
+        _tell_tool_calls(model, submit, turn)  # after the engine was told of the end
         request.end()
 
 

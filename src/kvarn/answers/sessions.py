@@ -41,7 +41,7 @@ _USER_ID = re.compile(r".*_session_([0-9a-fA-F-]{8,64})")
 
 @dataclass(frozen=True, slots=True)
 class SessionHints:
-    """What a client says of the session that a request is a turn of."""
+    """Hints of a client about the session that a request is a turn of."""
 
     name: str = ""  # its own; empty: none is named
     parent: str = ""  # name of the session that started it

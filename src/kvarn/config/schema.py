@@ -34,6 +34,7 @@ from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
 from kvarn.config.retrieval import RetrievalConfig
 from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import FallbackConfig, RouteConfig
+from kvarn.config.sandbox import SandboxConfig
 from kvarn.config.section import Section, TextOrOff
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.config.tools import ToolsConfig
@@ -309,6 +310,9 @@ class KvarnConfig(Section):
 
     batches: BatchesConfig = BatchesConfig()
     """Running of batches."""
+
+    sandbox: SandboxConfig = SandboxConfig()
+    """Sandboxes for documents and for code that models write."""
 
     retrieval: RetrievalConfig = RetrievalConfig()
     """Search in vector stores."""

@@ -13,12 +13,12 @@ from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.admission import AdmissionControl
 from kvarn.engine.errors import AdmissionError, IntegrityError
 from kvarn.engine.memory.adapters import AdapterStore
+from kvarn.engine.memory.block_value import ByValue, RecomputeCosts
 from kvarn.engine.memory.eviction import EvictionOrder
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager
 from kvarn.engine.memory.prefix_cache import PrefixCache, PrefixNode
 from kvarn.engine.memory.remote_prefill import PrefillPeer, RemotePrefill
 from kvarn.engine.memory.tiers import KVTiers
-from kvarn.engine.memory.worth import ByWorth, RecomputeCosts
 from kvarn.engine.plan import Executor, KVConnector
 from kvarn.engine.proposals.proposer import Proposer
 from kvarn.engine.request import Request, Sequence, TokenMask
@@ -69,7 +69,7 @@ class EngineParts:
     num_snapshots: int | None = None
     """Copies of recurrent states that the executor has room for; None: the model has no such states."""
     eviction: Callable[[Mapping[int, PrefixNode]], EvictionOrder] | None = None
-    """Makes the order in which idle blocks go, from the nodes of cached ones; None: by what they are worth."""
+    """Makes the order in which idle blocks go, from the nodes of cached ones; None: by their value."""
 
 
 class EngineCore:
@@ -86,7 +86,7 @@ class EngineCore:
             chosen = parts.disaggregation or DisaggregationConfig()
             remote = RemotePrefill(parts.prefill_peer, config, step_time, self._work, chosen)
         tiers = None if connector is None else KVTiers(connector, parts.namespace, step_time, remote)
-        eviction = parts.eviction or partial(ByWorth, seconds=RecomputeCosts(step_time, tiers).seconds)
+        eviction = parts.eviction or partial(ByValue, seconds=RecomputeCosts(step_time, tiers).seconds)
         memory = KVCacheManager(
             executor.num_blocks,
             config.prefix_cache,
@@ -302,7 +302,7 @@ class EngineCore:
         del self._requests[request.request_id]
         self.step_log.end(request, now)
         request.turn.close()
-        self.scheduler.memory.end_turn(request, now)
+        self.scheduler.end(request, now)
         self._admission.leave(request)
         self.scheduler.memory.adapters.leave(request.scope.adapter)
         self.scheduler.tenants.close(request.account)

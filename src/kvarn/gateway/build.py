@@ -62,11 +62,9 @@ from kvarn.quality.metrics import QualityCollector
 from kvarn.quality.monitor import OnDrift, QualityMonitor
 from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
-from kvarn.retrieval.embedding import Embedders
+from kvarn.retrieval.build import make_retriever
 from kvarn.retrieval.ingestion import IngestionWorker
-from kvarn.retrieval.parsing.parse import parse
-from kvarn.retrieval.reranking import Reranker
-from kvarn.retrieval.search import Retriever
+from kvarn.retrieval.parsing.parse import ParseLimits, parse
 from kvarn.retrieval.stores import Retrieval
 from kvarn.rollouts.controller import Rollouts
 from kvarn.rollouts.shadow import Shadows
@@ -74,6 +72,8 @@ from kvarn.store.engine import Store
 from kvarn.tools.administration import ToolServerAdministration
 from kvarn.tools.builtin.calculator import CALCULATOR
 from kvarn.tools.builtin.clock import CLOCK
+from kvarn.tools.code_interpreter.containers import Containers
+from kvarn.tools.code_interpreter.provider import CodeInterpreterProvider
 from kvarn.tools.execution import ToolRunner
 from kvarn.tools.file_search import FileSearchProvider
 from kvarn.tools.http_client import SafeHttp
@@ -118,8 +118,10 @@ def build_gateway(
     generators = {name: external_generator(model) for name, model in external.items()}
     observers = (rollouts.observer, shadows, traces, TurnObserver(metrics.turns), AnswerLog(services.prompts))
     steps = _steps(services, text, generators, observers)
-    retrieval = _retrieval(config, store, lambda: gateway)
+    wakes = fleet.wake if fleet is not None else None if shared is None else _sees_by_itself
+    retrieval = _retrieval(config, store, lambda: gateway, wakes)
     mcp = _mcp(config, store)
+    containers = Containers(store, config.sandbox, Path(config.data_dir).expanduser())
     gateway = Gateway(
         config=config,
         store=store,
@@ -131,7 +133,7 @@ def build_gateway(
         grammars=GrammarPool(sandbox_limits(config.gateway)),
         metrics=metrics,
         held=ByteBudget(config.gateway.max_held_bytes),
-        tools=_tools(config, services, metrics, retrieval, mcp),
+        tools=_tools(config, services, metrics, retrieval, mcp, containers),
         responses=BackgroundResponses(store, config.responses, lambda run: run_background(gateway, run)),
         control=ControlPlane(
             key_cache=services.identity.key_cache,
@@ -152,6 +154,7 @@ def build_gateway(
             history=shared.history if shared is not None else CountedHistory(metrics.counted),
         ),
         retrieval=retrieval,
+        containers=containers,
     )
     copies = replace(gateway, steps=replace(steps, stages=_copy_stages(services, text), observers=()))
     shadows.ask = partial(answer, copies)
@@ -159,7 +162,12 @@ def build_gateway(
 
 
 def _tools(
-    config: KvarnConfig, services: Services, metrics: GatewayMetrics, retrieval: Retrieval, mcp: McpProvider
+    config: KvarnConfig,
+    services: Services,
+    metrics: GatewayMetrics,
+    retrieval: Retrieval,
+    mcp: McpProvider,
+    containers: Containers,
 ) -> ToolRegistry:
     """The tools that run here, by their types in requests."""
     runner = ToolRunner(config.tools, services.store, services.metering, ToolMetrics(metrics.registry))
@@ -167,17 +175,23 @@ def _tools(
     tools.register("calculator", CALCULATOR)
     tools.register("clock", CLOCK)
     tools.register("file_search", FileSearchProvider(retrieval))
+    tools.register("code_interpreter", CodeInterpreterProvider(containers))
     tools.register("mcp", mcp)
     tools.register("web_search", WebSearchProvider(mcp.servers, mcp.http))
     return tools
 
 
-def _retrieval(config: KvarnConfig, store: Store, serving: Callable[[], ServingContext]) -> Retrieval:
-    embedders = Embedders(serving, config.retrieval)
-    folder = Path(config.data_dir).expanduser()
-    index = Retriever(store, config.retrieval, folder / "retrieval", embedders, Reranker(serving, config.retrieval))
-    ingestion = IngestionWorker(config, store, serving, index, embedders, parse)
+def _retrieval(
+    config: KvarnConfig, store: Store, serving: Callable[[], ServingContext], wake_fleet: Callable[[], None] | None
+) -> Retrieval:
+    index = make_retriever(config, store, serving, wake_fleet)
+    reads = partial(parse, limits=ParseLimits(without_sandbox=config.sandbox.parse_without))
+    ingestion = IngestionWorker(config, store, serving, index, index.embedders, reads)
     return Retrieval(store, index, ingestion)
+
+
+def _sees_by_itself() -> None:
+    """Do nothing: the fleet is another process's, which looks at its deployments now and then."""
 
 
 def _mcp(config: KvarnConfig, store: Store) -> McpProvider:

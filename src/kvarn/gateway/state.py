@@ -23,6 +23,7 @@ from kvarn.retrieval.stores import Retrieval
 from kvarn.rollouts.controller import Rollouts
 from kvarn.rollouts.shadow import Shadows
 from kvarn.tools.administration import ToolServerAdministration
+from kvarn.tools.code_interpreter.containers import Containers
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +52,4 @@ class ControlPlane:
 class Gateway(ResponsesContext):
     control: ControlPlane
     retrieval: Retrieval
+    containers: Containers  # of the code interpreter

@@ -18,7 +18,7 @@ from kvarn.identity.scopes import check_endpoint
 from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.observe.traces.traced import CLIENT_LEFT
 from kvarn.responses.background_runs import BackgroundRun, ResponsesContext
-from kvarn.responses.ending import ResponseEnding
+from kvarn.responses.ending import ResponseEnding, State
 from kvarn.responses.hosted_run import served_tools
 from kvarn.responses.operation import run_response
 from kvarn.responses.replay import unwritten
@@ -115,6 +115,7 @@ async def run_background(serving: ResponsesContext, run: BackgroundRun) -> None:
         await run_to_completion(attempt.stopped())
     finally:
         attempt.log_end()
+    await attempt.forget_calls()
 
 
 class _Attempt:
@@ -185,6 +186,11 @@ class _Attempt:
     async def stopped(self) -> None:
         """Stop it from outside. Where its client did that, what has been written is stored."""
         await (self._ending.cancel() if self._run.stop_reason == "cancelled" else self._ending.drop())
+
+    async def forget_calls(self) -> None:
+        """Drop what was kept for another gateway that might have gone on with it."""
+        if self._request.hosted_tools and self._ending.state is State.ENDED:
+            await self._serving.tools.runner.forget(self._run.id)
 
     def log_end(self) -> None:
         self._run.log.append(*self._ending.take_last_events())

@@ -11,8 +11,9 @@ from kvarn.answers.tiers import tier_of
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.ending import ResponseEnding
 from kvarn.responses.fitting import chat_of, fitting_chat
+from kvarn.responses.hosted import Approvals
 from kvarn.responses.hosted_run import open_tools, served_tools, start_with_tools
-from kvarn.responses.request import grammar_warnings, in_response_terms, new_response
+from kvarn.responses.request import NO_HOSTED, grammar_warnings, in_response_terms, new_response
 from kvarn.responses.run import ResponseRun
 from kvarn.responses.turns import ResponseInput, open_input, read_input
 from kvarn.responses.writer import ResponseWriter
@@ -50,6 +51,7 @@ async def run_response(
         if request.hosted_tools:
             run = await start_with_tools(serving, record, request, response_input, ending, seed)
         else:
+            Approvals(response_input.context).approved(NO_HOSTED)  # without tools nothing that is approved can run
             chat = await chat_of(serving, record, request, response_input.context, seed)
             run = ResponseRun.of_chat(await start_chat(serving, record, chat), ending, serving.store.now)
     except BaseException as error:

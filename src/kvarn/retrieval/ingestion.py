@@ -165,7 +165,7 @@ class IngestionWorker(Worker[IngestionJob]):
             job.finishing = True
             await stored.fail_file(self._store, self._holder, file.key, error.code, str(error))
         except NotFoundError:
-            return  # it was deleted, or cancelled
+            job.failed = True  # it was deleted or cancelled; where it is there after all, this is one of its attempts
 
     async def _ingest(self, job: IngestionJob, principal: Principal) -> None:
         file = job.file
@@ -209,7 +209,10 @@ class IngestionWorker(Worker[IngestionJob]):
 
     async def _read(self, file: OpenFile) -> Document:
         """Parse a copy of a file's content, which is gone afterwards."""
-        content = await find_file(self._store, file.owner, file.row.file_id)
+        try:
+            content = await find_file(self._store, file.owner, file.row.file_id)
+        except NotFoundError:
+            raise UnreadableFileError("invalid_file", "The file was deleted.") from None
         folder = self._folder
         folder.mkdir(mode=0o700, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder) as copy:

@@ -27,6 +27,7 @@ from kvarn.retrieval.filters import compile_filter
 from kvarn.retrieval.index.arrays import Array
 from kvarn.retrieval.index.dense import ExactSearch, VectorSearch
 from kvarn.retrieval.index.ranking import Ranking, bm25, cap_by_source, diversify, fuse
+from kvarn.retrieval.index.segment import vectors_of
 from kvarn.retrieval.index.snapshots import Snapshots
 from kvarn.retrieval.index.views import MayRead, StoreView, view_of
 from kvarn.retrieval.index.words import pack_words, query_hashes
@@ -36,13 +37,16 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories import chunks as repository
-from kvarn.store.repositories.chunks import FileState, NewChunk, Passage, decoded
+from kvarn.store.repositories.chunk_replacement import NewChunk, Replacement
+from kvarn.store.repositories.chunks import FileState, Passage, decoded
 
 ResultT = TypeVar("ResultT")
 
 MAX_QUERIES = 32
 _MIB = 1 << 20
 _THREADS = 2
+_MANY = 4096
+"""Rows of which a ranking takes longer than a thread takes to begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class Retriever:
     ) -> None:
         self._store = store
         self._config = config
-        self._embedders = embedders
+        self.embedders = embedders
         self._reranker = reranker
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="retrieval")
         self._vectors: VectorSearch = ExactSearch(self._executor, config.memory_mib * _MIB)
@@ -96,10 +100,9 @@ class Retriever:
         embedder: str,
         version: str,
     ) -> None:
-        new = await self._run(lambda: _new_chunks(chunks, vectors))
-        async with self._store.transaction() as session:
-            await repository.replace_chunks(session, owner, store_id, file_id, new, embedder=embedder, version=version)
-        await repository.drop_old_vectors(self._store, store_id)
+        new = await self._run(_MANY, lambda: _new_chunks(chunks, vectors))
+        place = store_id, file_id
+        await Replacement(self._store, owner, *place, new, embedder=embedder, version=version).run()
 
     async def read_file(self, owner: Owner, store_id: str, file_id: str) -> Sequence[Chunk]:
         passages = await repository.read_file_passages(self._store, owner, store_id, file_id)
@@ -108,12 +111,18 @@ class Retriever:
     async def remove_file(self, owner: Owner, store_id: str, file_id: str) -> None:
         async with self._store.transaction() as session:
             await repository.remove_file(session, owner, store_id, file_id)
+        await repository.delete_chunks(self._store, store_id, file_id)
+
+    async def sweep(self) -> None:
+        """Delete chunks that no store has any more: of organisations that were deleted, and of deletions that were
+        interrupted. One process does it now and then."""
+        await repository.delete_lost_chunks(self._store)
 
     async def remove_store(self, owner: Owner, store_id: str) -> None:
         """Remove a store's chunks, its indexes, and the vectors of queries that its project has asked."""
         known = await repository.read_stores(self._store, owner, [store_id])
         await repository.remove_store(self._store, owner, store_id)
-        self._embedders.forget(owner)
+        self.embedders.forget(owner)
         if known:
             await self._snapshots.drop(store_id)
 
@@ -136,12 +145,13 @@ class Retriever:
         states = await repository.read_stores(self._store, principal.owner, store_ids)
         found = await asyncio.gather(*[self._snapshots.get(state) for state in states])
         snapshots = [snapshot for snapshot in found if snapshot is not None]
-        stores = await self._run(lambda: [view_of(snapshot, may_read) for snapshot in snapshots])
+        files = 0 if may_read is None else sum(len(snapshot.files) for snapshot in snapshots)
+        stores = await self._run(files, lambda: [view_of(snapshot, may_read) for snapshot in snapshots])
         degraded: list[str] = []
         words, vectors = await asyncio.gather(
             self._rank_words(stores, asked), self._rank_vectors(principal, stores, asked, degraded)
         )
-        rankings = [*words, *vectors]
+        rankings = [ranking for ranking in (*words, *vectors) if ranking]
         fused = fuse(rankings, self._depth(max_results, model))
         candidates = await self._read(principal.owner, fused)
         if model is not None and candidates:
@@ -157,7 +167,8 @@ class Retriever:
     async def _rank_words(self, stores: Sequence[StoreView], queries: Sequence[str]) -> list[Ranking]:
         views = [view for store in stores for view in store.views]
         count = self._config.candidates
-        return await self._run(lambda: [bm25(views, query_hashes(query), count) for query in queries])
+        rows = len(queries) * sum(view.segment.size for view in views)
+        return await self._run(rows, lambda: [bm25(views, query_hashes(query), count) for query in queries])
 
     async def _rank_vectors(
         self, principal: Principal, stores: Sequence[StoreView], queries: Sequence[str], degraded: list[str]
@@ -173,7 +184,7 @@ class Retriever:
                 continue
             degraded.extend(_without_vectors(having, identity))
             try:
-                embedded = await self._embedders.embed_queries(principal, identity, queries)
+                embedded = await self.embedders.embed_queries(principal, identity, queries)
                 rankings += await self._vectors.nearest(having, embedded, self._config.candidates)
             except (EmbedderAwayError, StoreAwayError) as error:
                 degraded.append(f"The vectors of {names} were not searched, only words were compared: {error}")
@@ -213,18 +224,26 @@ class Retriever:
         return sorted(candidates[:max_results], key=lambda each: -each.score)
 
     async def _vectors_of(self, candidates: Sequence[_Candidate], stores: Sequence[StoreView]) -> Array:
-        """Vectors of candidates; of different embedders they are like nothing: each has places of its own."""
-        embedder_of = {store.snapshot.state.store_id: store.snapshot.state.embedder for store in stores}
+        """Vectors of candidates; those of different embedders are unlike: each has places of its own."""
         parts: list[Array] = []
-        for embedder in sorted({each for each in embedder_of.values() if each}):
-            ids = [each.passage.id for each in candidates if embedder_of.get(each.passage.store_id) == embedder]
-            found = await repository.read_vectors(self._store, ids, embedder)
-            size = max(map(len, found.values()), default=0)
-            rows = [found.get(each.passage.id, bytes(size)) for each in candidates]
-            parts.append(np.frombuffer(b"".join(rows), "<f2").reshape(len(rows), -1).astype(np.float32))
+        for embedder in sorted({store.snapshot.state.embedder for store in stores} - {""}):
+            having = [store for store in stores if store.snapshot.state.embedder == embedder]
+            names = {store.snapshot.state.store_id for store in having}
+            ids = [each.passage.id for each in candidates if each.passage.store_id in names]
+            if self._vectors.in_segments:
+                found = vectors_of([view.segment for store in having for view in store.views], ids)
+            else:
+                read = await repository.read_vectors(self._store, ids, embedder)
+                found = {chunk_id: np.frombuffer(vector, "<f2") for chunk_id, vector in read.items()}
+            if found:
+                none = np.zeros(max(map(len, found.values())), np.float16)
+                parts.append(np.stack([found.get(each.passage.id, none) for each in candidates]).astype(np.float32))
         return np.concatenate(parts, axis=1) if parts else np.zeros((len(candidates), 1), np.float32)
 
-    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
+    async def _run(self, size: int, work: Callable[[], ResultT]) -> ResultT:
+        """Do work on so many rows: here where it takes less than to hand it to a thread."""
+        if size < _MANY:
+            return work()
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 

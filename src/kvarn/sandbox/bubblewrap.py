@@ -74,6 +74,8 @@ class Program:
     """Added to its `sys.path`."""
     readable: tuple[tuple[Path, str], ...] = ()
     """More that it reads: where it is, and where the program finds it."""
+    search: tuple[str, ...] = ()
+    """Folders of `readable` that are added to its `sys.path`, too."""
     environment: tuple[tuple[str, str], ...] = ()
     arguments: tuple[str, ...] = ()
 
@@ -111,8 +113,8 @@ class ProgramRunner:
         """Start a program; its standard input is a pipe unless a file is given. Killing the process ends all of it, as
         does the end of the calling thread. Called from the event loop's thread only."""
         filter_fd = _pipe_with(self.seccomp)
-        try:
-            return await asyncio.create_subprocess_exec(
+        creating = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
                 *self._command(program, limits, filter_fd),
                 stdin=asyncio.subprocess.PIPE if stdin is None else stdin,
                 stdout=asyncio.subprocess.PIPE,
@@ -122,6 +124,12 @@ class ProgramRunner:
                 cwd="/",
                 start_new_session=True,  # no terminal, and one process group until the program runs
             )
+        )
+        try:
+            return await asyncio.shield(creating)
+        except asyncio.CancelledError:  # asyncio would kill the first process of the group alone
+            await kill(await creating)
+            raise
         finally:
             os.close(filter_fd)
 
@@ -196,7 +204,7 @@ class ProgramRunner:
             command += ["--perms", "1777", "--size", str(limits.work_bytes), "--tmpfs", WORK_FOLDER]
         read = (*_system(), *[(each, str(each)) for each in program.path], *program.readable)
         folders = {str(parent) for _, target in read for parent in Path(target).parents}
-        for folder in sorted(folders - {"/"}):  # bubblewrap would make them for root alone
+        for folder in sorted(folders - {"/"} | {"/dev"}):  # bubblewrap would make them for root alone
             command += ["--perms", "0755", "--dir", folder]
         for source, target in read:
             command += ["--ro-bind", str(source), target]
@@ -212,7 +220,7 @@ def _python(program: Program, limits: ProgramLimits, user: int | None, entry: st
     asked = {
         "user": user,
         "limits": _rlimits(limits) if sandboxed else {name: _rlimits(limits)[name] for name in _OWN_LIMITS},
-        "path": [str(each) for each in program.path],
+        "path": [*map(str, program.path), *program.search],
         "module": program.module,
         "arguments": program.arguments,
     }

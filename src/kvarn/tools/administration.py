@@ -16,7 +16,7 @@ from kvarn.tools.http_tools import fetch_document
 from kvarn.tools.mcp.provider import McpProvider
 from kvarn.tools.openapi import MAX_DOCUMENT_BYTES
 from kvarn.tools.pins import list_digest, pins_of
-from kvarn.tools.server import ToolCallError, ToolServer
+from kvarn.tools.server import ToolCallError, ToolServer, without_secrets
 from kvarn.wire.openai.errors import ApiError, invalid_request
 
 
@@ -90,7 +90,7 @@ class ToolServerAdministration:
                 raise invalid_request(why, "document")
             return server.document, (await self._provider.told(owner, server, fresh=True)).tools
         except ToolCallError as error:
-            why = f"The tool server {server.label!r} does not tell its tools: {error}"
+            why = f"The tool server {server.label!r} does not tell its tools: {without_secrets(str(error), server)}"
             raise ApiError(400, why, code="tool_server_failed", param="url") from None
 
 

@@ -30,8 +30,6 @@ from kvarn.wire.openai.chat.request import (
 )
 from kvarn.wire.openai.errors import invalid_request
 
-_BETWEEN = "\n\n"
-
 
 async def start_tool_chat(serving: ToolsContext, record: RequestRecord, request: ChatCompletionRequest) -> ChatRun:
     """Begin the answer to a chat, some of whose tools may run here. Raises as `start_chat` does, and as the providers
@@ -68,9 +66,9 @@ def loop_of(
     )
 
 
-async def answer_deltas(loop: ToolLoop) -> Deltas:
-    """The turns as the deltas of one answer: texts follow one another, an empty line between, and calls are told once
-    they have run."""
+async def answer_deltas(loop: ToolLoop, between: str = "\n\n") -> Deltas:
+    """The turns as the deltas of one answer: texts follow one another, with `between` between them, and calls are told
+    once they have run."""
     texts, offset, is_new_turn = list[str](), 0, False
     async with aclosing(loop.steps()) as steps:
         async for step in steps:
@@ -78,10 +76,10 @@ async def answer_deltas(loop: ToolLoop) -> Deltas:
                 if is_new_turn and step.text:
                     offset = sum(map(len, texts))
                     if offset:
-                        offset += len(_BETWEEN)
-                        step.text = _BETWEEN + step.text
+                        offset += len(between)
+                        step.text = between + step.text
                         if step.parts is not None:
-                            step.parts.insert(0, _BETWEEN)
+                            step.parts.insert(0, between)
                     is_new_turn = False
                 texts.append(step.text)
                 step.annotations = _chat_annotations(step.annotations or (), offset) or None

@@ -59,19 +59,20 @@ class ToolRunner:
         self._metering = metering
 
     async def earlier(self, record: RequestRecord, answer_id: str) -> EarlierCalls:
-        """Calls of a response in the background that another run of it has begun. One that has no end may have run: it
-        is not run again."""
+        """Calls of a response in the background that another run of it has begun. One that came to no end may have run:
+        it is not run again."""
         calls = EarlierCalls()
         for row in await stored.calls_of(self._store, record.principal, answer_id):
-            if row.status == stored.STARTED:
-                text = "It is not known whether this call has run: the server stopped meanwhile. It was not run again."
-                result = ToolResult(text, "incomplete", {"type": "mcp_tool_execution_error", "content": []})
-            elif row.result is None:
-                continue
-            else:
-                result = _from_json(row.result)
+            result = _MAY_HAVE_RUN if row.result is None else _from_json(row.result)
             calls.found[row.name, row.arguments].append(result)
         return calls
+
+    async def forget(self, answer_id: str) -> None:
+        """Drop what was kept of a response's results: it has ended."""
+        try:
+            await stored.forget_results(self._store, answer_id)
+        except StoreAwayError as error:
+            _log.warning("results of the tools of %s stay in the database until they expire: %s", answer_id, error)
 
     async def run(
         self, context: ToolContext, kind: str, tool: Tool, call: ToolCall, answer_id: str, *, kept: bool = False
@@ -131,6 +132,10 @@ class ToolRunner:
         except Exception:
             _log.exception("the tool %r failed", call.name)
             return failed("The tool failed; the server's log says why.")
+
+
+_UNKNOWN = "It is not known whether this call has run: the server stopped meanwhile. It was not run again."
+_MAY_HAVE_RUN = ToolResult(_UNKNOWN, "incomplete", {"type": "mcp_tool_execution_error", "content": []})
 
 
 def failed(why: str) -> ToolResult:

@@ -96,6 +96,8 @@ def _clean(value: Any, depth: int) -> Any:
         raise ValueError(f"its schema is deeper than {_MAX_DEPTH}")
     if isinstance(value, list):
         return [_clean(each, depth - 1) for each in value]
+    if isinstance(value, str):
+        return _unmarked(value)
     if not isinstance(value, Mapping):
         return value
     cleaned = {}
@@ -104,8 +106,15 @@ def _clean(value: Any, depth: int) -> Any:
             continue
         if key in ("$ref", "$dynamicRef") and isinstance(each, str) and not each.startswith("#"):
             continue  # another document, which nobody fetches
-        cleaned[key] = _plain(each) if key in _TEXTS and isinstance(each, str) else _clean(each, depth - 1)
+        cleaned[_unmarked(key)] = _plain(each) if key in _TEXTS and isinstance(each, str) else _clean(each, depth - 1)
     return cleaned
+
+
+def _unmarked(text: str) -> str:
+    """A text that cannot be changed: the name of a property, one of its values."""
+    if escape_text(text, _NO_BOUNDARY) != text:
+        raise ValueError("its schema holds a marker of a prompt, or characters that are not seen")
+    return text
 
 
 def _plain(text: str) -> str:

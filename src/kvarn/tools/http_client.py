@@ -48,13 +48,13 @@ class SafeHttp:
     """Makes clients for requests to servers that projects name."""
 
     def __init__(self, config: ToolsConfig, resolve: Resolve | None = None) -> None:
-        self._allowed = [AllowedPlace.parse(each) for each in config.allow_private]
+        self.allowed = [AllowedPlace.parse(each) for each in config.allow_private]
         self._resolve = resolve or _resolve
 
     def transport(self, *, trusted: bool = False, max_bytes: int = MAX_RESPONSE_BYTES) -> SafeTransport:
         """A transport for one exchange. `trusted`: the operator's configuration names the server. `max_bytes`: of all
         its answers together."""
-        return SafeTransport(AddressRules(self._allowed, trusted), self._resolve, max_bytes)
+        return SafeTransport(AddressRules(self.allowed, trusted), self._resolve, max_bytes)
 
     def client(
         self,

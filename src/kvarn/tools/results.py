@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from kvarn.tools.execution import cut
-from kvarn.tools.server import ToolCallError
+from kvarn.tools.server import ToolCallError, ToolServer, execution_error, without_secrets
 from kvarn.tools.types import ToolCall, ToolResult
 
 
@@ -16,10 +16,11 @@ def completed(text: str, max_bytes: int, name: str) -> ToolResult:
     return ToolResult(shown, item={"output": shown}, metadata=(note,) if is_cut else ())
 
 
-def failed(error: ToolCallError, max_bytes: int) -> ToolResult:
+def failed(error: ToolCallError, server: ToolServer, max_bytes: int) -> ToolResult:
     """The model gets the failure's sentence as the call's output: it may try otherwise."""
-    shown, _ = cut(f"The call failed: {error}", max_bytes)
-    return ToolResult(shown, status="failed", error=error.error, item={"output": None})
+    shown, _ = cut(without_secrets(f"The call failed: {error}", server), max_bytes)
+    told = json.loads(without_secrets(json.dumps(error.error), server))
+    return ToolResult(shown, status="failed", error=told, item={"output": None})
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
@@ -29,7 +30,5 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        message = "the arguments are no JSON object"
-        content = [{"type": "text", "text": message}]
-        raise ToolCallError({"type": "mcp_tool_execution_error", "content": content}, message)
+        raise execution_error("the arguments are no JSON object")
     return parsed

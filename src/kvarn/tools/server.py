@@ -9,6 +9,8 @@ from typing import Any, Literal
 from kvarn.config.tool_servers import ToolServerConfig, ToolServerKind
 
 Approval = Literal["always", "never"]
+_SHORTEST_SECRET = 8
+"""Characters below which a value may be part of any text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,16 @@ class ToolServer:
     """Changes with its row: what was read of another version is read again."""
 
 
+def without_secrets(text: str, server: ToolServer) -> str:
+    """A server's text without the credentials that it was sent: one that echoes them does not bring them into a
+    prompt."""
+    for value in (*server.headers.values(), *server.environment.values()):
+        for secret in (value, value.rpartition(" ")[2]):
+            if len(secret) >= _SHORTEST_SECRET:
+                text = text.replace(secret, "[secret]")
+    return text
+
+
 class ToolCallError(Exception):
     """A failure of a server's tool: the item's error in OpenAI's shape, and a sentence for the model."""
 
@@ -52,6 +64,11 @@ def http_error(status: int, message: str) -> ToolCallError:
 
 def protocol_error(code: int, message: str) -> ToolCallError:
     return ToolCallError({"type": "mcp_protocol_error", "code": code, "message": message}, message)
+
+
+def execution_error(text: str) -> ToolCallError:
+    content = [{"type": "text", "text": text}]
+    return ToolCallError({"type": "mcp_tool_execution_error", "content": content}, text or "the tool failed")
 
 
 def configured_server(config: ToolServerConfig) -> ToolServer:

@@ -23,7 +23,6 @@ from kvarn.tools.types import OpenedTools, Quote, ToolCall, ToolContext, ToolDef
 from kvarn.wire.openai.mcp_tools import WebSearchFilters, WebSearchTool
 from kvarn.wire.openai.parse import validate
 
-TYPES = ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11")
 _RESULTS = {"low": 3, "medium": 6, "high": 10}
 _MAX_SNIPPET = 2000
 _MAX_QUERY = 1000
@@ -52,9 +51,11 @@ class WebSearchProvider:
 
     async def open(self, context: ToolContext, asked: Mapping[str, Any]) -> OpenedTools:
         """The search, or nothing where neither the project nor the operator has named a server for it."""
-        entry = validate(WebSearchTool, dict(asked), context.record.reply.warnings)
         server = await self._servers.of_kind(context.record.principal.owner, "web_search")
-        return OpenedTools([] if server is None else [WebSearch(server, self._http, entry)])
+        if server is None:
+            return OpenedTools([])
+        entry = validate(WebSearchTool, dict(asked), context.record.reply.warnings)
+        return OpenedTools([WebSearch(server, self._http, entry)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class WebSearch:
             query = str(arguments_of(call).get("query", ""))[:_MAX_QUERY]
             pages = await self._search(query)
         except ToolCallError as error:
-            return replace(failed(error, context.max_result_bytes), item=_item(query, ()))
+            return replace(failed(error, self.server, context.max_result_bytes), item=_item(query, ()))
         quotes = [Quote("", page.title, 0, len(page.text), page.text, page.url) for page in pages]
         return ToolResult("" if quotes else "Nothing was found.", item=_item(query, pages), quotes=quotes)
 

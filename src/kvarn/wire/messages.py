@@ -13,7 +13,7 @@ import msgspec
 
 from kvarn.costs.step_times import StepTimes
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
-from kvarn.wire.engine_stats import AdapterStats, ExpertStats, LookupStats, SpeculationStats, WorkStats
+from kvarn.wire.engine_stats import AdapterStats, ExpertStats, LookupStats, SessionStats, SpeculationStats, WorkStats
 from kvarn.wire.message import Message
 from kvarn.wire.questions import Ask, EngineAnswer
 from kvarn.wire.sampling import SamplingParams
@@ -293,6 +293,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     lookups: LookupStats = LookupStats()
     adapters: AdapterStats = AdapterStats()
     speculation: SpeculationStats = SpeculationStats()
+    sessions: SessionStats = SessionStats()
     experts: ExpertStats = ExpertStats()
     work: WorkStats = WorkStats()
 

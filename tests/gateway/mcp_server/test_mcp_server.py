@@ -39,7 +39,8 @@ def session(api: Any, request: pytest.FixtureRequest) -> Session:
 
 async def test_a_client_lists_the_tools_and_asks_a_model(api: Any, session: Session) -> None:
     tools = (await session.do(lambda client: client.list_tools())).tools
-    assert [tool.name for tool in tools] == ["list_models", "ask_model", "list_files", "read_file"]
+    files, stores = ["list_files", "read_file"], ["list_vector_stores", "search"]
+    assert [tool.name for tool in tools] == ["list_models", "ask_model", *files, *stores]
     text, failed = await session.call("list_models")
     assert not failed
     assert [model["id"] for model in json.loads(text)] == ["tiny", "vec"]
@@ -59,6 +60,17 @@ async def test_files_are_listed_and_read(api: Any, session: Session) -> None:
     assert [str(resource.uri) for resource in resources] == [f"kvarn://files/{made['id']}"]
     read = await session.do(lambda client: client.read_resource(f"kvarn://files/{made['id']}"))
     assert read.contents[0].text.endswith("grün")
+
+
+async def test_a_vector_store_is_searched(api: Any, session: Session) -> None:
+    root = api.client(api.admin_key)
+    made = root.post("/v1/vector_stores", json={"name": "notes"}).json()
+    text, _ = await session.call("list_vector_stores")
+    assert json.loads(text) == [{"id": made["id"], "name": "notes", "description": ""}]
+    assert await session.call("search", vector_store_id=made["id"], query="winter") == ("[]", False)
+    text, failed = await session.call("search", vector_store_id="vs_unknown", query="winter")
+    assert failed
+    assert "vs_unknown" in text
 
 
 async def test_what_is_wrong_is_told_as_a_failed_call(api: Any, session: Session) -> None:

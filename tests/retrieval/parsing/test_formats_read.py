@@ -6,8 +6,8 @@ import io
 from pathlib import Path
 
 import pytest
-from tests.support.document_files import docx, paragraph, pdf
 
+from document_files import docx, paragraph, pdf
 from kvarn.retrieval.parsing.child import read_file
 from kvarn.retrieval.parsing.outcome import Parsed, RefusedError
 

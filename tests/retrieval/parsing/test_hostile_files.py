@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.document_files import CONTENT_TYPES, archive, docx, paragraph, pdf
-from tests.support.profiles import examples
 
+from document_files import CONTENT_TYPES, archive, docx, paragraph, pdf
 from kvarn.retrieval.parsing.child import read_file
 from kvarn.retrieval.parsing.outcome import RefusedError
 from kvarn.retrieval.parsing.parse import ParseLimits, UnreadableFileError, parse
 from kvarn.sandbox.bubblewrap import find_bubblewrap
 from kvarn.sandbox.errors import NoSandboxError
+from profiles import examples
 
 DOCTYPE_BOMB = (
     '<!DOCTYPE x [<!ENTITY a "ha">'

@@ -80,9 +80,10 @@ class ChatRun:
                 yield delta
 
     def _usage_event(self) -> bytes:
-        return event(self.chunk([], self._usage()))
+        return event(self.chunk([], self.used()))
 
-    def _usage(self) -> Usage:
+    def used(self) -> Usage:
+        """Tokens so far."""
         return self.turn.usage.as_openai() if self.usage is None else self.usage()
 
     async def collect(self) -> ChatCompletion:
@@ -124,7 +125,7 @@ class ChatRun:
             model=self.model.public_name,
             system_fingerprint=self.fingerprint,
             choices=[collector.choice() for collector in collectors],
-            usage=self._usage(),
+            usage=self.used(),
             service_tier=self.service_tier,
             metadata=self.request.metadata or UNSET,
             prompt_token_ids=self.prompt if self.request.return_token_ids else UNSET,

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from kvarn.engine.errors import IntegrityError, OutOfBlocksError
-from kvarn.engine.memory.eviction import ByAge, EvictionOrder
+from kvarn.engine.memory.eviction import EvictionOrder, LeastRecentlyUsed
 
 
 class BlockOwner(Protocol):
@@ -37,7 +37,7 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
         self._owners: list[BlockOwner | None] = [None] * num_blocks
-        self.idle: EvictionOrder = ByAge()
+        self.idle: EvictionOrder = LeastRecentlyUsed()
         """The idle blocks, in the order in which they go; changed only while it is empty."""
         self.released_s = array("d", bytes(8 * num_blocks))
         """Time at which each idle block was released."""

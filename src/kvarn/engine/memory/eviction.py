@@ -1,4 +1,4 @@
-"""Which idle block goes when none is free. `kvarn.engine.memory.worth` has the order that is used."""
+"""Which idle block goes when none is free. `kvarn.engine.memory.block_value` has the order that is used."""
 
 from __future__ import annotations
 
@@ -34,8 +34,11 @@ class EvictionOrder(Protocol):
     def first(self, now: float) -> int | None:
         """The block that goes next, which is evicted then; None where none is idle."""
 
+    def check_integrity(self) -> None:
+        """Recount. Raises `IntegrityError`."""
 
-class ByAge:
+
+class LeastRecentlyUsed:
     """The block that has been idle for longest: least recently used."""
 
     def __init__(self) -> None:
@@ -61,3 +64,5 @@ class ByAge:
 
     def first(self, now: float) -> int | None:
         return next(iter(self._idle), None)
+
+    def check_integrity(self) -> None: ...

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kvarn.engine.errors import IntegrityError
 from kvarn.engine.memory.adapters import AdapterResidency, AdapterStore
+from kvarn.engine.memory.announced import AnnouncedTurns
 from kvarn.engine.memory.block_pool import BlockPool
 from kvarn.engine.memory.eviction import EvictionOrder
 from kvarn.engine.memory.prefix_cache import PrefixCache, PrefixNode
@@ -18,7 +19,7 @@ from kvarn.engine.request import Request, Sequence
 from kvarn.engine.sessions.branch import Branch
 from kvarn.engine.sessions.table import Sessions
 from kvarn.shapes import BLOCK_SIZE
-from kvarn.wire.sessions import SessionNews
+from kvarn.wire.sessions import SessionEvent, SessionNews
 
 
 def blocks_for(num_tokens: int) -> int:
@@ -55,7 +56,7 @@ class KVCacheManager:
         num_snapshots: int | None = None,
         eviction: Callable[[Mapping[int, PrefixNode]], EvictionOrder] | None = None,
     ) -> None:
-        """`eviction` makes the order in which idle blocks go, from the nodes of cached ones; None: by age."""
+        """`eviction` makes the order in which idle blocks go, from the nodes of cached ones; None: LRU."""
         self.pool = BlockPool(num_blocks)
         self.snapshots = None if num_snapshots is None else Snapshots(num_snapshots if prefix_cache else 0)
         """Snapshots of recurrent states; None where the model has none."""
@@ -64,26 +65,31 @@ class KVCacheManager:
         if eviction is not None:
             self.pool.idle = eviction(self.cache.nodes)
         self.tiers = tiers  # blocks beyond the device; None where none are kept
+        self.announced = None if tiers is None else AnnouncedTurns(tiers)
         self.adapters = AdapterResidency(self.pool, adapters)
         self._reuse = prefix_cache
 
     # Sessions ---------------------------------------------------------------------------------------------------------
 
-    def begin_turn(self, request: Request, now: float) -> None:
-        """A request has come: find the conversation that it goes on with."""
+    def begin_turn(self, request: Request, now: float) -> int:
+        """A request has come: find the conversation that it goes on with. Returns the tokens of that one's own path
+        that are cached."""
         turn = request.session
         if turn is None or not self._reuse:
-            return
+            return 0
         found = self.cache.match(request.prompt, request.scope, len(request.prompt))
         blocks = len(request.prompt) // BLOCK_SIZE
         request.branch, spent = self.sessions.begin(turn, request.scope.tenant, found, blocks, now)
         if spent is not None:
             self.pool.idle.spend(spent)
+        return len(found) * BLOCK_SIZE if found and found[-1].branch is request.branch else 0
 
     def end_turn(self, request: Request, now: float) -> None:
         if request.session is None or request.branch is None:
             return
         branch, request.branch = request.branch, None
+        if self.announced is not None:
+            self.announced.end(branch)
         self.sessions.end(request.session, request.request_id, branch, now)
         if branch.has_ended and branch.tip is not None:
             self.pool.idle.spend(branch.tip)
@@ -92,6 +98,8 @@ class KVCacheManager:
         for branch in self.sessions.note(news, now):
             if branch.has_ended and branch.tip is not None:
                 self.pool.idle.spend(branch.tip)
+            if self.announced is not None and news.event is SessionEvent.RETURNS:
+                self.announced.fetch(branch, now)
 
     def _claim(self, request: Request, nodes: list[PrefixNode]) -> None:
         """A prompt begins with this path. Before a common node all are common, before one of a branch all are its own
@@ -265,6 +273,8 @@ class KVCacheManager:
         self.adapters.release(sequence.request.scope.adapter)
         if sequence.request.branch is not None and sequence.nodes:
             self.sessions.set_tip(sequence.request.branch, sequence.nodes[-1])
+            if self.announced is not None:
+                self.announced.remember(sequence.request.branch, sequence.nodes)
         self.pool.release_all(reversed(sequence.blocks))
         if self.snapshots is not None:
             self.snapshots.release(sequence)
@@ -297,7 +307,8 @@ class KVCacheManager:
         """Delete a tenant's blocks wherever they are, but for those that its running sequences hold."""
         self.cache.forget(tenant)
         self.sessions.forget(tenant)
-        if self.tiers is not None:
+        if self.tiers is not None and self.announced is not None:
+            self.announced.forget_tenant(tenant)
             self.tiers.connector.forget(tenant)
 
     def _replace(self, sequence: Sequence, index: int, block: int) -> None:
@@ -323,3 +334,5 @@ class KVCacheManager:
         if self.snapshots is not None:
             self.snapshots.check_integrity(running)
         self.cache.check_integrity()
+        self.pool.idle.check_integrity()
+        self.sessions.check_integrity(self.cache.nodes)

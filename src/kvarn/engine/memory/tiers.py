@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from kvarn.costs.step_times import pairs
 from kvarn.engine.memory.remote_prefill import RemotePrefill
-from kvarn.engine.plan import BlockTransfer, KVConnector, StepResult
+from kvarn.engine.plan import BlockTransfer, KVConnector, KVFetch, StepResult
 from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.shapes import BLOCK_SIZE
@@ -47,6 +47,10 @@ class KVTiers:
         """Seconds that storing or loading one block holds a step up; 0 before it was measured."""
         self._stores: list[BlockTransfer] = []
         self._loads: list[BlockTransfer] = []
+
+    def fetch(self, names: list[bytes], scope: PrefixScope) -> KVFetch | None:
+        """Begin to bring these blocks into memory; None where there is no room."""
+        return self.connector.fetch(names, scope.tenant, root_hash(scope, self._namespace))
 
     # What waits -------------------------------------------------------------------------------------------------------
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from kvarn.engine.memory.prefix_cache import PrefixNode
 
 _HINT = 0.5
-"""What a hint adds to the probability of return at most, of what that lacks to certainty. It falls to 0 by its end."""
+"""Part of what the probability of return lacks to certainty that a hint adds at most. It falls to 0 by its end."""
 
 EXPECTED_S = 60.0
 """Seconds after which an announced turn is not expected any more."""
 
 
 class TurnEnd(IntEnum):
-    """What a turn ended with: people's pauses and tools' runs have different lengths."""
+    """Ends of turns, since people's pauses and tools' runs have different lengths."""
 
     ANSWER = 0
     TOOL_CALLS = 1

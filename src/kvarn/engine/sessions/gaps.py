@@ -63,7 +63,7 @@ class Gaps:
         self._ended += 1.0
 
     def estimate(self, prior: GapEstimate, strength: float) -> GapEstimate:
-        """What was seen here, leaning on `prior` as if that had been seen `strength` times."""
+        """Estimate from what was seen here, leaning on `prior` as if that had been seen `strength` times."""
         seen = self._returned + strength
         mu = (self._logs + strength * prior.mu) / seen
         squares = (self._log_squares + strength * (prior.sigma**2 + prior.mu**2)) / seen

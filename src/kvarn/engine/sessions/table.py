@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kvarn.engine.errors import IntegrityError
 from kvarn.engine.memory.prefix_cache import PrefixNode
 from kvarn.engine.sessions.branch import Branch, TurnEnd
 from kvarn.engine.sessions.gaps import GapEstimate, Gaps
@@ -144,6 +145,14 @@ class Sessions:
         branch.tip = node if node is not None and node.depth else None
         if branch.tip is not None:
             self._tips.setdefault(branch.tip, []).append(branch)
+
+    def check_integrity(self, nodes: Mapping[int, PrefixNode]) -> None:
+        """Recount: conversations end at nodes of the prefix cache. Raises `IntegrityError`."""
+        for tip, branches in self._tips.items():
+            if nodes.get(tip.block) is not tip or not branches or any(branch.tip is not tip for branch in branches):
+                raise IntegrityError(f"a conversation ends at block {tip.block}, which is not cached")
+        if any(branch.active < 0 for session in self._sessions.values() for branch in session.branches):
+            raise IntegrityError("a conversation has fewer turns than have ended")
 
     def forget(self, tenant: str) -> None:
         for name in [name for name, session in self._sessions.items() if session.tenant == tenant]:

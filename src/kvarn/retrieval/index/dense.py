@@ -12,12 +12,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from kvarn.retrieval.index.arrays import Array
+from kvarn.retrieval.index.products import products
 from kvarn.retrieval.index.ranking import Ranking, merged, top
 from kvarn.retrieval.index.segment import Segment
 from kvarn.retrieval.index.views import StoreView, View
 
-_BLOCK = 2048
-"""Rows that are converted to float32 at once: 3 MB of 384 numbers, which a processor's cache holds."""
+_MANY = 4096
+"""Rows of which a ranking takes longer than a thread takes to begin."""
 _FEW = 8
 """A part of a segment smaller than the eighth is compared by itself."""
 
@@ -76,6 +77,8 @@ class ExactSearch:
 
     async def nearest(self, stores: Sequence[StoreView], queries: Array, count: int) -> list[Ranking]:
         views = [view for store in stores for view in store.views]
+        if len(queries) * sum(view.segment.size for view in views) < _MANY:
+            return self.rank(views, queries, count)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, lambda: self.rank(views, queries, count))
 
@@ -91,21 +94,9 @@ class ExactSearch:
     def rank_view(self, view: View, queries: Array, count: int) -> list[Ranking]:
         segment, allowed = view.segment, view.visible & view.segment.has_vector
         number = int(np.count_nonzero(allowed))
-        few = number < segment.size // _FEW
-        ids = segment.chunk_ids[allowed] if few else segment.chunk_ids
-        scores = _products(segment.vectors[allowed], queries) if few else self._scores(segment, queries)
-        of = np.ones(number, bool) if few else allowed
-        return [top(each, ids, of, count) for each in scores]
-
-    def _scores(self, segment: Segment, queries: Array) -> Array:
-        copy = self._copies.get(segment)
-        return _products(segment.vectors, queries) if copy is None else np.asarray(queries @ copy.T)
-
-
-def _products(vectors: Array, queries: Array) -> Array:
-    """Scores [q, n] of float16 vectors, with float32 sums."""
-    scores = np.empty((len(queries), len(vectors)), np.float32)
-    for first in range(0, len(vectors), _BLOCK):
-        part = slice(first, first + _BLOCK)
-        scores[:, part] = queries @ vectors[part].astype(np.float32).T
-    return scores
+        if number < segment.size // _FEW:
+            ids, vectors, of = segment.chunk_ids[allowed], segment.vectors[allowed], np.ones(number, bool)
+        else:
+            copy = self._copies.get(segment)
+            ids, vectors, of = segment.chunk_ids, segment.vectors if copy is None else copy, allowed
+        return [top(products(vectors, query), ids, of, count) for query in queries]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from kvarn.retrieval.index.arrays import Array
+from kvarn.retrieval.index.products import products
 from kvarn.retrieval.index.views import View
 
 Ranking = list[tuple[int, float]]
@@ -80,7 +81,8 @@ def merged(rankings: Iterable[Ranking], count: int) -> Ranking:
 
 
 def fuse(rankings: Sequence[Ranking], count: int) -> Ranking:
-    """One ranking of several by the reciprocals of the ranks; a chunk that is first in each has the score 1."""
+    """One ranking of several, none of them empty, by the reciprocals of the ranks. A chunk that is first in each has
+    the score 1."""
     sums: defaultdict[int, float] = defaultdict(float)
     for ranking in rankings:
         for place, (chunk_id, _) in enumerate(ranking, 1):
@@ -100,7 +102,7 @@ def diversify(candidates: Sequence[float], vectors: Array, weight: float, count:
         values = (1 - weight) * scores[left] - weight * likeness[left]
         best = left.pop(int(np.argmax(np.round(values, DECIMALS))))
         kept.append(best)
-        likeness = np.maximum(likeness, vectors @ vectors[best])
+        likeness = np.maximum(likeness, products(vectors, vectors[best]))
     return kept
 
 

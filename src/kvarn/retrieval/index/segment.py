@@ -2,7 +2,7 @@
 
 rows      chunk_ids [n]   file_of [n]   lengths [n]   vectors [n, d], has_vector [n]
 words     hashes [w], ascending
-postings  of word i: starts[i] to starts[i + 1] of rows [p] (ascending) and counts [p]
+postings  of word i: starts[i] to starts[i + 1] of rows [p] (in any order) and counts [p]
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def make_segment(files: Sequence[FileVersion], chunks: Sequence[IndexedChunk], e
     words = np.concatenate([hashes for hashes, _ in unpacked]) if unpacked else np.empty(0, np.uint64)
     counts = np.concatenate([each for _, each in unpacked]) if unpacked else np.empty(0, np.uint16)
     rows = np.repeat(np.arange(len(chunks), dtype=np.int32), sizes)
-    vectors, has_vector = _vectors_of(chunks)
+    vectors, has_vector = _stack(chunks)
     return Segment(
         tuple(files),
         embedder,
@@ -134,7 +134,19 @@ def merge_segments(segments: Sequence[Segment], alive: Sequence[Array]) -> Segme
     )
 
 
-def _vectors_of(chunks: Sequence[IndexedChunk]) -> tuple[Array, Array]:
+def vectors_of(segments: Sequence[Segment], chunk_ids: Sequence[int]) -> dict[int, Array]:
+    """Vectors of chunks, of those that the segments have."""
+    wanted = np.array(chunk_ids, dtype=np.int64)
+    found: dict[int, Array] = {}
+    for segment in segments:
+        places = np.minimum(np.searchsorted(segment.chunk_ids, wanted), segment.size - 1)
+        for place, chunk_id in zip(places, wanted, strict=True):
+            if segment.chunk_ids[place] == chunk_id and segment.has_vector[place]:
+                found[int(chunk_id)] = segment.vectors[place]
+    return found
+
+
+def _stack(chunks: Sequence[IndexedChunk]) -> tuple[Array, Array]:
     has_vector = np.fromiter((each.vector is not None for each in chunks), dtype=bool, count=len(chunks))
     given = [np.frombuffer(each.vector, "<f2") for each in chunks if each.vector is not None]
     vectors = np.zeros((len(chunks), len(given[0]) if given else 0), np.float16)
@@ -157,7 +169,7 @@ def _join_vectors(segments: Sequence[Segment], alive: Sequence[Array], new_place
 
 def _invert(words: Array, rows: Array, counts: Array) -> tuple[Array, Array, Array, Array]:
     """Hashes, starts, rows and counts of postings, from a word, a row and a count for each."""
-    order = np.lexsort((rows, words))
+    order = np.argsort(words)
     words = words[order]
     begins = np.flatnonzero(np.concatenate([[True], words[1:] != words[:-1]])) if len(words) else np.empty(0, np.int64)
     starts = np.append(begins, len(words)).astype(np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvarn.store.models.base import Base
 from kvarn.store.models.changes import Change, Lease
 from kvarn.store.models.chunks import ChunkFile, ChunkStore, ChunkVector, StoredChunk
+from kvarn.store.models.containers import Container
 from kvarn.store.models.conversations import Conversation, ConversationItem, StoredCompletion, StoredResponse
 from kvarn.store.models.deployments import Deployment, DeploymentVersion, RolloutSamples, StoredRollout, VersionNumber
 from kvarn.store.models.files import Batch, BatchLine, File, FileChunk, Upload

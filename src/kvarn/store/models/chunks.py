@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, LargeBinary, String
+from sqlalchemy import ForeignKey, Index, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from kvarn.store.models.base import Base, ExactJson, Id, Number, Sequence
@@ -42,23 +42,24 @@ class ChunkFile(Base):
     """Identity of the embedder whose vectors came last."""
     revision: Mapped[Number] = mapped_column(default=0)
     """The store's when its chunks, or the vectors that are searched, changed last."""
+    generation: Mapped[Number] = mapped_column(default=0)
+    """That of the chunks which are its own: others are being written, or deleted."""
     chunks: Mapped[Number] = mapped_column(default=0)
 
 
 class StoredChunk(Base):
-    """A passage of a file."""
+    """A passage of a file. Without its file, or of an earlier generation of it, it is gone, and will be deleted: what
+    is large is written, and deleted, in steps."""
 
     __tablename__ = "chunks"
     __table_args__ = (
-        ForeignKeyConstraint(
-            ["store_id", "file_id"], ["chunk_files.store_id", "chunk_files.file_id"], ondelete="CASCADE"
-        ),
-        Index("ix_chunks_store_id_file_id_ordinal", "store_id", "file_id", "ordinal"),
+        Index("ix_chunks_store_id_file_id_generation_ordinal", "store_id", "file_id", "generation", "ordinal"),
     )
 
     id: Mapped[Sequence] = mapped_column(primary_key=True)
     store_id: Mapped[Id]
     file_id: Mapped[Id]
+    generation: Mapped[Number]
     ordinal: Mapped[Number]
     start: Mapped[Number]
     end: Mapped[Number]

@@ -18,7 +18,7 @@ from kvarn.store.blobs import CHUNK_BYTES, BlobWriter
 from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError, StoreAwayError
 from kvarn.store.ids import new_id
-from kvarn.store.models import Batch, File, Upload, VectorStoreFile
+from kvarn.store.models import Batch, Container, File, Upload, VectorStoreFile
 from kvarn.store.models.files import INCOMPLETE, PROCESSED
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.contents import add_chunks, check_blobs, delete_content
@@ -38,9 +38,11 @@ _ABANDONED_S = 24 * 3600
 class FileWriter:
     """A hidden file. Write it, `finish` it and publish it (`publish_file`), all in a `with` block: an error in that
     leaves nothing of it. `counted`: it counts before it is published, and has a bound. `part_of`: the upload whose part
-    it is, which is never published and goes with that."""
+    it is, or the container in which it lies: it is never published, and goes with that."""
 
-    def __init__(self, store: Store, owner: Owner, *, counted: bool = True, part_of: Upload | None = None) -> None:
+    def __init__(
+        self, store: Store, owner: Owner, *, counted: bool = True, part_of: Upload | Container | None = None
+    ) -> None:
         self.size = 0  # bytes taken so far
         self._store = store
         self._owner = owner
@@ -93,9 +95,10 @@ class FileWriter:
         del self._buffer[:size]
 
     async def _begin(self) -> str:
-        now, upload = int(self._store.now()), self._part_of
+        now, whole = int(self._store.now()), self._part_of
+        upload = whole if isinstance(whole, Upload) else None
         file = File(
-            id=new_id("file-" if upload is None else "part_"),
+            id=new_id("cfile_" if isinstance(whole, Container) else "part_" if upload is not None else "file-"),
             organization_id=self._owner.organization_id,
             project_id=self._owner.project_id,
             filename="",
@@ -107,6 +110,7 @@ class FileWriter:
             counted=self._counted,
             in_blobs=self._store.blobs is not None,
             upload_id=None if upload is None else upload.id,
+            container_id=whole.id if isinstance(whole, Container) else None,
         )
         async with self._transaction(ROW_BYTES) as session:
             session.add(file)

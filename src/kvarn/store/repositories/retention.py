@@ -18,6 +18,7 @@ from kvarn.store.engine import Store
 from kvarn.store.models import (
     Base,
     Batch,
+    Container,
     Conversation,
     EvaluationRun,
     EvaluationSet,
@@ -75,6 +76,16 @@ async def drop_batches(store: Store, _: type[Base], condition: Condition) -> int
     return len(found)
 
 
+async def drop_containers(store: Store, _: type[Base], condition: Condition) -> int:
+    """Their files first: the row is found again where that is interrupted."""
+    async with store.reading() as session:
+        found = list(await session.scalars(select(Container.id).where(condition)))
+    for container_id in found:
+        await drop_files(store, File, File.container_id == container_id)
+        await drop_plain(store, Container, Container.id == container_id)
+    return len(found)
+
+
 async def drop_vector_stores(store: Store, _: type[Base], condition: Condition) -> int:
     """Hide them first, then what was read from their files goes, some files at a time."""
     async with store.transaction() as session:
@@ -118,6 +129,7 @@ STORED: Final = (
     StoredKind(StoredToolCall, lambda config: config.responses_days),
     StoredKind(StoredCompletion, lambda config: config.responses_days),
     StoredKind(Batch, lambda config: config.files_days, may_go=lambda _: Batch.status.in_(OVER), drop=drop_batches),
+    StoredKind(Container, lambda _: None, expires_at="expires_at", drop=drop_containers),
     StoredKind(File, lambda config: config.files_days, expires_at="expires_at", drop=drop_files),
     StoredKind(VectorStore, lambda _: None, age="last_active_at", expires_at="expires_at", drop=drop_vector_stores),
     StoredKind(Upload, lambda config: config.files_days, expires_at="expires_at"),

@@ -18,7 +18,7 @@ from kvarn.tools.openapi import Operation
 from kvarn.tools.pins import compare
 from kvarn.tools.registered import ToolServers
 from kvarn.tools.results import arguments_of, completed, failed
-from kvarn.tools.server import ToolCallError, ToolServer
+from kvarn.tools.server import ToolCallError, ToolServer, without_secrets
 from kvarn.tools.types import OpenedTools, Tool, ToolCall, ToolContext, ToolDefinition, ToolResult
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.mcp_tools import McpTool
@@ -44,7 +44,7 @@ class McpProvider:
         try:
             told = await self.told(context.record.principal.owner, server)
         except ToolCallError as error:
-            return OpenedTools([], [listing | {"tools": [], "error": str(error)}])
+            return OpenedTools([], [listing | {"tools": [], "error": without_secrets(str(error), server)}])
         if told.left_out:
             context.record.warn(f"left out {told.left_out} tools of {server.label!a}: too many, or sharing a name")
         kept, waiting = await self._allowed(context.record, server, told)
@@ -160,8 +160,8 @@ class ServedTool:
             else:
                 text = await call_tool(self.server, self.http, self.mode, self.name, arguments)
         except ToolCallError as error:
-            return failed(error, context.max_result_bytes)
-        return completed(text, context.max_result_bytes, self.definition.name)
+            return failed(error, self.server, context.max_result_bytes)
+        return completed(without_secrets(text, self.server), context.max_result_bytes, self.definition.name)
 
 
 def _waits(server: ToolServer, entry: McpTool, tool: ServerTool) -> bool:

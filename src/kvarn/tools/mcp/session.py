@@ -22,7 +22,7 @@ from kvarn.config.extras import missing_extra
 from kvarn.tools.addresses import AddressRefusedError
 from kvarn.tools.functions import MAX_TOOLS, ServerTool, named_once
 from kvarn.tools.http_client import MAX_RESPONSE_BYTES, SafeHttp, SafeTransport, ToolServerError, check_url
-from kvarn.tools.server import ToolCallError, ToolServer, http_error, protocol_error
+from kvarn.tools.server import ToolCallError, ToolServer, execution_error, http_error, protocol_error
 
 if TYPE_CHECKING:
     import httpx2
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from mcp_types import CallToolResult
 
 _MAX_PAGES = 20
+_MAX_LIST_BYTES = 512 * 1024
+"""Bytes of all pages of a list: reading as many small tools takes some 0.1 s, in which nothing else runs."""
+_MAX_BRACKETS = 100_000
+"""Objects and arrays of a session's answers: reading so many takes some 0.1 s; those of 4 MiB would take 1.6 s."""
 _UNREACHED = 502
 _REFUSED = 403
 _LATE = 504
@@ -49,7 +53,7 @@ class ListedTools:
 
 async def list_tools(server: ToolServer, http: SafeHttp) -> ListedTools:
     """The tools that a server tells. Raises `ToolCallError`."""
-    async with _session(server, http, "auto") as client:
+    async with _session(server, http, "auto", _MAX_LIST_BYTES) as client:
         tools: list[ServerTool] = []
         cursor, count = None, 0
         for _ in range(_MAX_PAGES):
@@ -70,8 +74,7 @@ async def call_tool(server: ToolServer, http: SafeHttp, mode: str, name: str, ar
         result = await client.call_tool(name, dict(arguments))
     text = text_of(result)
     if result.is_error:
-        content = [{"type": "text", "text": text}]
-        raise ToolCallError({"type": "mcp_tool_execution_error", "content": content}, text or "the tool failed")
+        raise execution_error(text)
     return text
 
 
@@ -163,6 +166,13 @@ class _Wire:
         self.failure: AddressRefusedError | ToolServerError | None = None
         self.status: int | None = None
         """HTTP status of the latest refusal."""
+        self._brackets = 0
+
+    def count(self, part: bytes) -> None:
+        """Count the objects and arrays of answers, by their brackets. Raises `ToolServerError` for too many."""
+        self._brackets += part.count(b"[") + part.count(b"{")
+        if self._brackets > _MAX_BRACKETS:
+            raise ToolServerError(f"the server answered with more than {_MAX_BRACKETS} objects and arrays")
 
 
 def _bridge(wire: _Wire) -> httpx2.AsyncBaseTransport:
@@ -176,6 +186,7 @@ def _bridge(wire: _Wire) -> httpx2.AsyncBaseTransport:
         async def __aiter__(self) -> AsyncIterator[bytes]:
             try:
                 async for part in self._response.aiter_raw():
+                    wire.count(part)
                     yield part
             except ToolServerError as error:
                 wire.failure = error

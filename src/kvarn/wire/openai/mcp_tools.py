@@ -71,16 +71,6 @@ class McpTool(LenientModel):
         return {**(self.headers or {}), **token}
 
 
-SECRET_FIELDS = frozenset({"authorization", "headers"})
-
-
-def without_secrets(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as a response echoes and stores it: what authorises its calls is left out."""
-    if tool.get("type") != "mcp":
-        return tool
-    return {name: value for name, value in tool.items() if name not in SECRET_FIELDS}
-
-
 class WebSearchFilters(LenientModel):
     allowed_domains: list[str] | None = Field(None, max_length=100)
     blocked_domains: list[str] | None = Field(None, max_length=100)
@@ -92,4 +82,6 @@ class WebSearchTool(LenientModel):
     type: str
     filters: WebSearchFilters | None = None
     search_context_size: Literal["low", "medium", "high"] | None = None
-    user_location: dict[str, Any] | None = None  # taken as a hint
+    user_location: dict[str, Any] | None = None  # taken as a hint, as those below
+    external_web_access: bool | None = None
+    search_content_types: list[str] | None = None

@@ -39,6 +39,7 @@ def upgrade() -> None:
         _text("version", 128),
         _text("embedder", 256),
         _number("revision"),
+        _number("generation"),
         _number("chunks"),
         sa.ForeignKeyConstraint(
             ["store_id"], ["chunk_stores.store_id"], name=op.f("fk_chunk_files_store_id"), ondelete="CASCADE"
@@ -50,20 +51,16 @@ def upgrade() -> None:
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         _text("store_id", 64),
         _text("file_id", 64),
-        *[_number(name) for name in ("ordinal", "start", "end", "tokens")],
+        *[_number(name) for name in ("generation", "ordinal", "start", "end", "tokens")],
         sa.Column("section", sa.LargeBinary(), nullable=False),
         sa.Column("page", sa.BigInteger(), nullable=True),
         sa.Column("text", sa.LargeBinary(), nullable=False),
         sa.Column("words", sa.LargeBinary(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["store_id", "file_id"],
-            ["chunk_files.store_id", "chunk_files.file_id"],
-            name=op.f("fk_chunks_store_id"),
-            ondelete="CASCADE",
-        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_chunks")),
     )
-    op.create_index("ix_chunks_store_id_file_id_ordinal", "chunks", ["store_id", "file_id", "ordinal"])
+    op.create_index(
+        "ix_chunks_store_id_file_id_generation_ordinal", "chunks", ["store_id", "file_id", "generation", "ordinal"]
+    )
     op.create_table(
         "chunk_vectors",
         _number("chunk_id"),

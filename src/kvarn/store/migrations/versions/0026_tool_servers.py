@@ -7,7 +7,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "0026"
-down_revision = "0024"
+down_revision = "0025"
 
 _TABLE = "tool_servers"
 _JSON = sa.JSON().with_variant(postgresql.JSONB(), "postgresql")

@@ -18,6 +18,7 @@ from kvarn.store.repositories import chunks
 from kvarn.store.repositories.queries import insert, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES
 
+DAY_S = 24 * 3600
 MAX_FILES = 10_000
 """Files of one vector store."""
 
@@ -41,23 +42,34 @@ async def read_sizes(store: Store, owner: Owner, attachments: Sequence[Attachmen
         return ROW_BYTES * len(ids) + (int(await session.scalar(query) or 0) if ids else 0)
 
 
+async def lock_files(
+    session: AsyncSession, owner: Owner, attachments: Sequence[Attachment], now: int
+) -> dict[str, File]:
+    """The files to put into a store, which nobody deletes before the transaction's end. Raises `NotFoundError` where
+    one is not there."""
+    ids = [each.file_id for each in attachments]
+    query = _visible(owner, now).where(File.id.in_(ids)).order_by(File.id).with_for_update(read=True)
+    files = {file.id: file for file in await session.scalars(query)} if ids else {}
+    for file_id in ids:
+        if file_id not in files:
+            raise NotFoundError(f"There is no file {file_id[:80]!r}.")
+    return files
+
+
 async def attach(
     session: AsyncSession,
     owner: Owner,
     row: VectorStore,
+    files: Mapping[str, File],
     attachments: Sequence[Attachment],
     now: int,
     batch_id: str | None = None,
 ) -> None:
-    """Queue files for ingestion. One that is in the store already is ingested anew, and found as it was until then.
-    Raises `NotFoundError` where a file is not there, `ConflictError` where there would be more than `MAX_FILES`."""
+    """Queue locked files for ingestion. One that is in the store already is ingested anew, and found as it was until
+    then. Raises `ConflictError` where there would be more than `MAX_FILES`."""
     by_id = {each.file_id: each for each in attachments}
     if not by_id:
         return
-    found = await session.scalars(_visible(owner, now).where(File.id.in_(by_id)))
-    files = {file.id: file for file in found}
-    for file_id in by_id.keys() - files.keys():
-        raise NotFoundError(f"There is no file {file_id[:80]!r}.")
     there = set(await session.scalars(select(VectorStoreFile.file_id).where(VectorStoreFile.store_id == row.id)))
     if len(there | by_id.keys()) > MAX_FILES:
         raise ConflictError(f"A vector store has at most {MAX_FILES} files: make another one.")
@@ -67,7 +79,7 @@ async def attach(
         await chunks.put_file(
             session, owner, row.id, file_id, filename=name, attributes=each.attributes, readers=each.readers
         )
-    row.last_active_at = now
+    row.last_active_at, row.expires_at = now, expiry(now, row.expires_after_days)
     row.counted_bytes += ROW_BYTES * len(by_id.keys() - there)
 
 
@@ -93,6 +105,10 @@ def _queued(file: File, attachment: Attachment, now: int) -> dict[str, Any]:
         "max_tokens": attachment.max_tokens,
         "overlap_tokens": attachment.overlap_tokens,
     }
+
+
+def expiry(since: int, days: int | None) -> int | None:
+    return None if days is None else since + days * DAY_S
 
 
 def _visible(owner: Owner, now: float) -> Select[File]:

@@ -3,6 +3,8 @@ them.
 
 A cached prompt is found under a salt that has its project's `cache_generation` in it: with the next one no prompt finds
 what was cached before, in no engine and no tier, and it goes when it is the least recently used.
+
+Rows are locked in one order, here and by all that changes stores: uploaded files, stores, their files, chunks.
 """
 
 from __future__ import annotations
@@ -26,6 +28,10 @@ _AT_ONCE = 25
 
 async def remove_files(session: AsyncSession, condition: Condition, now: int) -> None:
     """Take files out of their vector stores; a job that ingests one finds nothing any more to add to."""
+    having = select(VectorStoreFile.store_id).where(condition)
+    ordered = select(VectorStore.id).where(VectorStore.id.in_(having)).order_by(VectorStore.id)
+    if not (await session.scalars(ordered.with_for_update())).all():
+        return
     columns = VectorStoreFile.store_id, VectorStoreFile.file_id, VectorStoreFile.usage_bytes, VectorStoreFile.quoted_at
     found = (await session.execute(select(*columns, *_OWNER).join(VectorStore, _OF_STORE).where(condition))).all()
     freed, quoted = Counter[str](), set[Owner]()

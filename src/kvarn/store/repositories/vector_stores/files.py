@@ -17,7 +17,7 @@ from kvarn.store.repositories import chunks
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_one, find_owned, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, storing
-from kvarn.store.repositories.vector_stores.attachments import Attachment, attach, read_sizes
+from kvarn.store.repositories.vector_stores.attachments import Attachment, attach, lock_files, read_sizes
 from kvarn.store.repositories.vector_stores.deletion import remove_files
 from kvarn.store.repositories.vector_stores.stores import FileSums, find_store, sum_files
 
@@ -56,11 +56,13 @@ async def _add(
         await find_store(session, owner, store_id)
     size = await read_sizes(store, owner, attachments)
     async with storing(store, owner.organization_id, size) as session:
+        now = int(store.now())
+        files = await lock_files(session, owner, attachments, now)
         row = await find_store(session, owner, store_id, to_change=True)
         if batch is not None:
             session.add(batch)
             row.counted_bytes += ROW_BYTES
-        await attach(session, owner, row, attachments, int(store.now()), None if batch is None else batch.id)
+        await attach(session, owner, row, files, attachments, now, None if batch is None else batch.id)
 
 
 async def read_file(store: Store, owner: Owner, store_id: str, file_id: str) -> VectorStoreFile:

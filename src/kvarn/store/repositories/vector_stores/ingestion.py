@@ -97,6 +97,7 @@ async def finish_file(
     }
     before = select(VectorStoreFile.usage_bytes).where(_is(*key)).with_for_update()
     async with store.transaction() as session:
+        await session.execute(select(VectorStore.id).where(VectorStore.id == key[0]).with_for_update())
         old = await session.scalar(before) or 0
         if await session.scalar(_mine(holder, key).values(done).returning(VectorStoreFile.file_id)) is None:
             return False

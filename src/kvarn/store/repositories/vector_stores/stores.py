@@ -19,10 +19,9 @@ from kvarn.store.owner import Owner
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_one, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes, storing
-from kvarn.store.repositories.vector_stores.attachments import Attachment, attach, read_sizes
+from kvarn.store.repositories.vector_stores.attachments import DAY_S, Attachment, attach, expiry, lock_files, read_sizes
 from kvarn.store.repositories.vector_stores.deletion import hide_stores
 
-DAY_S = 24 * 3600
 _NOTE_EVERY_S = 60
 """Seconds within which uses of a store are one: not each search is to write."""
 
@@ -62,14 +61,15 @@ async def create_store(
         created_at=now,
         last_active_at=now,
         expires_after_days=expires_after_days,
-        expires_at=_expiry(now, expires_after_days),
+        expires_at=expiry(now, expires_after_days),
         **fields,
     )
     size = counted + await read_sizes(store, owner, attachments)
     async with storing(store, owner.organization_id, size) as session:
+        files = await lock_files(session, owner, attachments, now)
         session.add(row)
         await session.flush()
-        await attach(session, owner, row, attachments, now)
+        await attach(session, owner, row, files, attachments, now)
     return await read_store(store, owner, row.id)
 
 
@@ -94,7 +94,7 @@ async def update_store(store: Store, owner: Owner, store_id: str, changes: Mappi
         for column, value in changes.items():
             setattr(row, column, value)
         row.last_active_at = int(store.now())
-        row.expires_at = _expiry(row.last_active_at, row.expires_after_days)
+        row.expires_at = expiry(row.last_active_at, row.expires_after_days)
     return await read_store(store, owner, store_id)
 
 
@@ -150,7 +150,3 @@ async def sum_files(
 
 def _visible(owner: Owner) -> Select[VectorStore]:
     return owned_by(owner, VectorStore).where(~VectorStore.hidden)
-
-
-def _expiry(since: int, days: int | None) -> int | None:
-    return None if days is None else since + days * DAY_S

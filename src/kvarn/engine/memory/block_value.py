@@ -1,14 +1,14 @@
-"""Eviction by worth.
+"""Eviction by value.
 
-The worth of a block is what it would take to compute it again, times the probability that it is asked for before it
+The value of a block is what it would take to compute it again, times the probability that it is asked for before it
 would be evicted anyway. It falls with time: nothing is kept for good, and where all is dear the cheapest goes.
 
     spent      leaves of paths that nobody will come back to                    first of all
     ordinary   leaves of requests without a session, common parts, adapters     oldest first, as LRU has it
-    kept       leaves of sessions' paths                                        the least worth of those looked at
+    kept       leaves of sessions' paths                                        the least valuable of those looked at
 
-A *leaf* is an idle block that no cached block follows. Only leaves go, and what was before one is a leaf then. Worth
-changes with time for each session in its own way, so no order of it lasts. Instead of looking at all, the first
+A *leaf* is an idle block that no cached block follows. Only leaves go, and what was before one is a leaf then. The
+value changes with time for each session in its own way, so no order of it lasts. Instead of looking at all, the first
 eviction at each moment looks at the next `LOOKS` of them in rotation: with fewer than that the choice is exact.
 """
 
@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from kvarn.costs.step_times import pairs
+from kvarn.engine.errors import IntegrityError
 from kvarn.engine.memory.prefix_cache import PrefixNode
 from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.sessions.branch import Branch
@@ -53,8 +54,8 @@ class RecomputeCosts:
         return min(computed, self._tiers.transfer_s + far_s)
 
 
-class ByWorth:
-    """The block that is worth least.
+class ByValue:
+    """Evicts the block of the least value.
 
     Args:
         nodes: The prefix cache's node of each of its blocks; blocks without one hold adapters.
@@ -69,7 +70,7 @@ class ByWorth:
         self._spent: dict[int, None] = {}
         self._ordinary: list[tuple[int, int]] = []  # heap of (number of its release, block); some are idle no more
         self._kept: OrderedDict[int, None] = OrderedDict()
-        self._cheapest: list[tuple[float, int, int]] = []  # heap of (worth, number, block), as of `_as_of_s`
+        self._cheapest: list[tuple[float, int, int]] = []  # heap of (value, number, block), as of `_as_of_s`
         self._as_of_s = -1.0
         self._looked = 0
         self._evictions, self._evicted_s = 0.0, 0.0
@@ -100,7 +101,7 @@ class ByWorth:
         if parent is not None and not parent.children and parent.block in self._idle:
             self._add_leaf(parent.block, parent)
             if parent.block in self._kept:
-                heapq.heappush(self._cheapest, (self.worth(parent.block), self._idle[parent.block][0], parent.block))
+                heapq.heappush(self._cheapest, (self.value(parent.block), self._idle[parent.block][0], parent.block))
 
     def spend(self, node: PrefixNode) -> None:
         if self._kept.pop(node.block, self) is None:
@@ -116,14 +117,21 @@ class ByWorth:
             return next(iter(self._spent))
         if now != self._as_of_s:
             self._look_anew(now)
-        oldest, cheapest = self._oldest(), self._least_worth()
+        oldest, cheapest = self._oldest(), self._least_valued()
         if oldest is None or cheapest is None:
             chosen = oldest if cheapest is None else cheapest[1]
         else:
-            chosen = oldest if self.worth(oldest) <= cheapest[0] else cheapest[1]
+            chosen = oldest if self.value(oldest) <= cheapest[0] else cheapest[1]
         if chosen is not None:
             self._count(chosen, now)
         return chosen
+
+    def check_integrity(self) -> None:
+        nodes = ((block, self._nodes.get(block)) for block in self._idle)
+        leaves = [block for block, node in nodes if node is None or not node.children]
+        ordinary = {block for number, block in self._ordinary if self._is_current(number, block)}
+        if sorted([*self._spent, *self._kept, *ordinary]) != sorted(leaves):
+            raise IntegrityError("an idle block that could go is in no order, or in two")
 
     def _add_leaf(self, block: int, node: PrefixNode | None) -> None:
         branch = Branch.ONCE if node is None or node.branch is None else node.branch
@@ -155,7 +163,7 @@ class ByWorth:
             heapq.heappop(heap)
         return heap[0][1] if heap else None
 
-    def _least_worth(self) -> tuple[float, int] | None:
+    def _least_valued(self) -> tuple[float, int] | None:
         """The least of those looked at, where some of them are left; more are looked at when half of them are gone."""
         heap = self._cheapest
         while heap and not (heap[0][2] in self._kept and self._is_current(*heap[0][1:])):
@@ -164,11 +172,11 @@ class ByWorth:
             for _ in range(min(LOOKS, len(self._kept) - self._looked)):
                 block = next(iter(self._kept))
                 self._kept.move_to_end(block)
-                heapq.heappush(heap, (self.worth(block), self._idle[block][0], block))
+                heapq.heappush(heap, (self.value(block), self._idle[block][0], block))
                 self._looked += 1
         return (heap[0][0], heap[0][2]) if heap else None
 
-    def worth(self, block: int) -> float:
+    def value(self, block: int) -> float:
         node = self._nodes.get(block)
         branch = Branch.COMMON if node is None else node.branch or Branch.ONCE
         estimate = self._estimates.get(branch)
