@@ -19,7 +19,7 @@ from recipes.rerank.passages import Passage
 from recipes.rerank.queries import Pair, make_pair
 from transformers import AutoModel, AutoTokenizer
 
-NEAR, RANDOM = 4, 1
+NEAR, RANDOM = 3, 1
 """Other passages of a group: near ones, and ones drawn by chance."""
 _LOOKED_AT = 30
 

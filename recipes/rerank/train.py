@@ -19,11 +19,11 @@ from recipes.rerank.passages import read_passages
 from tokenizers import Tokenizer
 from transformers import BertForSequenceClassification
 
-LONGEST = 160
+LONGEST = 96
 """Tokens of a pair in training; the model takes 512."""
 BATCH = 16
 """Groups of a step."""
-RATE = 2e-4
+RATE = 3e-4
 TEACHER, LABEL = 14.0, 3.0
 """Weights of the teacher's similarity and of the label in the target of a group."""
 SEED = 1
@@ -103,26 +103,30 @@ def train(model: BertForSequenceClassification, tokenizer: Tokenizer, groups: li
             total = 0.0
 
 
+def write_groups(path: Path, count: int) -> None:
+    """Make groups of so many passages, and of some that training never sees."""
+    passages = read_passages()
+    seen = [passage for passage in passages if not passage.held_out]
+    held = [passage for passage in passages if passage.held_out][::3]
+    teacher = Teacher()
+    known = make_groups(random.Random(SEED).sample(seen, count), teacher, SEED)
+    unseen = make_groups(held, teacher, SEED + 1)
+    path.write_text(json.dumps([[[g.query, g.passages, g.similarities] for g in part] for part in (known, unseen)]))
+
+
 def main() -> None:
     """Make the groups, train, write the model and its tokenizer."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--passages", type=int, default=8000)
+    parser.add_argument("--minutes", type=float, default=24)
+    parser.add_argument("--passages", type=int, default=5000)
     parser.add_argument("--work", type=Path, default=Path("recipes/rerank/out"))
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    passages = read_passages()
-    held = [passage for passage in passages if passage.held_out][::3]
-    seen = [passage for passage in passages if not passage.held_out]
-    tokenizer, kept = small_tokenizer([passage.text for passage in seen])
-    teacher = Teacher()
     made = options.work / "groups.json"
-    if made.exists():
-        known, unseen = ([Group(*each) for each in part] for part in json.loads(made.read_text()))
-    else:
-        known = make_groups(random.Random(SEED).sample(seen, options.passages), teacher, SEED)
-        unseen = make_groups(held, teacher, SEED + 1)
-        made.write_text(json.dumps([[[g.query, g.passages, g.similarities] for g in part] for part in (known, unseen)]))
+    if not made.exists():
+        write_groups(made, options.passages)
+    known, unseen = ([Group(*each) for each in part] for part in json.loads(made.read_text()))
+    tokenizer, kept = small_tokenizer([passage for group in known for passage in group.passages])
     print(f"{len(known)} groups to train on, {len(unseen)} held out", flush=True)
     model = small_model(kept)
     train(model, tokenizer, known, options.minutes)
