@@ -3,7 +3,8 @@
     python -m benchmarks.retrieval                                       all sets
     python -m benchmarks.retrieval --sets docs generated --questions 100
 
-Debian's packages are downloaded (4 MB) into the cache the first time; `docs` and `generated` need no network.
+Debian's packages are downloaded (4 MB) into the cache the first time, and vectors are kept there; `docs` and `generated`
+need no network.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benchmarks.retrieval.debian import PACKAGES, read_package
 from benchmarks.retrieval.generated import generate
 from benchmarks.retrieval.measures import ndcg, recall, reciprocal_rank
 from benchmarks.retrieval.sets import JudgedSet, read_docs
-from benchmarks.retrieval.systems import SYSTEMS, Encoder, System, build, gains_of
+from benchmarks.retrieval.systems import SYSTEMS, Encoder, RememberedVectors, System, build, gains_of
 from kvarn.text.checkpoint import SMALL_EMBEDDER
 
 RERANKER = "kvarn-demo-rerank"
@@ -33,15 +34,16 @@ _SETS = ("docs", "generated", *PACKAGES)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", nargs="+", choices=_SETS, default=_SETS)
-    parser.add_argument("--questions", type=int, default=300, help="of a set, at most")
-    parser.add_argument("--pages", type=int, default=600, help="of a generated or downloaded set, at most")
+    parser.add_argument("--questions", type=int, default=201, help="of a set, at most")
+    parser.add_argument("--pages", type=int, default=300, help="of a generated or downloaded set, at most")
     parser.add_argument("--tokens", type=int, default=200, help="of a chunk")
     parser.add_argument("--overlap", type=int, default=50)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     parser.add_argument("--reranker", default=RERANKER, help="a packaged model or a directory")
-    parser.add_argument("--cache", type=Path, default=Path("~/.cache/kvarn-bench/debian").expanduser())
+    parser.add_argument("--cache", type=Path, default=Path("~/.cache/kvarn-bench/retrieval").expanduser())
     options = parser.parse_args()
-    embedder, reranker = Encoder(SMALL_EMBEDDER), Encoder(options.reranker)
+    embedder = RememberedVectors(SMALL_EMBEDDER, options.cache / "vectors.npz")
+    reranker = Encoder(options.reranker) if "hybrid + rerank" in options.systems else None
     for name in options.sets:
         judged = read_set(name, options.pages, options.questions, options.cache)
         asyncio.run(run(judged, embedder, reranker, options))
@@ -54,11 +56,14 @@ def read_set(name: str, pages: int, questions: int, cache: Path) -> JudgedSet:
     return generate(pages, questions) if name == "generated" else read_package(name, cache, questions, pages)
 
 
-async def run(judged: JudgedSet, embedder: Encoder, reranker: Encoder, options: argparse.Namespace) -> None:
+async def run(
+    judged: JudgedSet, embedder: RememberedVectors, reranker: Encoder | None, options: argparse.Namespace
+) -> None:
     with tempfile.TemporaryDirectory(prefix="kvarn-retrieval-") as folder:
         began = time.perf_counter()
         system = await build(judged, Path(folder), embedder, reranker, options.tokens, options.overlap)
         took = time.perf_counter() - began
+        embedder.save()
         sizes = f"{len(judged.pages)} pages, {len(system.places)} chunks, {len(judged.questions)} questions"
         print(f"\n{judged.name}: {sizes}; built in {took:.0f} s")
         print("| system | nDCG@10 | recall@10 | recall@50 | MRR@10 | p50 ms | p95 ms |")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,31 @@ class Encoder:
         starts = torch.tensor([0, *map(len, cut)]).cumsum(0).to(torch.int32)
         found: np.ndarray = self._model.encode(torch.tensor([token for row in cut for token in row]), starts).numpy()
         return found
+
+
+class RememberedVectors(Encoder):
+    """An embedding model whose vectors are kept in a file, so that another run of the benchmark need not compute them."""
+
+    def __init__(self, path: str, file: Path) -> None:
+        super().__init__(path)
+        self._file = file
+        self._known: dict[str, np.ndarray] = {}
+        if file.exists():
+            with np.load(file) as kept:
+                self._known = dict(zip(kept["keys"].tolist(), kept["vectors"], strict=True))
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        keys = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
+        new = [place for place, key in enumerate(keys) if key not in self._known]
+        for begin in range(0, len(new), 64):
+            places = new[begin : begin + 64]
+            vectors = super().embed([texts[place] for place in places])
+            self._known |= {keys[place]: vector for place, vector in zip(places, vectors, strict=True)}
+        return np.stack([self._known[key] for key in keys])
+
+    def save(self) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(self._file, keys=np.array(list(self._known)), vectors=np.stack(list(self._known.values())))
 
 
 class Embedders:

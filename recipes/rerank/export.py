@@ -61,10 +61,11 @@ def config_of(trained: dict[str, Any]) -> dict[str, Any]:
 def export(work: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     save_file(quantize(load_file(work / "model.safetensors")), out / "model.safetensors", {"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)
     config = config_of(json.loads((work / "config.json").read_text()))
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     Tokenizer.from_file(str(work / "tokenizer.json")).save(str(out / "tokenizer.json"), pretty=False)
-    special = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")}
     settings = {**special, "do_lower_case": True, "tokenizer_class": "BertTokenizer", "model_max_length": 512}
     (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
