@@ -3,8 +3,8 @@
     python -m benchmarks.retrieval                                       all sets
     python -m benchmarks.retrieval --sets docs generated --questions 100
 
-Debian's packages are downloaded (4 MB) into the cache the first time, and vectors are kept there; `docs` and `generated`
-need no network.
+Debian's packages are downloaded (4 MB) into the cache the first time, and vectors are kept there. `docs` and
+`generated` need no network.
 """
 
 from __future__ import annotations

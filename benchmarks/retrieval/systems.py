@@ -63,7 +63,7 @@ class Encoder:
 
 
 class RememberedVectors(Encoder):
-    """An embedding model whose vectors are kept in a file, so that another run of the benchmark need not compute them."""
+    """An embedding model whose vectors are kept in a file: another run of the benchmark need not compute them."""
 
     def __init__(self, path: str, file: Path) -> None:
         super().__init__(path)
