@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvarn.config.retrieval import RetrievalConfig
-from kvarn.retrieval.chunking import embedded_text
 from kvarn.retrieval.embedding import Embedders
 from kvarn.retrieval.filters import compile_filter
 from kvarn.retrieval.index.arrays import Array
@@ -199,7 +198,7 @@ class Retriever:
     ) -> list[_Candidate]:
         """The first candidates by the reranker's scores; the others are left out, for they have no such score."""
         first = candidates[: self._config.rerank_candidates]
-        texts = [embedded_text(_chunk(each.passage)) for each in first]
+        texts = [decoded(each.passage.text) for each in first]
         try:
             scores = await self._reranker.score(principal, model, query, texts)
         except RerankerAwayError as error:
@@ -282,7 +281,7 @@ def _new_chunks(chunks: Sequence[Chunk], vectors: Vectors | None) -> list[NewChu
             each.section,
             each.page,
             each.text,
-            pack_words(embedded_text(each)),
+            pack_words(each.text),
             v,
         )
         for each, v in zip(chunks, packed, strict=True)
