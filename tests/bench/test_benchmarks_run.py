@@ -48,6 +48,7 @@ SMOKE = {
     "state_changes": ("--rows 1000 --writers 2", r"\| backup \| \d.* 0 \|"),
     "step_overhead": ("--batches 2 --rounds 1 --steps 6", r"\d( +\d+){4,}"),
     "structured_output": ("--smoke", r"fast-forward: \d"),
+    "vector_search": ("--chunks 500 --searches 5", r"hybrid +p50 +\d"),
 }
 """What each is asked for, and the pattern of a figure that it prints; `overload`, `peers`, `rolling_replacement` and
 `schema_suite` have tests of their own."""
