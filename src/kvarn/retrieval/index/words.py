@@ -27,9 +27,9 @@ _UNSPACED += "\U00020000-\U0003ffff"
 _WORD = re.compile(f"(?P<unspaced>[{_UNSPACED}]+)|(?:(?![{_UNSPACED}])[^\\W_]|[{_SIGNS}])+")
 _ASCII_WORD = re.compile("[a-z0-9]+")
 _FUNCTION_WORDS = (
-    "a about after all also am an and any are as at be been but by can could did do does for from had has have how i if "
-    "in into is it its me my no not of on or our should so some such than that the their them then there these they "
-    "this those to was we were what when where which who whom why will with would you your"
+    "a about after all also am an and any are as at be been but by can could did do does for from had has have how i "
+    "if in into is it its me my no not of on or our should so some such than that the their them then there these "
+    "they this those to was we were what when where which who whom why will with would you your"
 )
 STOP_WORDS = frozenset(_FUNCTION_WORDS.split())
 """Words that tell what a sentence is, and not what it is about."""
