@@ -19,6 +19,7 @@ from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.arrivals import ArrivalMetrics
 from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.host import HostCollector
+from kvarn.observe.ingestion import IngestionMetrics
 from kvarn.observe.limits import LimitMetrics
 from kvarn.observe.merge import as_open_metrics
 from kvarn.observe.metrics import GatewayMetrics
@@ -40,6 +41,7 @@ def test_the_page_and_the_registry_agree() -> None:
         part(registry)
     ExportMetrics(registry)
     ToolMetrics(registry)
+    IngestionMetrics(registry)
     registry.register(HostCollector(PAGE.parent))
     KeeperMetrics(registry)
     StoreMetrics(registry, is_away=bool, is_read_only=bool)

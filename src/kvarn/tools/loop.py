@@ -22,6 +22,7 @@ from kvarn.answers.chat.answer import ChatRun
 from kvarn.answers.chat.operation import start_chat
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.record import RequestRecord
+from kvarn.answers.sessions import SessionHints
 from kvarn.answers.turn import Turn
 from kvarn.catalog.client_left import cancel_with_client
 from kvarn.clock import SYSTEM_CLOCK
@@ -114,6 +115,7 @@ class ToolLoop:
 
     async def start(self) -> ChatRun:
         """Ask the model for the first time. Raises as `start_chat` does."""
+        self.record.session = self.record.session.or_else(SessionHints(otherwise=self.record.id))
         self.chat = await self._ask(self._mode_after_limits() if self.early else "first")
         if (text := self.chat.model.served.text) is not None:
             self.quotations.markers = frozenset(text.tokenizer.markers)
@@ -139,7 +141,7 @@ class ToolLoop:
             yield early.begun
             yield early
         while True:
-            turn = TurnReader(self.offered.by_name, self.quotations.reader() if self.quotations.quotes else None)
+            turn = TurnReader(self.offered.by_name, self.quotations.reader())
             async with aclosing(chat.deltas) as deltas:
                 async for delta in deltas:
                     passed = turn.take(delta)
