@@ -333,6 +333,12 @@ class KvarnConfig(Section):
     """Form of the log: lines of `key=value` (`text`) or one JSON object a line (`json`)."""
 
     @model_validator(mode="after")
+    def _vectors_have_a_database(self) -> KvarnConfig:
+        if self.retrieval.index == "pgvector" and not (self.store.url or "").startswith("postgres"):
+            raise ValueError("retrieval.index is pgvector, which needs PostgreSQL: set store.url, or leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _names_are_unique(self) -> KvarnConfig:
         names = [model.name for model in self.models]
         every_name = [name for model in self.models for name in (model.name, *model.aliases)]

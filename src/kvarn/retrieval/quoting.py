@@ -127,7 +127,7 @@ def find_citations(answer: str, boundary: str, numbers: Collection[int]) -> list
 @functools.lru_cache(maxsize=64)
 def _marker_pattern(markers: frozenset[str]) -> re.Pattern[str]:
     own = any_of(marker for marker in markers if marker)
-    families = rf"(?=[<\[])(?:{_FAMILIES})"
+    families = rf"(?=[<\[])(?:{_FAMILIES})|functools(?=\[)"  # the latter: Phi's calls
     return _first_character_of(f"{own}|{families}" if own else families)
 
 

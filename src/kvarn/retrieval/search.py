@@ -12,40 +12,33 @@ A part that fails is left out, and the result says which.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from kvarn.config.retrieval import RetrievalConfig
+from kvarn.retrieval.chunking import embedded_text
 from kvarn.retrieval.embedding import Embedders
 from kvarn.retrieval.filters import compile_filter
 from kvarn.retrieval.index.arrays import Array
-from kvarn.retrieval.index.dense import ExactSearch, VectorSearch
 from kvarn.retrieval.index.ranking import Ranking, bm25, cap_by_source, diversify, fuse
 from kvarn.retrieval.index.segment import vectors_of
-from kvarn.retrieval.index.snapshots import Snapshots
 from kvarn.retrieval.index.views import MayRead, StoreView, view_of
-from kvarn.retrieval.index.words import pack_words, query_hashes
+from kvarn.retrieval.index.words import query_hashes
 from kvarn.retrieval.reranking import Reranker, RerankerAwayError
-from kvarn.retrieval.types import AttributeValue, Chunk, EmbedderAwayError, Hit, SearchResult, Vectors
+from kvarn.retrieval.stored_chunks import StoredChunks, chunk_of
+from kvarn.retrieval.types import EmbedderAwayError, Hit, SearchResult
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories import chunks as repository
-from kvarn.store.repositories.chunk_replacement import NewChunk, Replacement
-from kvarn.store.repositories.chunks import FileState, Passage, decoded
-
-ResultT = TypeVar("ResultT")
+from kvarn.store.repositories.chunks import FileState, Passage
 
 MAX_QUERIES = 32
-_MIB = 1 << 20
-_THREADS = 2
-_MANY = 4096
-"""Rows of which a ranking takes longer than a thread takes to begin."""
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,76 +47,14 @@ class _Candidate:
     score: float
 
 
-class Retriever:
-    """The chunks of vector stores, and searches of them: a `ChunkIndex`. `folder`: place of the indexes' files."""
+class Retriever(StoredChunks):
+    """Searches of vector stores, beside their chunks: a `ChunkIndex`."""
 
     def __init__(
         self, store: Store, config: RetrievalConfig, folder: Path, embedders: Embedders, reranker: Reranker
     ) -> None:
-        self._store = store
-        self._config = config
-        self.embedders = embedders
+        super().__init__(store, config, folder, embedders)
         self._reranker = reranker
-        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="retrieval")
-        self._vectors: VectorSearch = ExactSearch(self._executor, config.memory_mib * _MIB)
-        self._snapshots = Snapshots(
-            store, folder, self._executor, config.memory_mib * _MIB, vectors=self._vectors.in_segments
-        )
-
-    def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
-    async def put_file(
-        self,
-        owner: Owner,
-        store_id: str,
-        file_id: str,
-        *,
-        filename: str,
-        attributes: Mapping[str, AttributeValue],
-        readers: Sequence[str] | None = None,
-    ) -> None:
-        async with self._store.transaction() as session:
-            await repository.put_file(
-                session, owner, store_id, file_id, filename=filename, attributes=attributes, readers=readers
-            )
-
-    async def replace_file(
-        self,
-        owner: Owner,
-        store_id: str,
-        file_id: str,
-        chunks: Sequence[Chunk],
-        vectors: Vectors | None,
-        *,
-        embedder: str,
-        version: str,
-    ) -> None:
-        new = await self._run(_MANY, lambda: _new_chunks(chunks, vectors))
-        place = store_id, file_id
-        await Replacement(self._store, owner, *place, new, embedder=embedder, version=version).run()
-
-    async def read_file(self, owner: Owner, store_id: str, file_id: str) -> Sequence[Chunk]:
-        passages = await repository.read_file_passages(self._store, owner, store_id, file_id)
-        return [_chunk(each) for each in passages]
-
-    async def remove_file(self, owner: Owner, store_id: str, file_id: str) -> None:
-        async with self._store.transaction() as session:
-            await repository.remove_file(session, owner, store_id, file_id)
-        await repository.delete_chunks(self._store, store_id, file_id)
-
-    async def sweep(self) -> None:
-        """Delete chunks that no store has any more: of organisations that were deleted, and of deletions that were
-        interrupted. One process does it now and then."""
-        await repository.delete_lost_chunks(self._store)
-
-    async def remove_store(self, owner: Owner, store_id: str) -> None:
-        """Remove a store's chunks, its indexes, and the vectors of queries that its project has asked."""
-        known = await repository.read_stores(self._store, owner, [store_id])
-        await repository.remove_store(self._store, owner, store_id)
-        self.embedders.forget(owner)
-        if known:
-            await self._snapshots.drop(store_id)
 
     async def search(
         self,
@@ -141,23 +72,37 @@ class Retriever:
         may_read = _may_read(filters, readers)
         model = self._reranker.choose(principal, ranker)
         asked = [query for query in dict.fromkeys(queries[:MAX_QUERIES]) if query.strip()]
-        states = await repository.read_stores(self._store, principal.owner, store_ids)
-        found = await asyncio.gather(*[self._snapshots.get(state) for state in states])
-        snapshots = [snapshot for snapshot in found if snapshot is not None]
-        files = 0 if may_read is None else sum(len(snapshot.files) for snapshot in snapshots)
-        stores = await self._run(files, lambda: [view_of(snapshot, may_read) for snapshot in snapshots])
-        degraded: list[str] = []
-        words, vectors = await asyncio.gather(
-            self._rank_words(stores, asked), self._rank_vectors(principal, stores, asked, degraded)
-        )
-        rankings = [ranking for ranking in (*words, *vectors) if ranking]
-        fused = fuse(rankings, self._depth(max_results, model))
-        candidates = await self._read(principal.owner, fused)
+        if not asked:
+            return SearchResult(())
+        depth = self._depth(max_results, model)
+        for _ in range(_TRIES):
+            degraded: list[str] = []
+            stores = await self._view(principal.owner, store_ids, may_read)
+            fused = await self._rank(principal, stores, asked, depth, degraded)
+            candidates = await self._read(principal.owner, fused)
+            if len(candidates) == len(fused):
+                break  # else files were replaced or removed meanwhile
         if model is not None and candidates:
             candidates = await self._rerank(principal, model, " ".join(asked), candidates, degraded)
         candidates = [each for each in candidates if each.score >= score_threshold]
         chosen = await self._choose(candidates, stores, max_results)
         return SearchResult(tuple(map(_hit, chosen)), tuple(dict.fromkeys(degraded)))
+
+    async def _view(self, owner: Owner, store_ids: Sequence[str], may_read: MayRead | None) -> list[StoreView]:
+        """Parts of the stores that a search may see, as they are now."""
+        states = await repository.read_stores(self._store, owner, store_ids)
+        found = await asyncio.gather(*[self._snapshots.get(state) for state in states])
+        snapshots = [snapshot for snapshot in found if snapshot is not None]
+        files = 0 if may_read is None else sum(len(snapshot.files) for snapshot in snapshots)
+        return await self._run(files, lambda: [view_of(snapshot, may_read) for snapshot in snapshots])
+
+    async def _rank(
+        self, principal: Principal, stores: Sequence[StoreView], queries: Sequence[str], depth: int, degraded: list[str]
+    ) -> Ranking:
+        words, vectors = await asyncio.gather(
+            self._rank_words(stores, queries), self._rank_vectors(principal, stores, queries, degraded)
+        )
+        return fuse([ranking for ranking in (*words, *vectors) if ranking], depth)
 
     def _depth(self, max_results: int, model: str | None) -> int:
         more = 2 * max_results if self._config.diversity or self._config.max_chunks_per_file else max_results
@@ -198,7 +143,7 @@ class Retriever:
     ) -> list[_Candidate]:
         """The first candidates by the reranker's scores; the others are left out, for they have no such score."""
         first = candidates[: self._config.rerank_candidates]
-        texts = [decoded(each.passage.text) for each in first]
+        texts = [embedded_text(chunk_of(each.passage)) for each in first]
         try:
             scores = await self._reranker.score(principal, model, query, texts)
         except RerankerAwayError as error:
@@ -239,12 +184,6 @@ class Retriever:
                 parts.append(np.stack([found.get(each.passage.id, none) for each in candidates]).astype(np.float32))
         return np.concatenate(parts, axis=1) if parts else np.zeros((len(candidates), 1), np.float32)
 
-    async def _run(self, size: int, work: Callable[[], ResultT]) -> ResultT:
-        """Do work on so many rows: here where it takes less than to hand it to a thread."""
-        if size < _MANY:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-
 
 def _may_read(filters: Mapping[str, Any] | None, readers: frozenset[str] | None) -> MayRead | None:
     passes = None if filters is None else compile_filter(filters)
@@ -270,37 +209,7 @@ def _without_vectors(stores: Sequence[StoreView], identity: str) -> list[str]:
     return found
 
 
-def _new_chunks(chunks: Sequence[Chunk], vectors: Vectors | None) -> list[NewChunk]:
-    packed = [None] * len(chunks) if vectors is None else [each.astype("<f2").tobytes() for each in vectors]
-    return [
-        NewChunk(
-            each.ordinal,
-            each.start,
-            each.end,
-            each.tokens,
-            each.section,
-            each.page,
-            each.text,
-            pack_words(each.text),
-            v,
-        )
-        for each, v in zip(chunks, packed, strict=True)
-    ]
-
-
-def _chunk(passage: Passage) -> Chunk:
-    return Chunk(
-        passage.ordinal,
-        passage.start,
-        passage.end,
-        decoded(passage.text),
-        passage.tokens,
-        decoded(passage.section),
-        passage.page,
-    )
-
-
 def _hit(candidate: _Candidate) -> Hit:
     passage = candidate.passage
     score = round(min(1.0, max(0.0, candidate.score)), 6)
-    return Hit(passage.store_id, passage.file_id, passage.filename, _chunk(passage), score, passage.attributes)
+    return Hit(passage.store_id, passage.file_id, passage.filename, chunk_of(passage), score, passage.attributes)

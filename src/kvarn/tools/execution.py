@@ -155,8 +155,8 @@ def cut(text: str, max_bytes: int) -> tuple[str, bool]:
 
 
 def texts_of(result: ToolResult, name: str, max_bytes: int) -> tuple[list[str], list[str], list[Quote]]:
-    """What the model is shown of a result, before it is quoted: texts, their sources, and the quotes among them, which
-    are the last. What is longer than `max_bytes` together is cut off, and says so."""
+    """Texts that the model is shown of a result, before they are quoted, with their sources, and the quotes among them,
+    which are the last. What is longer than `max_bytes` together is cut off, and says so."""
     pairs: list[tuple[str, str, Quote | None]] = [
         (each.text, f"{each.filename} {each.url}".rstrip(), each) for each in result.quotes
     ]

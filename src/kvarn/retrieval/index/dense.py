@@ -31,6 +31,8 @@ class VectorSearch(Protocol):
         """Whether segments need to hold the vectors."""
         ...
 
+    def close(self) -> None: ...
+
     async def nearest(self, stores: Sequence[StoreView], queries: Array, count: int) -> list[Ranking]:
         """A ranking by cosine for each query (float32 [q, d], of length 1) among the rows of the views."""
         ...
@@ -74,6 +76,9 @@ class ExactSearch:
     def __init__(self, executor: Executor, max_bytes: int) -> None:
         self._executor = executor
         self._copies = FloatVectors(max_bytes)
+
+    def close(self) -> None:
+        return
 
     async def nearest(self, stores: Sequence[StoreView], queries: Array, count: int) -> list[Ranking]:
         views = [view for store in stores for view in store.views]

@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,11 @@ _ROWS = 2000
 """Chunks read from the database at once."""
 _NAMES = 500
 """Files named in one query."""
+_TRIES = 3
+_PORTION = 20_000
+"""Chunks that are made a segment at once: some 100 MB while that is done."""
+_MOST_ROWS = 100_000
+"""Rows of a segment at most: to merge them takes a second and 500 MB."""
 _FILE_ROWS = 1000
 """A smaller segment is not written to a file: to make it again takes less."""
 
@@ -54,11 +59,11 @@ class Snapshots:
         self._locks = defaultdict[str, asyncio.Lock](asyncio.Lock)
 
     async def get(self, state: StoreState) -> Snapshot | None:
-        """A store's snapshot, at the given revision or a later one. None: the store has gone. Raises
+        """A store's snapshot, at the given revision or as it is now. None: the store has gone. Raises
         `StoreAwayError`."""
         async with self._locks[state.store_id]:
             held = self._held.get(state.store_id)
-            if held is None or held.state.revision < state.revision:
+            if held is None or held.state.revision != state.revision:
                 held = await self._update(state.store_id, held)
         if held is None:
             await self.drop(state.store_id)
@@ -80,6 +85,15 @@ class Snapshots:
             used -= self._held.popitem(last=False)[1].nbytes
 
     async def _update(self, store_id: str, held: Snapshot | None) -> Snapshot | None:
+        """The snapshot of a store as it is now. Where files change while they are read, it is made once more; in the
+        end those that still do are left out."""
+        for _ in range(_TRIES):
+            held = await self._updated(store_id, held)
+            if held is None or sum(np.count_nonzero(each) for each in held.alive) == held.chunks:
+                break
+        return held
+
+    async def _updated(self, store_id: str, held: Snapshot | None) -> Snapshot | None:
         state, files = await read_files(self._store, store_id)
         if state is None:
             return None
@@ -91,8 +105,10 @@ class Snapshots:
             segments = list(held.segments)
         known = {(each.file_id, each.revision) for segment in segments for each in segment.files}
         missing = [each for each in files if (each.file_id, each.revision) not in known]
-        chunks = await self._read_chunks(store_id, missing, embedder)
-        return await self._run(partial(self._assemble, state, by_id, segments, missing, chunks, embedder))
+        for portion in _portions(missing):
+            chunks = await self._read_chunks(store_id, portion, embedder)
+            segments += await self._run(partial(_segments_of, portion, chunks, embedder))
+        return await self._run(partial(self._assemble, state, by_id, segments))
 
     async def _read_chunks(self, store_id: str, files: Sequence[FileState], embedder: str) -> list[IndexedChunk]:
         found: list[IndexedChunk] = []
@@ -109,30 +125,9 @@ class Snapshots:
                 after = part[-1].id
         return found
 
-    def _assemble(
-        self,
-        state: StoreState,
-        files: Mapping[str, FileState],
-        segments: list[Segment],
-        missing: Sequence[FileState],
-        chunks: Sequence[IndexedChunk],
-        embedder: str,
-    ) -> Snapshot:
-        """A snapshot of the segments that are there and of what was read. A file that changed while it was read is left
-        out: the next revision has it."""
-        counts: defaultdict[str, int] = defaultdict(int)
-        for each in chunks:
-            counts[each.file_id] += 1
-        whole = {each.file_id for each in missing if counts[each.file_id] == each.chunks}
-        if whole:
-            versions = [FileVersion(each.file_id, each.revision) for each in missing if each.file_id in whole]
-            read = sorted((each for each in chunks if each.file_id in whole), key=lambda each: each.id)
-            segments = [*segments, make_segment(versions, read, embedder)]
-        merged = _merge(segments, files)
-        alive = [_alive(segment, files) for segment in merged]
-        if merged != segments or whole:
-            self._write_files(state.store_id, merged)
-        return Snapshot(state, files, merged, alive)
+    def _assemble(self, state: StoreState, files: Mapping[str, FileState], segments: Sequence[Segment]) -> Snapshot:
+        merged = self._in_files(state.store_id, _merge(segments, files))
+        return Snapshot(state, files, merged, [_alive(segment, files) for segment in merged])
 
     def _read_files(self, store_id: str, files: Mapping[str, FileState], embedder: str) -> list[Segment]:
         """The segments that another process, or this one before it was restarted, has left; no file twice."""
@@ -154,18 +149,22 @@ class Snapshots:
                 taken.update(segment.files)
         return chosen
 
-    def _write_files(self, store_id: str, segments: Collection[Segment]) -> None:
-        """Write what is large, and delete what is not used here any more: who has it mapped keeps it."""
+    def _in_files(self, store_id: str, segments: Sequence[Segment]) -> list[Segment]:
+        """The same segments, of which the large ones are written and mapped. What is not used here any more is deleted:
+        who has it mapped keeps it."""
         folder = self._folder_of(store_id)
         names = {f"{each.name}{SUFFIX}": each for each in segments if each.size >= _FILE_ROWS}
         try:
             present = {path.name for path in self._paths(store_id)}
-            for name in names.keys() - present:
-                names[name].write(folder)
-            for name in present - names.keys():
-                (folder / name).unlink(missing_ok=True)
+            mapped = {id(names[name]): read_segment(names[name].write(folder)) for name in names.keys() - present}
+            used = {name.removesuffix(SUFFIX) for name in names}
+            for path in folder.glob("[!.]*"):  # files that are being written begin with a dot
+                if path.stem not in used:
+                    path.unlink(missing_ok=True)
         except OSError as error:
             _log.warning("an index is kept in memory only: %s", error)
+            return list(segments)
+        return [mapped.get(id(each), each) for each in segments]
 
     def _paths(self, store_id: str) -> list[Path]:
         return sorted(self._folder_of(store_id).glob(f"*{SUFFIX}"))
@@ -177,6 +176,28 @@ class Snapshots:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
+def _portions(files: Sequence[FileState]) -> Iterator[list[FileState]]:
+    """Files in portions of about so many chunks that are read at once."""
+    portion: list[FileState] = []
+    for each in files:
+        portion.append(each)
+        if sum(file.chunks for file in portion) >= _PORTION:
+            yield portion
+            portion = []
+    if portion:
+        yield portion
+
+
+def _segments_of(files: Sequence[FileState], chunks: Sequence[IndexedChunk], embedder: str) -> list[Segment]:
+    """A segment of the files that were read whole; those that changed meanwhile are left out. None where there are no
+    others."""
+    counts = Counter(each.file_id for each in chunks)
+    whole = [FileVersion(each.file_id, each.revision) for each in files if counts[each.file_id] == each.chunks]
+    names = {each.file_id for each in whole}
+    read = sorted((each for each in chunks if each.file_id in names), key=lambda each: each.id)
+    return [make_segment(whole, read, embedder)] if whole else []
+
+
 def _alive(segment: Segment, files: Mapping[str, FileState]) -> Array:
     """Rows of the files that are in the state in which the segment has them."""
     current = [each.file_id in files and files[each.file_id].revision == each.revision for each in segment.files]
@@ -184,7 +205,8 @@ def _alive(segment: Segment, files: Mapping[str, FileState]) -> Array:
 
 
 def _merge(segments: Sequence[Segment], files: Mapping[str, FileState]) -> list[Segment]:
-    """Segments of which each is less than half the size of the one before; what is mostly dead is made smaller."""
+    """Segments of which each is less than half the size of the one before, or joins no other without growing too large;
+    what is mostly dead is made smaller."""
     merged: list[tuple[Segment, Array]] = []
     for segment in sorted(segments, key=lambda each: (-each.size, each.name)):
         alive = _alive(segment, files)
@@ -205,6 +227,7 @@ def _merge(segments: Sequence[Segment], files: Mapping[str, FileState]) -> list[
 
 
 def _too_near(merged: Sequence[tuple[Segment, Array]]) -> int | None:
-    """Place of the last segment that is half as large as the one before, or larger."""
-    sizes = [segment.size for segment, _ in merged]
-    return next((i for i in range(len(sizes) - 1, 0, -1) if 2 * sizes[i] >= sizes[i - 1]), None)
+    """Place of the last segment that is half as large as the one before, or larger, of those that may be joined."""
+    sizes = [int(np.count_nonzero(alive)) for _, alive in merged]
+    near = (i for i in range(len(sizes) - 1, 0, -1) if 2 * sizes[i] >= sizes[i - 1])
+    return next((i for i in near if sizes[i] + sizes[i - 1] <= _MOST_ROWS), None)

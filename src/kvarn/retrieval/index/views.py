@@ -24,6 +24,11 @@ class Snapshot:
     alive: Sequence[Array]
 
     @property
+    def chunks(self) -> int:
+        """Chunks that its files have."""
+        return sum(each.chunks for each in self.files.values())
+
+    @property
     def nbytes(self) -> int:
         return sum(segment.nbytes for segment in self.segments)
 

@@ -43,7 +43,7 @@ class ChunkFile(Base):
     revision: Mapped[Number] = mapped_column(default=0)
     """The store's when its chunks, or the vectors that are searched, changed last."""
     generation: Mapped[Number] = mapped_column(default=0)
-    """That of the chunks which are its own: others are being written, or deleted."""
+    """Generation of the chunks which are its own: others are being written, or deleted."""
     chunks: Mapped[Number] = mapped_column(default=0)
 
 

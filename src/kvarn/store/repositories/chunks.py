@@ -7,12 +7,13 @@ or of another generation than it says, are not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, and_, delete, exists, select, true, update
+from sqlalchemy import ColumnElement, Select, and_, case, delete, exists, select, true, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
 from kvarn.store.models import ChunkFile, ChunkStore, ChunkVector, StoredChunk
@@ -65,6 +66,15 @@ class Passage(NamedTuple):
     text: bytes
 
 
+class NamedFile(NamedTuple):
+    """A file as searches need to know it."""
+
+    file_id: str
+    filename: str
+    attributes: Mapping[str, Any]
+    readers: Sequence[str] | None
+
+
 async def put_file(
     session: AsyncSession,
     owner: Owner,
@@ -76,21 +86,37 @@ async def put_file(
     readers: Sequence[str] | None,
 ) -> None:
     """Add a file to a store's, or say something else of it; its chunks stay."""
+    await put_files(session, owner, store_id, [NamedFile(file_id, filename, attributes, readers)])
+
+
+async def put_files(session: AsyncSession, owner: Owner, store_id: str, files: Sequence[NamedFile]) -> None:
+    """Add files as `put_file` does, with two statements however many they are."""
     await count_up(session, owner, store_id, create=True)
-    values = {
-        "filename": filename[:512],
-        "attributes": dict(attributes),
-        "readers": None if readers is None else list(readers),
-    }
-    new = insert(session, ChunkFile).values(store_id=store_id, file_id=file_id, **values)
-    await session.execute(new.on_conflict_do_update(index_elements=["store_id", "file_id"], set_=values))
+    new = insert(session, ChunkFile).values(store_id=store_id)
+    changed = {name: new.excluded[name] for name in ("filename", "attributes", "readers")}
+    rows = [
+        {
+            "file_id": each.file_id,
+            "filename": each.filename[:512],
+            "attributes": dict(each.attributes),
+            "readers": None if each.readers is None else list(each.readers),
+        }
+        for each in files
+    ]
+    await session.execute(new.on_conflict_do_update(index_elements=["store_id", "file_id"], set_=changed), rows)
 
 
 async def remove_file(session: AsyncSession, owner: Owner, store_id: str, file_id: str) -> None:
     """Remove a file from a store's. Its chunks are gone at once, and deleted by `delete_chunks`. Where there is none,
     nothing is done."""
+    await remove_files(session, owner, store_id, [file_id])
+
+
+async def remove_files(session: AsyncSession, owner: Owner, store_id: str, file_ids: Collection[str]) -> None:
+    """Remove files as `remove_file` does."""
     if await count_up(session, owner, store_id) is not None:
-        await session.execute(delete(ChunkFile).where(is_file(store_id, file_id)))
+        gone = and_(ChunkFile.store_id == store_id, ChunkFile.file_id.in_(file_ids))
+        await session.execute(delete(ChunkFile).where(gone))
 
 
 async def remove_store(store: Store, owner: Owner, store_id: str) -> None:
@@ -134,7 +160,7 @@ async def _delete_gone(store: Store, condition: ColumnElement[bool]) -> int:
 async def read_stores(store: Store, owner: Owner, store_ids: Sequence[str]) -> list[StoreState]:
     """State of those of an owner's stores that have files, in the order in which they are named."""
     columns = ChunkStore.store_id, ChunkStore.revision, ChunkStore.embedder
-    query = select(*columns).where(is_theirs(owner), ChunkStore.store_id.in_(store_ids))
+    query = select(*columns).where(_is_theirs(owner), ChunkStore.store_id.in_(store_ids))
     async with store.reading() as session:
         found = {row.store_id: StoreState(*row) for row in await session.execute(query)}
     return [found[each] for each in dict.fromkeys(store_ids) if each in found]
@@ -183,7 +209,7 @@ async def read_passages(store: Store, owner: Owner, chunk_ids: Sequence[int]) ->
     columns = [getattr(tables.get(name, StoredChunk), name) for name in Passage._fields]
     query: Select[Any] = select(*columns).join(ChunkFile, is_of_file()).join(ChunkStore, of_store)
     async with store.reading() as session:
-        rows = await session.execute(query.where(is_theirs(owner), StoredChunk.id.in_(chunk_ids)))
+        rows = await session.execute(query.where(_is_theirs(owner), StoredChunk.id.in_(chunk_ids)))
         return {row[0]: Passage(*row) for row in rows}
 
 
@@ -199,7 +225,7 @@ async def read_file_passages(store: Store, owner: Owner, store_id: str, file_id:
     """A file's chunks, in order."""
     query = select(StoredChunk.id).join(ChunkFile, is_of_file())
     query = query.join(ChunkStore, ChunkStore.store_id == StoredChunk.store_id)
-    query = query.where(is_theirs(owner), is_file(store_id, file_id)).order_by(StoredChunk.ordinal)
+    query = query.where(_is_theirs(owner), is_file(store_id, file_id)).order_by(StoredChunk.ordinal)
     async with store.reading() as session:
         ids = list(await session.scalars(query))
     found: dict[int, Passage] = {}
@@ -209,8 +235,8 @@ async def read_file_passages(store: Store, owner: Owner, store_id: str, file_id:
 
 
 async def count_up(session: AsyncSession, owner: Owner, store_id: str, *, create: bool = False) -> int | None:
-    """A store's next revision, by a lock on its row: changes of a store come one after the other. None: there is no
-    such store."""
+    """A store's next revision, by a lock on its row: changes of a store come one after the other. It is a time, so that
+    none comes again after the database is restored from a backup. None: there is no such store."""
     if create:
         new = insert(session, ChunkStore).values(
             store_id=store_id,
@@ -220,9 +246,10 @@ async def count_up(session: AsyncSession, owner: Owner, store_id: str, *, create
             embedder="",
         )
         await session.execute(new.on_conflict_do_nothing())
-    counted = update(ChunkStore).where(is_theirs(owner), ChunkStore.store_id == store_id)
-    revision = counted.values(revision=ChunkStore.revision + 1).returning(ChunkStore.revision)
-    found = await session.scalar(revision)
+    now_ms = int(SYSTEM_CLOCK.time() * 1000)
+    next_one = case((ChunkStore.revision < now_ms, now_ms), else_=ChunkStore.revision + 1)
+    counted = update(ChunkStore).where(_is_theirs(owner), ChunkStore.store_id == store_id)
+    found = await session.scalar(counted.values(revision=next_one).returning(ChunkStore.revision))
     if found is None and create:
         raise NotFoundError(f"There is no vector store {store_id[:80]!r}.")
     return found
@@ -237,7 +264,7 @@ def decoded(text: bytes) -> str:
     return text.decode("utf-8", "surrogatepass")
 
 
-def is_theirs(owner: Owner) -> ColumnElement[bool]:
+def _is_theirs(owner: Owner) -> ColumnElement[bool]:
     return and_(ChunkStore.organization_id == owner.organization_id, ChunkStore.project_id == owner.project_id)
 
 
