@@ -11,6 +11,7 @@ so each order of eviction has the same sessions, and a slow answer delays what f
     lru         the block idle for longest goes
     ttl         as LRU, but what waits for a tool is pinned for a minute (Continuum, arXiv 2511.02230)
     value       what the engine does: seconds to compute again x probability of return
+    tiered      the same, with a tier in main memory that holds everything
     oracle      what comes back last goes: it knows the future
 """
 
@@ -19,23 +20,27 @@ from __future__ import annotations
 import argparse
 import heapq
 import math
-import random
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
+
+from benchmarks.agent_sessions import PREFIX_TOKENS, Conversation, agents, strangers, text
 from kvarn.clock.virtual import VirtualClock
 from kvarn.config.engine import EngineConfig
 from kvarn.costs.step_times import StepTimes
 from kvarn.engine.core import EngineCore, EngineParts
+from kvarn.engine.memory.block_inventory import BlockInventory
 from kvarn.engine.memory.block_value import ByValue
 from kvarn.engine.memory.eviction import EvictionOrder, LeastRecentlyUsed
 from kvarn.engine.memory.prefix_cache import PrefixNode
+from kvarn.engine.plan import BlockTransfer, StepPlan, StepResult
 from kvarn.engine.sessions.branch import Branch, TurnEnd
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.shapes import BLOCK_SIZE
-from kvarn.wire.messages import Submit
+from kvarn.wire.messages import KVTierStats, Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.wire.sessions import SessionEvent, SessionNews, SessionTurn
 from kvarn.worker.modelled import ModelledExecutor
@@ -43,8 +48,7 @@ from kvarn.worker.modelled import ModelledExecutor
 TIMES = StepTimes(fixed_s=8e-3, prefill_token_s=5e-5, prefill_pair_s=4e-9, decode_row_s=1e-4, decode_token_s=5e-8)
 """Of a GPU's size: 20,000 prompt tokens a second, 8 ms for a step of one sequence."""
 CONTEXT = 1 << 16
-VOCABULARY = 3000
-PREFIX_TOKENS = 1500  # of a system prompt, a document
+LOAD_BLOCK_S = 1e-4  # of a block from main memory: 2 MB at 20 GB/s
 Order = Callable[[Mapping[int, PrefixNode]], EvictionOrder]
 
 
@@ -79,28 +83,55 @@ class Oracle(Pinned):
         return 0.0 if branch.active else self._as_of_s - self._next_s.get(branch, math.inf)
 
 
-@dataclass(frozen=True)
-class Turn:
-    new_tokens: int  # tool's result, or what the person writes
-    output_tokens: int
-    calls_tools: bool
-    gap_s: float  # until the next turn
+class MainMemory:
+    """A tier that holds every block that was ever computed."""
+
+    def __init__(self) -> None:
+        self.names: set[bytes] = set()
+
+    def holds(self, name: bytes) -> bool:
+        return name in self.names
+
+    is_loadable = reserve = holds
+
+    def fetch(self, names: Sequence[bytes], tenant: str, scope: bytes) -> None:
+        """Nothing is further away."""
+
+    def fetch_s(self, num_blocks: int) -> float:
+        return 0.0
+
+    def store(self, transfers: Sequence[BlockTransfer], contents: object) -> None: ...
+
+    load = store
+
+    def forget(self, tenant: str) -> None: ...
+
+    def report_to(self, held: BlockInventory | None) -> None: ...
+
+    def stats(self) -> dict[str, KVTierStats]:
+        return {}
+
+    def close(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class Conversation:
-    """What a client will do, whatever the engine's speed."""
+class TieredExecutor(ModelledExecutor):
+    """Loads take their time before the step; stores are hidden behind it."""
 
-    number: int
-    begins_s: float
-    prefix: int  # number of its system prompt
-    turns: list[Turn]
-    has_session: bool = True
+    def __init__(self, clock: VirtualClock, memory: MainMemory, num_blocks: int) -> None:
+        super().__init__(TIMES.seconds, clock, num_blocks=num_blocks, max_context_length=CONTEXT)
+        self._virtual = clock
+        self._memory = memory
+        self._load_s = 0.0
 
-    @property
-    def tokens(self) -> int:
-        """At its end, and another block."""
-        return PREFIX_TOKENS + BLOCK_SIZE + sum(turn.new_tokens + turn.output_tokens for turn in self.turns)
+    def submit(self, plan: StepPlan) -> None:
+        self._memory.names.update(transfer.name for transfer in plan.kv_stores)
+        self._load_s = len(plan.kv_loads) * LOAD_BLOCK_S
+        self._virtual.sleep(self._load_s)
+        super().submit(plan)
+
+    def collect(self) -> StepResult:
+        result = super().collect()
+        return msgspec.structs.replace(result, elapsed_s=result.elapsed_s + self._load_s, transfer_s=self._load_s)
 
 
 @dataclass
@@ -132,58 +163,19 @@ class Outcome:
         return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
 
 
-def log_normal(chance: random.Random, median: float, sigma: float, most: float = math.inf) -> float:
-    return min(median * math.exp(chance.gauss(0.0, sigma)), most)
-
-
-def agents(count: int, every_s: float, seed: int) -> list[Conversation]:
-    """Agents at work for a person: runs of tools (median 3 s), and the person's pauses (median 60 s) one turn in six;
-    24 turns in the median, some 500 new tokens each."""
-    chance, begins_s, made = random.Random(seed), 0.0, []
-    for number in range(count):
-        begins_s += chance.expovariate(1.0 / every_s)
-        turns = []
-        for place in range(max(2, int(log_normal(chance, 24, 0.6, 80)))):
-            calls = chance.random() > 1 / 6
-            turns.append(
-                Turn(
-                    new_tokens=int(log_normal(chance, 900 if place == 0 else 300, 0.8, 4000)) + 1,
-                    output_tokens=int(log_normal(chance, 60, 0.6, 400)) + 1,
-                    calls_tools=calls,
-                    gap_s=log_normal(chance, 3.0, 1.2, 300) if calls else log_normal(chance, 60.0, 1.0, 1200),
-                )
-            )
-        made.append(Conversation(number, begins_s, chance.randrange(4), turns))
-    return made
-
-
-def strangers(count: int, every_s: float, seed: int) -> list[Conversation]:
-    """Single requests without sessions: few-shot prompts and documents that many share, by Zipf's law."""
-    chance, begins_s, made = random.Random(seed), 0.0, []
-    weights = [1.0 / rank for rank in range(1, 401)]
-    prefixes = chance.choices(range(100, 500), weights, k=count)
-    for number in range(count):
-        begins_s += chance.expovariate(1.0 / every_s)
-        turn = Turn(int(log_normal(chance, 80, 0.5, 400)) + 1, int(log_normal(chance, 40, 0.5, 200)) + 1, False, 0.0)
-        made.append(Conversation(10_000_000 + number, begins_s, prefixes[number], [turn], has_session=False))
-    return made
-
-
-def text(seed: int, length: int) -> list[int]:
-    chance = random.Random(seed)
-    return [300 + chance.randrange(VOCABULARY) for _ in range(length)]
-
-
 class Run:
     """One engine, and the clients of some conversations."""
 
     def __init__(self, conversations: list[Conversation], num_blocks: int, order: str) -> None:
         self._clock = VirtualClock()
         self._next_s = next_s = dict[Branch, float]()  # when each conversation comes back
-        executor = ModelledExecutor(TIMES.seconds, self._clock, num_blocks=num_blocks, max_context_length=CONTEXT)
+        memory = MainMemory()
+        executor = TieredExecutor(self._clock, memory, num_blocks)
         config = EngineConfig(max_waiting_requests=1_000_000, max_waiting_tokens=1_000_000_000)
         eviction = partial(Oracle, next_s=next_s) if order == "oracle" else ORDERS[order]
-        parts = EngineParts(executor, config, step_time=StepTimeModel.knowing(TIMES), eviction=eviction)
+        connector = memory if order == "tiered" else None
+        step_time = StepTimeModel.knowing(TIMES)
+        parts = EngineParts(executor, config, step_time=step_time, connector=connector, eviction=eviction)
         self._core = EngineCore(parts, self._clock.now)
         self._running: dict[str, Running] = {}
         self._order = 0
@@ -266,6 +258,7 @@ ORDERS: dict[str, Order | None] = {
     "lru": lambda nodes: LeastRecentlyUsed(),
     "ttl": partial(Pinned, ttl_s=60.0),
     "value": None,  # the engine's own
+    "tiered": None,
 }
 
 
@@ -274,14 +267,16 @@ def live_tokens(outcome: Outcome) -> float:
     return statistics.quantiles(outcome.live_tokens, n=10)[-1]
 
 
-def compare(name: str, conversations: list[Conversation], resident: Outcome, cache_tokens: float) -> None:
+def compare(
+    name: str, conversations: list[Conversation], resident: Outcome, cache_tokens: float, orders: Iterable[str]
+) -> None:
     print(
         f"\n{name}: {len(conversations)} conversations, {len(resident.ttft_s)} turns counted, "
         f"{resident.prompt / max(1, len(resident.ttft_s)):.0f} prompt tokens on average, a cache of {cache_tokens:.0f}"
     )
     print("order        TTFT p50      p95     mean  p50 / resident  p95 / resident   hits   busy")
     _show("resident", resident, resident)
-    for order in (*ORDERS, "oracle") if any(each.has_session for each in conversations) else ("lru", "value"):
+    for order in orders:
         _show(order, Run(conversations, int(cache_tokens / BLOCK_SIZE), order).finish(), resident)
 
 
@@ -310,12 +305,13 @@ def main() -> None:
     sessions = agents(arguments.sessions, arguments.every_s, arguments.seed)
     alone = resident(sessions)
     cache_tokens = max(live_tokens(alone) / arguments.oversubscription, *(each.tokens for each in sessions))
-    compare("agents", sessions, alone, cache_tokens)
+    compare("agents", sessions, alone, cache_tokens, (*ORDERS, "oracle"))
     others = strangers(arguments.strangers, 0.4, arguments.seed)
-    compare("no sessions", others, resident(others), PREFIX_TOKENS * len({each.prefix for each in others}) / 2)
+    half = PREFIX_TOKENS * len({each.prefix for each in others}) / 2
+    compare("no sessions", others, resident(others), half, ("lru", "value"))
     last = max(each.begins_s for each in sessions)
     both = sessions + [each for each in others if each.begins_s < last]
-    compare("both", both, resident(both), cache_tokens)
+    compare("both", both, resident(both), cache_tokens, ("lru", "ttl", "value"))
 
 
 if __name__ == "__main__":

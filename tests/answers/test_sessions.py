@@ -97,6 +97,7 @@ def test_every_api_names_the_same_session(server, client):
         ("chat/completions", {**CHAT, "agent_hint": {"session_id": "s"}}, {}),
         ("completions", {"model": "tiny", "prompt": "hej", "agent_hint": {"session_id": "s"}}, {}),
         ("responses", {"model": "tiny", "input": "hej", "store": False, "prompt_cache_key": "s"}, {}),
+        ("responses", {"model": "tiny", "input": "hej", "prompt_cache_key": "s"}, {}),
         ("responses", {"model": "tiny", "input": "hej", "store": False, "agent_hint": {"session_id": "s"}}, {}),
         ("messages", {**message, "metadata": {"user_id": json.dumps({"session_id": "s"})}}, {}),
         ("messages", message, {"x-kvarn-session": "s"}),

@@ -23,6 +23,7 @@ SMOKE = {
     "explanations": ("--shape tiny --requests 4 --concurrency 2 --alone 2", r"unexplained: median \d"),
     "failover": ("--events 1 --replicas 2 --every-s 0.5 --streams 3", r"[1-9]\d* tokens; 0 lost or other"),
     "gateway_overhead": ("--streams 1 --rounds 1", r"\d µs a token"),
+    "ingestion": ("--mib 0.1 --kinds md", r"md +0\.1 +\d+( +\d+\.\d+){5}"),
     "injection": ("", r"\| all \| \d+ \| 3 of"),
     "kernels.attention": ("--kv bfloat16 --only decode --seconds 0.01 --threads 1", r"\d GB/s"),
     "kernels.linear": ("--form bfloat16 int4 --rows 1 --threads 1 --layers 1 --rounds 1", r"int4 +1 +\d"),

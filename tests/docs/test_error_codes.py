@@ -18,11 +18,19 @@ PACKAGES = (
     "gateway",
     "identity",
     "responses",
+    "retrieval",
     "tools",
     "wire",
 )
 SOURCES = [path for package in PACKAGES for path in sorted((ROOT / "src/kvarn" / package).rglob("*.py"))]
-POSITIONS = {"invalid_request": 2, "unavailable": 1, "_unavailable": 1, "_add_fault": 0}
+POSITIONS = {
+    "invalid_request": 2,
+    "unavailable": 1,
+    "_unavailable": 1,
+    "_add_fault": 0,
+    "UnreadableFileError": 0,
+    "RefusedError": 1,
+}
 """Functions that take a code, and at which place."""
 TABLES = ("_CODES", "_REFUSALS", "_UNANSWERED")
 """Tables in which exceptions or states have codes."""

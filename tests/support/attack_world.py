@@ -59,8 +59,8 @@ class World:
 
     def forget(self) -> None:
         """Let five minutes pass: lists of tools are read again."""
-        self.provider._tools._lists.clear()
-        self.provider._operations._lists.clear()
+        self.provider._tools.clear()
+        self.provider._operations.clear()
 
     @property
     def error(self) -> str | None:

@@ -17,6 +17,7 @@ from kept_vector_stores import keep_file, keep_store
 from kvarn.catalog.text_pool import TextPool
 from kvarn.config.platform import BatchesConfig
 from kvarn.config.schema import KvarnConfig
+from kvarn.observe.ingestion import IngestionMetrics
 from kvarn.retrieval.ingestion import IngestionWorker
 from kvarn.retrieval.parsing.parse import UnreadableFileError
 from kvarn.retrieval.types import Chunk, Document, EmbedderAwayError, Vectors
@@ -95,7 +96,9 @@ class IngestionWorld:
         config = KvarnConfig(data_dir=str(self.folder), batches=BatchesConfig(lease_s=30))
         serving: Any = SimpleNamespace(text=TextPool(self.pool, 1), models=[])
         world: Any = self
-        return IngestionWorker(config, self.retrieval.store, lambda: serving, world, world, self.parse)
+        return IngestionWorker(
+            config, self.retrieval.store, lambda: serving, world, world, self.parse, IngestionMetrics()
+        )
 
     async def work(self) -> None:
         """Ingest all that waits."""

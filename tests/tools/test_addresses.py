@@ -34,6 +34,7 @@ def test_a_public_address_is_asked_by_https_and_never_by_http(address: str) -> N
         rules.check("example.org", 80, [address], encrypted=False)
 
 
+@pytest.mark.attack("request forgery")
 @pytest.mark.parametrize("kind", NOT_PUBLIC)
 def test_addresses_that_are_not_everybodys_are_refused(kind: str) -> None:
     for text in NOT_PUBLIC[kind]:
@@ -42,11 +43,13 @@ def test_addresses_that_are_not_everybodys_are_refused(kind: str) -> None:
             AddressRules().check("example.org", 443, [text], encrypted=True)
 
 
+@pytest.mark.attack("request forgery")
 def test_one_private_address_among_public_ones_refuses_them_all() -> None:
     with pytest.raises(AddressRefusedError):
         AddressRules().check("example.org", 443, ["1.1.1.1", "10.0.0.1"], encrypted=True)
 
 
+@pytest.mark.attack("request forgery")
 def test_a_refusal_does_not_tell_the_address_that_a_name_leads_to() -> None:
     with pytest.raises(AddressRefusedError) as error:
         AddressRules().check("db.internal", 443, ["10.7.7.7"], encrypted=True)

@@ -28,6 +28,8 @@ def test_the_answer_is_that_of_the_last_turn_with_the_calls_beside(server, asked
     assert (run["type"], run["name"], run["status"], run["output"]) == ("mcp_call", "calculator", "completed", "42")
     tokens = sum(len(request.prompt_token_ids) for request in server.chat.submitted)
     assert answer.usage is not None and answer.usage.prompt_tokens == tokens and "42" in prompt_of(server)
+    sessions = {request.session for request in server.chat.submitted}
+    assert len(sessions) == 1 and None not in sessions, "the engine keeps the KV while the tool runs"
 
 
 def test_a_stream_has_the_same(asked, client):

@@ -30,10 +30,11 @@ class Names:
 
 async def get(http: SafeHttp, url: str, *, trusted: bool = False, **limits: float) -> httpx.Response:
     check_url(url)
-    async with http.client(timeout_s=30, trusted=trusted, max_bytes=int(limits.get("max_bytes", 10_000))) as client:
+    async with http.client(trusted=trusted, max_bytes=int(limits.get("max_bytes", 10_000))) as client:
         return await client.get(url)
 
 
+@pytest.mark.attack("request forgery")
 async def test_an_allowed_server_is_asked_under_its_own_name() -> None:
     async with scripted_server(always(b"fine")) as server:
         names = Names(tools=[["127.0.0.1"]])
@@ -44,11 +45,12 @@ async def test_an_allowed_server_is_asked_under_its_own_name() -> None:
     assert server.asked[0].header("host") == f"tools.example:{server.port}"
 
 
+@pytest.mark.attack("request forgery")
 async def test_a_name_that_leads_elsewhere_later_is_judged_again() -> None:
     async with scripted_server(always(b"fine")) as server:
         names = Names(rebind=[["127.0.0.1"], ["127.0.0.2"]])
         http = SafeHttp(ToolsConfig(allow_private=[server.place]), names)
-        async with http.client(timeout_s=30) as client:
+        async with http.client() as client:
             assert (await client.get(f"http://rebind.example:{server.port}/")).text == "fine"
             with pytest.raises(AddressRefusedError):
                 await client.get(f"http://rebind.example:{server.port}/")
@@ -63,6 +65,7 @@ async def test_rebinding_between_check_and_connection_gains_nothing() -> None:
     assert names.asked == 1
 
 
+@pytest.mark.attack("request forgery")
 @pytest.mark.parametrize(
     "host",
     [
@@ -83,6 +86,8 @@ async def test_a_server_of_the_operators_configuration_may_have_any_address() ->
         assert (await get(SafeHttp(ToolsConfig()), server.url, trusted=True)).text == "fine"
 
 
+@pytest.mark.attack("request forgery")
+@pytest.mark.attack("request forgery")
 @pytest.mark.parametrize("status", ["301 x", "302 x", "303 x", "307 x", "308 x"])
 async def test_redirects_are_refused(status: str) -> None:
     async with scripted_server(always(b"", "location: http://169.254.169.254/", status=status)) as server:
@@ -98,6 +103,8 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
         assert (await get(http, server.url)).text == "fine"
 
 
+@pytest.mark.attack("output bomb")
+@pytest.mark.attack("output bomb")
 @pytest.mark.parametrize("announced", [True, False])
 async def test_an_answer_ends_at_its_bound(announced: bool) -> None:
     async def endless(asked: Asked) -> AsyncIterator[bytes]:
@@ -112,15 +119,17 @@ async def test_an_answer_ends_at_its_bound(announced: bool) -> None:
         await asyncio.wait_for(server.left.wait(), 60)
 
 
+@pytest.mark.attack("output bomb")
 async def test_the_bound_holds_for_all_answers_of_an_exchange_together() -> None:
     async with scripted_server(always(b"x" * 600)) as server:
         http = SafeHttp(ToolsConfig(allow_private=[server.place]))
-        async with http.client(timeout_s=30, max_bytes=1000) as client:
+        async with http.client(max_bytes=1000) as client:
             await client.get(server.url)
             with pytest.raises(ToolServerError, match="more than 1000 bytes"):
                 await client.get(server.url)
 
 
+@pytest.mark.attack("output bomb")
 async def test_a_compressed_answer_is_refused_unread() -> None:
     bomb = gzip.compress(b"0" * 10_000_000)
     async with scripted_server(always(bomb, "content-encoding: gzip")) as server:
@@ -129,6 +138,7 @@ async def test_a_compressed_answer_is_refused_unread() -> None:
     assert server.asked[0].header("accept-encoding") == "identity"
 
 
+@pytest.mark.attack("output bomb")
 async def test_endless_headers_end_the_answer() -> None:
     async def endless(asked: Asked) -> AsyncIterator[bytes]:
         yield b"HTTP/1.1 200 OK\r\n"
@@ -173,6 +183,7 @@ async def test_an_unknown_name_and_a_closed_port_are_told() -> None:
         await get(SafeHttp(ToolsConfig(allow_private=["127.0.0.1"])), server.url)
 
 
+@pytest.mark.attack("request forgery")
 @pytest.mark.parametrize(
     "url",
     ["ftp://a/b", "file:///etc/passwd", "https://user:secret@a/", "https://", "//a/b", "https://a:99999999/", "x"],
@@ -183,6 +194,8 @@ def test_urls_that_nothing_is_sent_to(url: str) -> None:
     assert "secret" not in str(error.value)
 
 
+@pytest.mark.attack("response splitting")
+@pytest.mark.attack("header injection")
 @pytest.mark.parametrize(
     "headers",
     [
@@ -204,7 +217,7 @@ def test_a_split_answer_is_not_taken_for_two() -> None:
 
         async with scripted_server(two) as server:
             http = SafeHttp(ToolsConfig(allow_private=[server.place]))
-            async with http.client(timeout_s=30) as client:
+            async with http.client() as client:
                 assert (await client.get(server.url)).text == "first"
                 assert (await client.get(server.url + "/again")).text == "first"
             assert [asked.head.split()[1] for asked in server.asked] == ["/", "/again"]

@@ -47,6 +47,8 @@ class SessionHints:
     parent: str = ""  # name of the session that started it
     keep_s: float = 0.0  # seconds for which it hopes to find its KV
     is_last: bool = False  # nothing follows
+    otherwise: str = ""
+    """Name that the server gives it where the client gives none: the chain of a response, the turns of one request."""
 
     def or_else(self, other: SessionHints) -> SessionHints:
         """These, completed with others."""
@@ -55,6 +57,7 @@ class SessionHints:
             self.parent or other.parent,
             max(self.keep_s, other.keep_s),
             self.is_last or other.is_last,
+            self.otherwise or other.otherwise,
         )
 
 
@@ -108,7 +111,8 @@ def hints_of_messages(request: MessagesPrompt) -> SessionHints:
 
 def turn_of(record: RequestRecord) -> SessionTurn | None:
     """The session as the engine knows it; None: the request names none."""
-    hints, name = record.session, record.choice.session or record.session.name
+    hints = record.session
+    name = record.choice.session or hints.otherwise
     if not name:
         return None
     tree = hints.parent

@@ -140,7 +140,7 @@ class PriceConfig(Section):
     """Price of a million output tokens."""
 
     per_request: Money = 0.0
-    """Price of a request besides its tokens. Of a `model` named `tool:TYPE`, such as `tool:web_search`: of a call."""
+    """Price of a request besides its tokens; where `model` is `tool:TYPE`, such as `tool:web_search`, of each call."""
 
     @field_validator("since")
     @classmethod

@@ -28,8 +28,8 @@ class ToolServerConfig(Section):
     """Address of the MCP server (streamable HTTP), of the OpenAPI document, or of the search."""
 
     command: list[str] = Field([], max_length=64)
-    """Command of an MCP server that speaks over its standard input and output, instead of `url`. It is started for each
-    use, as the user that Kvarn runs as."""
+    """Command of an MCP server that speaks over its standard input and output, instead of `url`. It runs as the user
+    that Kvarn runs as: one process for all who use it, ended when nobody has for five minutes."""
 
     environment: dict[str, str] = Field({}, repr=False)
     """Environment of `command`, beside PATH and HOME. May hold secrets."""

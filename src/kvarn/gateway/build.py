@@ -52,6 +52,7 @@ from kvarn.metering.usage_reports import Reports
 from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.history import CountedHistory
 from kvarn.observe.host import HostCollector
+from kvarn.observe.ingestion import IngestionMetrics
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.observe.tools import ToolMetrics
@@ -119,7 +120,7 @@ def build_gateway(
     observers = (rollouts.observer, shadows, traces, TurnObserver(metrics.turns), AnswerLog(services.prompts))
     steps = _steps(services, text, generators, observers)
     wakes = fleet.wake if fleet is not None else None if shared is None else _sees_by_itself
-    retrieval = _retrieval(config, store, lambda: gateway, wakes)
+    retrieval = _retrieval(config, store, lambda: gateway, wakes, metrics)
     mcp = _mcp(config, store)
     containers = Containers(store, config.sandbox, Path(config.data_dir).expanduser())
     gateway = Gateway(
@@ -182,11 +183,16 @@ def _tools(
 
 
 def _retrieval(
-    config: KvarnConfig, store: Store, serving: Callable[[], ServingContext], wake_fleet: Callable[[], None] | None
+    config: KvarnConfig,
+    store: Store,
+    serving: Callable[[], ServingContext],
+    wake_fleet: Callable[[], None] | None,
+    metrics: GatewayMetrics,
 ) -> Retrieval:
     index = make_retriever(config, store, serving, wake_fleet)
     reads = partial(parse, limits=ParseLimits(without_sandbox=config.sandbox.parse_without))
-    ingestion = IngestionWorker(config, store, serving, index, index.embedders, reads)
+    counts = IngestionMetrics(metrics.registry)
+    ingestion = IngestionWorker(config, store, serving, index, index.embedders, reads, counts)
     return Retrieval(store, index, ingestion)
 
 

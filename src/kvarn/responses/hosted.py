@@ -55,7 +55,7 @@ def approval_item(step: ApprovalAsked) -> StoredItem:
 
 
 def view_of(item: StoredItem) -> ModelView:
-    """What the model was shown of a call; of one that a client sent back, what its fields tell."""
+    """A call as the model was shown it; of one that a client sent back, what its fields tell."""
     kept = item.get(MODEL_VIEW)
     if kept is not None:
         return ModelView(*(kept[name] for name in ("call_id", "name", "arguments", "output", "turn")))
@@ -79,7 +79,7 @@ def _public_view(item: StoredItem) -> tuple[str, str, str]:
 
 
 def quotations_of(items: Iterable[StoredItem], boundary: str) -> Quotations:
-    """What a conversation has quoted so far; it goes on with its own boundary, or begins with this one."""
+    """Quotations of a conversation so far; it goes on with its own boundary, or begins with this one."""
     found = Quotations(boundary)
     for item in items:
         view = item.get(MODEL_VIEW) if item["type"] in HOSTED_CALLS else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kvarn.wire.openai.responses.hosted import HOSTED_CALLS
+from kvarn.wire.openai.responses.hosted import HOSTED_CALLS, MODEL_VIEW
 from kvarn.wire.openai.responses.items import StoredItem
 
 EventParts = tuple[str, dict[str, Any]]
@@ -30,8 +30,12 @@ def added(item: StoredItem) -> StoredItem:
     """The item as its first event shows it."""
     if item["type"] not in HOSTED_CALLS and item["type"] != "mcp_list_tools":
         return item
-    status = {"status": "in_progress"} if item["type"] in HOSTED_CALLS else {}
-    return {**item, **_UNCALLED.get(item["type"], {}), **status}
+    shown = {name: value for name, value in item.items() if name != MODEL_VIEW} | _UNCALLED.get(item["type"], {})
+    if item["type"] in HOSTED_CALLS:
+        shown["status"] = "in_progress"
+    if item["type"] == "web_search_call":
+        shown["action"] = {name: value for name, value in item["action"].items() if name != "sources"}
+    return shown
 
 
 def opening(item: StoredItem) -> Iterator[EventParts]:

@@ -75,8 +75,9 @@ async def run_response(
 
 def _name_session(record: RequestRecord, request: ResponseRequest, response_input: ResponseInput) -> None:
     record.choice.session = request.conversation_id or record.choice.session
-    if not record.choice.session and request.stored:  # what goes on from it names it, or goes on from what does
-        record.session = record.session.or_else(SessionHints(response_input.chain or f"resp_{record.id}"))
+    if request.stored:  # what goes on from it names it, or goes on from what does
+        chain = response_input.chain or f"resp_{record.id}"
+        record.session = record.session.or_else(SessionHints(otherwise=chain))
 
 
 async def count_input_tokens(

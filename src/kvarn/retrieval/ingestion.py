@@ -35,12 +35,13 @@ from kvarn.answers.context import ServingContext
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.schema import KvarnConfig
 from kvarn.jobs.worker import Job, Worker
+from kvarn.observe.ingestion import IngestionMetrics
 from kvarn.retrieval.chunking import CHUNKER, CountTokens, chunk, embedded_text
 from kvarn.retrieval.parsing.parse import UnreadableFileError
 from kvarn.retrieval.types import Chunk, ChunkIndex, Document, Embedder, EmbedderAwayError, Vectors
 from kvarn.store.directories import data_dir
 from kvarn.store.engine import Store
-from kvarn.store.errors import NotFoundError
+from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import new_id
 from kvarn.store.owner import Principal
 from kvarn.store.repositories.contents import read_content
@@ -62,6 +63,8 @@ _PARSED, _CHUNKED = 0.1, 0.2
 """Progress after these."""
 _AGAIN_S = 60.0
 """Seconds until vectors are tried again that could not be made."""
+_MUCH_LATER_S = 3600.0
+"""Seconds until vectors are tried again at which gateways failed."""
 _LOOK_EVERY_S = 30.0
 """Seconds between two looks at which versions of embedding models are served."""
 _BYTES_PER_TOKEN = 4
@@ -103,6 +106,7 @@ class IngestionWorker(Worker[IngestionJob]):
         index: ChunkIndex,
         embedders: Embedders,
         parse: Parse,
+        metrics: IngestionMetrics,
     ) -> None:
         lease_s = config.batches.lease_s
         super().__init__("ingestions", max_running=_MAX_RUNNING, poll_s=min(config.batches.poll_s, lease_s / 4))
@@ -112,6 +116,7 @@ class IngestionWorker(Worker[IngestionJob]):
         self._index = index
         self._embedders = embedders
         self._parse = parse
+        self._metrics = metrics
         self._lease_s = lease_s
         self._holder = new_id("gw-")
         self._looked_at = float("-inf")
@@ -139,6 +144,7 @@ class IngestionWorker(Worker[IngestionJob]):
         await stored.remove_expired(self._store)
         if SYSTEM_CLOCK.now() - self._looked_at >= _LOOK_EVERY_S:
             self._looked_at = SYSTEM_CLOCK.now()
+            await stored.remove_lost(self._store)
             await self._mark_stale()
         if not jobs:
             return ()
@@ -163,12 +169,17 @@ class IngestionWorker(Worker[IngestionJob]):
             await self._ingest(job, principal)
         except UnreadableFileError as error:
             job.finishing = True
-            await stored.fail_file(self._store, self._holder, file.key, error.code, str(error))
-        except NotFoundError:
+            _log.warning("%s was not ingested: %s", job.id, error)
+            self._metrics.files.labels("failed").inc()
+            if file.row.status == "completed":  # only its vectors are old
+                await stored.postpone_file(self._store, self._holder, file.key, _MUCH_LATER_S)
+            else:
+                await stored.fail_file(self._store, self._holder, file.key, error.code, str(error))
+        except (NotFoundError, ConflictError):
             job.failed = True  # it was deleted or cancelled; where it is there after all, this is one of its attempts
 
     async def _ingest(self, job: IngestionJob, principal: Principal) -> None:
-        file = job.file
+        file, began_at = job.file, SYSTEM_CLOCK.now()
         cut = await self._cut(file, principal)
         embedder, vectors, again_s = "", None, None
         try:
@@ -187,9 +198,11 @@ class IngestionWorker(Worker[IngestionJob]):
         # The words alone are put in the place of no vectors: those that it had are kept.
         kept = embedder or (file.row.embedder if cut.version == file.row.version else "")
         version = cut.version
-        await stored.finish_file(
+        if await stored.finish_file(
             self._store, self._holder, file.key, version=version, embedder=kept, usage_bytes=size, again_s=again_s
-        )
+        ):
+            self._metrics.files.labels("completed" if embedder else "words_only").inc()
+            self._metrics.seconds.observe(SYSTEM_CLOCK.now() - began_at)
 
     async def _cut(self, file: OpenFile, principal: Principal) -> _Cut:
         """The chunks of a file; those that it has, where only its vectors are old."""
@@ -220,6 +233,7 @@ class IngestionWorker(Worker[IngestionJob]):
                 async for piece in pieces:
                     copy.write(piece)
             copy.flush()
+            self._metrics.bytes.inc(content.size)
             media_type = mimetypes.guess_type(content.filename)[0] or ""
             return await self._parse(Path(copy.name), content.filename, media_type)
 
@@ -238,7 +252,8 @@ class IngestionWorker(Worker[IngestionJob]):
         served.sort(key=lambda model: model.card is None or model.card.kind != "generate")
         if not served or (text := served[0].text) is None:
             return _estimate_tokens, f"{_BYTES_PER_TOKEN} bytes"
-        return lambda part: len(text.tokenizer.encode_words(part)), text.version
+        tokenizer = text.tokenizer  # whose `encode` lets other threads run
+        return lambda part: len(tokenizer.encode(part, add_special_tokens=False)), text.version
 
     async def _mark_stale(self) -> None:
         """Have new vectors made where another version of the embedding model is served by now, or the first one."""

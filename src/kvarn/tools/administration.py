@@ -24,7 +24,7 @@ class ToolServerAdministration:
     """Checks and asks servers for administrators. All errors are `ApiError`s."""
 
     def __init__(self, provider: McpProvider) -> None:
-        self._provider = provider
+        self.provider = provider
         self._servers = provider.servers
 
     def check_name(self, name: str) -> None:
@@ -84,11 +84,11 @@ class ToolServerAdministration:
             return None, ()
         try:
             if server.kind == "http" and server.document is None:
-                server = replace(server, document=await fetch_document(server, self._provider.http))
+                server = replace(server, document=await fetch_document(server, self.provider.http))
             if server.document is not None and len(json.dumps(server.document)) > MAX_DOCUMENT_BYTES:
                 why = f"The document has more than {MAX_DOCUMENT_BYTES} bytes: leave operations out."
                 raise invalid_request(why, "document")
-            return server.document, (await self._provider.told(owner, server, fresh=True)).tools
+            return server.document, (await self.provider.told(owner, server, fresh=True)).tools
         except ToolCallError as error:
             why = f"The tool server {server.label!r} does not tell its tools: {without_secrets(str(error), server)}"
             raise ApiError(400, why, code="tool_server_failed", param="url") from None

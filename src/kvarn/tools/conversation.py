@@ -1,4 +1,4 @@
-"""What a loop adds to a conversation: the model's turns as they are read, and the messages that the next turn sees."""
+"""The part of a conversation that a loop adds: turns as they are read, and the messages that the next turn sees."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class TurnReader:
     ours: Container[str]
     citations: CitationReader | None = None
     """Takes citations out of the text; None: there is nothing to cite."""
+    token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
@@ -38,6 +39,7 @@ class TurnReader:
         if delta.parts is not None:
             delta.parts = [part for part in delta.parts if not isinstance(part, ToolCallDelta) or self._passes(part)]
             delta.parts = [self._renumbered(part) if isinstance(part, ToolCallDelta) else part for part in delta.parts]
+        self.token_ids += delta.token_ids
         self.texts.append(delta.text)
         self.thoughts.append(delta.reasoning)
         if self.citations is not None:

@@ -23,7 +23,7 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.repositories import tool_calls as stored
 from kvarn.tools.ledger import enter_call
-from kvarn.tools.types import Quote, Tool, ToolCall, ToolContext, ToolResult
+from kvarn.tools.types import Quote, Tool, ToolCall, ToolContext, ToolResult, WrittenFile
 from kvarn.wire.openai.errors import ApiError
 
 _log = logging.getLogger("kvarn.tools")
@@ -155,8 +155,8 @@ def cut(text: str, max_bytes: int) -> tuple[str, bool]:
 
 
 def texts_of(result: ToolResult, name: str, max_bytes: int) -> tuple[list[str], list[str], list[Quote]]:
-    """What the model is shown of a result, before it is quoted: texts, their sources, and the quotes among them, which
-    are the last. What is longer than `max_bytes` together is cut off, and says so."""
+    """Texts that the model is shown of a result, before they are quoted, with their sources, and the quotes among them,
+    which are the last. What is longer than `max_bytes` together is cut off, and says so."""
     pairs: list[tuple[str, str, Quote | None]] = [
         (each.text, f"{each.filename} {each.url}".rstrip(), each) for each in result.quotes
     ]
@@ -184,9 +184,12 @@ def _as_json(result: ToolResult) -> dict[str, Any]:
         **asdict(result),
         "item": dict(result.item),
         "quotes": [asdict(quote) for quote in result.quotes],
+        "files": [asdict(file) for file in result.files],
         "metadata": list(result.metadata),
     }
 
 
 def _from_json(kept: Mapping[str, Any]) -> ToolResult:
-    return ToolResult(**{**kept, "quotes": [Quote(**quote) for quote in kept["quotes"]]})
+    quotes, files = kept["quotes"], kept.get("files", ())
+    made = {"quotes": [Quote(**quote) for quote in quotes], "files": [WrittenFile(**file) for file in files]}
+    return ToolResult(**{**kept, **made})

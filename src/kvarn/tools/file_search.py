@@ -33,10 +33,10 @@ _DEFINITION = ToolDefinition(
         "properties": {
             "queries": {
                 "type": "array",
-                "items": {"type": "string"},
+                "items": {"type": "string", "maxLength": 200},
                 "minItems": 1,
                 "maxItems": _MAX_QUERIES,
-                "description": "What to search for.",
+                "description": "Texts to search for.",
             }
         },
         "required": ["queries"],

@@ -48,6 +48,10 @@ class ServerTool:
         told = [self.name, self.description, self.schema, self.annotations]
         return hashlib.sha256(json.dumps(told, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
+    @property
+    def chars(self) -> int:
+        return len(self.name) + len(self.description) + len(json.dumps([self.schema, self.annotations]))
+
     def as_listed(self) -> dict[str, Any]:
         """Entry of `tools` of the item `mcp_list_tools`."""
         told = {"name": self.name, "description": self.description or None, "input_schema": dict(self.schema)}

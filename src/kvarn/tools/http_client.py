@@ -14,7 +14,8 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from typing import Any
 
 import httpcore
@@ -28,6 +29,7 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
 _CONNECT_S = 10.0
+_RESOLVING_AT_ONCE = 8
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _OWN_HEADERS = frozenset(
     {"accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "proxy-authorization"}
@@ -49,7 +51,7 @@ class SafeHttp:
 
     def __init__(self, config: ToolsConfig, resolve: Resolve | None = None) -> None:
         self.allowed = [AllowedPlace.parse(each) for each in config.allow_private]
-        self._resolve = resolve or _resolve
+        self._resolve = resolve or Resolver()
 
     def transport(self, *, trusted: bool = False, max_bytes: int = MAX_RESPONSE_BYTES) -> SafeTransport:
         """A transport for one exchange. `trusted`: the operator's configuration names the server. `max_bytes`: of all
@@ -59,16 +61,15 @@ class SafeHttp:
     def client(
         self,
         *,
-        timeout_s: float,
         headers: Mapping[str, str] | None = None,
         trusted: bool = False,
         max_bytes: int = MAX_RESPONSE_BYTES,
     ) -> httpx.AsyncClient:
-        """A client for one exchange. `timeout_s` bounds each wait; the caller bounds the whole (`asyncio.timeout`)."""
+        """A client for one exchange, whose time the caller bounds (`asyncio.timeout`)."""
         return httpx.AsyncClient(
             transport=self.transport(trusted=trusted, max_bytes=max_bytes),
             headers=headers,
-            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_S)),
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),
             trust_env=False,
             follow_redirects=False,
         )
@@ -225,9 +226,16 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
 
-async def _resolve(host: str, port: int) -> list[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+class Resolver:
+    """The machine's own resolver, in threads of its own: names that take long hold up nothing else."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_RESOLVING_AT_ONCE, thread_name_prefix="resolve")
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 def _pool(backend: httpcore.AsyncNetworkBackend) -> httpcore.AsyncConnectionPool:

@@ -67,7 +67,7 @@ async def exchange(
         trusted = server.trusted and httpx.URL(url).host == httpx.URL(server.url).host
         async with (
             asyncio.timeout(server.timeout_s),
-            http.client(timeout_s=server.timeout_s, headers=headers, trusted=trusted, **limits) as client,
+            http.client(headers=headers, trusted=trusted, **limits) as client,
         ):
             response = await client.request(method, url, content=content)
             return response.status_code, response.headers.get("content-type", ""), response.content

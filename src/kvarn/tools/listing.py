@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvarn.clock import SYSTEM_CLOCK
@@ -14,7 +15,9 @@ from kvarn.tools.server import ToolServer
 
 ListT = TypeVar("ListT")
 
-_SIZE = 256
+_MAX_LISTS = 256
+_MAX_CHARS = 8 * 1024 * 1024
+"""Characters of all lists together: servers may tell long ones."""
 _KEPT_S = 300.0
 
 
@@ -23,24 +26,46 @@ class ListCache(Generic[ListT]):
     a server tells one caller is not shown to another."""
 
     def __init__(
-        self, read: Callable[[ToolServer], Awaitable[ListT]], now: Callable[[], float] = SYSTEM_CLOCK.now
+        self,
+        read: Callable[[ToolServer], Awaitable[ListT]],
+        chars_of: Callable[[ListT], int],
+        now: Callable[[], float] = SYSTEM_CLOCK.now,
     ) -> None:
         self._read = read
+        self._chars_of = chars_of
         self._now = now
-        self._lists: OrderedDict[str, tuple[float, ListT]] = OrderedDict()
+        self._lists: OrderedDict[str, _Remembered[ListT]] = OrderedDict()
+        self._chars = 0
 
     async def get(self, owner: Owner, server: ToolServer, *, fresh: bool = False) -> ListT:
-        key, now = _key(owner, server), self._now()
+        key = _key(owner, server)
         known = self._lists.get(key)
-        if known is not None and now < known[0] and not fresh:
+        if known is not None and self._now() < known.until and not fresh:
             self._lists.move_to_end(key)
-            return known[1]
+            return known.list
         found = await self._read(server)
-        self._lists[key] = (self._now() + _KEPT_S, found)
-        self._lists.move_to_end(key)
-        while len(self._lists) > _SIZE:
-            self._lists.popitem(last=False)
+        self._forget(key)
+        chars = self._chars_of(found)
+        self._lists[key] = _Remembered(self._now() + _KEPT_S, found, chars)
+        self._chars += chars
+        while len(self._lists) > _MAX_LISTS or self._chars > _MAX_CHARS:
+            self._forget(next(iter(self._lists)))
         return found
+
+    def clear(self) -> None:
+        self._lists.clear()
+        self._chars = 0
+
+    def _forget(self, key: str) -> None:
+        if (known := self._lists.pop(key, None)) is not None:
+            self._chars -= known.chars
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered(Generic[ListT]):
+    until: float
+    list: ListT
+    chars: int
 
 
 def _key(owner: Owner, server: ToolServer) -> str:

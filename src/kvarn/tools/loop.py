@@ -22,6 +22,7 @@ from kvarn.answers.chat.answer import ChatRun
 from kvarn.answers.chat.operation import start_chat
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.record import RequestRecord
+from kvarn.answers.sessions import SessionHints
 from kvarn.answers.turn import Turn
 from kvarn.catalog.client_left import cancel_with_client
 from kvarn.clock import SYSTEM_CLOCK
@@ -57,7 +58,7 @@ class CallEnded:
     begun: CallBegun
     result: ToolResult
     shown: str
-    """What the model is shown of it."""
+    """The result as the model is shown it."""
     numbers: range
     """Numbers by which an answer may cite its texts."""
     round: int
@@ -97,6 +98,8 @@ class ToolLoop:
     chat: ChatRun | None = None
     """The first turn."""
     turns: list[Turn] = field(default_factory=list)
+    before: Sequence[int] = ()
+    """Tokens of the last turn, its prompt and its answer: the next prompt begins with them."""
     exchange: Exchange = field(default_factory=Exchange)
     began_s: float = field(default_factory=SYSTEM_CLOCK.now)
     num_calls: int = 0
@@ -112,6 +115,7 @@ class ToolLoop:
 
     async def start(self) -> ChatRun:
         """Ask the model for the first time. Raises as `start_chat` does."""
+        self.record.session = self.record.session.or_else(SessionHints(otherwise=self.record.id))
         self.chat = await self._ask(self._mode_after_limits() if self.early else "first")
         if (text := self.chat.model.served.text) is not None:
             self.quotations.markers = frozenset(text.tokenizer.markers)
@@ -137,7 +141,7 @@ class ToolLoop:
             yield early.begun
             yield early
         while True:
-            turn = TurnReader(self.offered.by_name, self.quotations.reader() if self.quotations.quotes else None)
+            turn = TurnReader(self.offered.by_name, self.quotations.reader())
             async with aclosing(chat.deltas) as deltas:
                 async for delta in deltas:
                     passed = turn.take(delta)
@@ -163,6 +167,7 @@ class ToolLoop:
                 yield ChoiceDelta(0, finish_reason=reason, warnings=list(self.exchange.warnings))
                 self.serving.tools.runner.metrics.rounds.observe(len(self.turns))
                 return
+            self.before = [*chat.prompt, *turn.token_ids]
             self.exchange.add_turn(turn, [(each.begun.call, each.shown) for each in ran])
             chat = await self._ask(self._mode_after_limits())
 
@@ -222,7 +227,7 @@ class ToolLoop:
         if self.max_output_tokens is not None:
             left = max(1, self.max_output_tokens - self.usage.completion_tokens)
             request = request.model_copy(update={"max_completion_tokens": left})
-        chat = await start_chat(self.serving, self.record, request)
+        chat = await start_chat(self.serving, self.record, request, before=self.before)
         self.turns.append(chat.turn)
         return chat
 

@@ -39,7 +39,7 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """What opening the tools of a request gave."""
+    """The tools of a request, opened."""
 
     by_name: Mapping[str, OfferedTool] = field(default_factory=dict)
     items: Sequence[Mapping[str, Any]] = ()

@@ -61,6 +61,15 @@ class Quote:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file that code wrote into a container: an answer that names its path cites it."""
+
+    container_id: str
+    file_id: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolResult:
     """The end of a call."""
 
@@ -73,6 +82,7 @@ class ToolResult:
     """Fields of the output item beside id, type, status and those of `Tool.item_fields`: `queries` and `results` of a
     file search, `code` and `outputs` of a code interpreter, `output` of an MCP call."""
     quotes: Sequence[Quote] = ()
+    files: Sequence[WrittenFile] = ()
     metadata: Sequence[str] = ()
     """Sentences for the answer's metadata: what was left out, and why."""
 

@@ -152,6 +152,27 @@ async def test_a_server_that_never_answers_a_listing_is_given_up() -> None:
         assert world.error == "'rogue' took more than 0.5 seconds"
 
 
+async def test_a_client_that_leaves_takes_its_call_with_it() -> None:
+    bomb, began = Bomb([tool("go")]), asyncio.Event()
+
+    async def hold(message: Any) -> AsyncIterator[bytes]:
+        yield _EVENTS
+        began.set()
+        while True:
+            yield b": \n\n"
+            await asyncio.sleep(0.01)
+
+    bomb.explode = hold
+    async with facing(bomb) as world:
+        (go,) = (await world.open()).values()
+        calling = asyncio.create_task(world.call(go))
+        await began.wait()
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        await asyncio.wait_for(world.server.left.wait(), 60)
+
+
 async def test_a_stream_that_asks_to_be_read_again_and_again() -> None:
     async def again(message: Any) -> AsyncIterator[bytes]:
         yield _EVENTS + b"id: 1\nretry: 1\ndata: \n\n"

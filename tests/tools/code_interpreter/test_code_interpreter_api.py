@@ -51,6 +51,22 @@ def test_the_model_runs_code_and_its_files_can_be_fetched(server, scripted, sdk)
     assert again.output[0].outputs is None and "6" in prompt_of(server)  # outputs are told to those who ask
 
 
+def test_an_answer_that_names_a_file_cites_it(scripted, sdk):
+    code = "open('a.csv', 'w').write('1'); open('a.csv.bak', 'w').write('2')"
+    answer = "Here: [data](sandbox:/mnt/data/a.csv), once more /mnt/data/a.csv.bak, not /mnt/data/b.csv."
+    scripted(called("code_interpreter", code=code), answer)
+    made = sdk.responses.create(**ASK, tools=[CODE])
+    call, message = made.output
+    files = {each.path: each.id for each in sdk.containers.files.list(call.container_id)}
+    cited = message.content[0].annotations
+    assert [(each.type, each.filename, answer[each.start_index : each.end_index]) for each in cited] == [
+        ("container_file_citation", "a.csv", "sandbox:/mnt/data/a.csv"),
+        ("container_file_citation", "a.csv.bak", "/mnt/data/a.csv.bak"),
+    ]
+    assert [each.file_id for each in cited] == [files["/mnt/data/a.csv"], files["/mnt/data/a.csv.bak"]]
+    assert sdk.responses.retrieve(made.id) == made
+
+
 def test_the_guides_example_runs_as_printed(server, scripted, tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs/guides/code_interpreter.md").read_text()
     (printed,) = re.findall(r"```python\n(.*?)```", page, re.S)

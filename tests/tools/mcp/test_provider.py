@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -162,18 +165,48 @@ async def test_a_server_that_speaks_the_older_protocol_is_understood(store: Stor
         assert result.output == "Oslo: sunny for 1 days"
 
 
-async def test_a_command_of_the_operator_is_run_for_each_use(store: Store, principal: Principal, tmp_path: Any) -> None:
+async def test_a_command_of_the_operator_runs_once_for_all_and_again_when_it_died(
+    store: Store, principal: Principal, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "of this process")
     script = tmp_path / "server.py"
     script.write_text(
         "import os\nfrom mcp.server import MCPServer\nserver = MCPServer('local')\n"
         "@server.tool()\ndef who() -> str:\n    return os.environ['NAME'] + str('SECRET' in os.environ)\n"
+        "@server.tool()\ndef pid() -> int:\n    return os.getpid()\n"
         "server.run('stdio')\n"
     )
     server = {"name": "local", "command": [sys.executable, str(script)], "environment": {"NAME": "kvarn "}}
     tools, asked = provider(store, tool_config(servers=[server])), context(principal)
     opened = await tools.open(asked, {"type": "mcp", "server_label": "local"})
-    assert [tool.needs_approval for tool in opened.tools] == [False], "the operator trusts it"
-    assert (await opened.tools[0].call(asked, call("local__who"))).output == "kvarn False"
+    assert {tool.needs_approval for tool in opened.tools} == {False}, "the operator trusts it"
+    who, pid = opened.tools
+    assert (await who.call(asked, call("local__who"))).output == "kvarn False"
+    first, again = await asyncio.gather(*[pid.call(asked, call("local__pid")) for _ in range(2)])
+    assert first.output == again.output
+    os.kill(int(first.output), signal.SIGKILL)
+    kept = tools.sessions._commands._kept["local"]
+    while not kept.has_ended:
+        await pid.call(asked, call("local__pid"))
+    assert int((await pid.call(asked, call("local__pid"))).output) != int(first.output)
+    kept = tools.sessions._commands._kept["local"]
+    kept.end()
+    await asyncio.wait_for(kept._task, 60)
+
+
+async def test_a_server_that_others_wrote_is_used(store: Store, principal: Principal) -> None:
+    """The time server of the protocol's makers, as a command."""
+    pytest.importorskip("mcp_server_time")
+    server = {"name": "time", "command": [sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC"]}
+    tools, asked = provider(store, tool_config(servers=[server])), context(principal)
+    opened = await tools.open(asked, {"type": "mcp", "server_label": "time"})
+    named = {tool.definition.name: tool for tool in opened.tools}
+    assert set(named) == {"time__get_current_time", "time__convert_time"}
+    arguments = '{"source_timezone": "Europe/Oslo", "time": "12:00", "target_timezone": "Asia/Tokyo"}'
+    converted = await named["time__convert_time"].call(asked, call("time__convert_time", arguments))
+    assert (converted.status, "Asia/Tokyo" in converted.output) == ("completed", True)
+    wrong = await named["time__get_current_time"].call(asked, call("time__get_current_time", '{"timezone": "Mars"}'))
+    assert wrong.status == "failed"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ class AnnouncedTurns:
     """Names of paths, and fetches under way. Both are bounded: the oldest path is forgotten, another fetch refused."""
 
     MAX_NAMES = 1 << 18
+    MAX_PATHS = 8192
     MAX_FETCHES = 16
 
     def __init__(self, tiers: KVTiers) -> None:
@@ -40,7 +41,7 @@ class AnnouncedTurns:
         self.forget(branch)
         self._paths[branch] = _Path(nodes[-1].scope, [node.hash for node in nodes])
         self._num_names += len(nodes)
-        while self._num_names > self.MAX_NAMES:
+        while self._num_names > self.MAX_NAMES or len(self._paths) > self.MAX_PATHS:
             self.forget(next(iter(self._paths)))
 
     def forget(self, branch: Branch) -> None:

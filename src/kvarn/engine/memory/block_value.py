@@ -34,7 +34,7 @@ _RATE_S = 60.0
 _UNKNOWN_S = 1e-3  # for a block before anything was measured
 _SHORTEST_STAY_S, _LONGEST_STAY_S = 1.0, 3600.0
 _ORDINARY = GapEstimate(mu=3.0, sigma=2.0, share=0.3)
-_STRENGTH = 20.0
+_STRENGTH, _KEEP = 1000.0, 0.9999
 
 
 class RecomputeCosts:
@@ -75,7 +75,8 @@ class ByValue:
         self._looked = 0
         self._evictions, self._evicted_s = 0.0, 0.0
         self._stay_s = _LONGEST_STAY_S
-        self._gaps = {Branch.ONCE: Gaps(0.998), Branch.COMMON: Gaps(0.998)}
+        self._gaps = {Branch.ONCE: Gaps(_KEEP), Branch.COMMON: Gaps(_KEEP)}
+        """Gaps of ordinary blocks; each block counts."""
         self._estimates = dict.fromkeys(self._gaps, _ORDINARY)
 
     def __len__(self) -> int:
@@ -109,8 +110,12 @@ class ByValue:
 
     def reused(self, node: PrefixNode, now: float) -> None:
         gaps = self._gaps.get(node.branch) if node.branch is not None else None
-        if gaps is not None and node.block in self._idle:
-            gaps.returned(now - self._idle[node.block][1])
+        if gaps is None or node.block not in self._idle:
+            return
+        gap_s, count, before = now - self._idle[node.block][1], 1, node.parent
+        while before is not None and before.block in self._idle:
+            count, before = count + 1, before.parent
+        gaps.returned(gap_s, count)
 
     def first(self, now: float) -> int | None:
         if self._spent:

@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 
 _SHORTEST_S = 1e-3
-_LONGEST_LOG = 10.0
+_LONGEST_LOG = 9.0  # two hours
 _LEAST_SIGMA = 0.3
 _LARGEST_SHARE = 0.98
 
@@ -50,12 +50,13 @@ class Gaps:
         self._returned = self._ended = 0.0
         self._logs = self._log_squares = 0.0
 
-    def returned(self, gap_s: float) -> None:
+    def returned(self, gap_s: float, count: int = 1) -> None:
+        """So many have come back after a gap."""
         log = math.log(max(gap_s, _SHORTEST_S))
-        self._fade()
-        self._returned += 1.0
-        self._logs += log
-        self._log_squares += log * log
+        self._fade(count)
+        self._returned += count
+        self._logs += count * log
+        self._log_squares += count * log * log
 
     def ended(self) -> None:
         """No turn has followed, and none is expected any more."""
@@ -70,8 +71,9 @@ class Gaps:
         share = (self._returned + strength * prior.share) / (seen + self._ended)
         return GapEstimate(mu, max(_LEAST_SIGMA, math.sqrt(max(0.0, squares - mu * mu))), min(share, _LARGEST_SHARE))
 
-    def _fade(self) -> None:
-        self._returned *= self._keep
-        self._ended *= self._keep
-        self._logs *= self._keep
-        self._log_squares *= self._keep
+    def _fade(self, count: int = 1) -> None:
+        keep = self._keep**count
+        self._returned *= keep
+        self._ended *= keep
+        self._logs *= keep
+        self._log_squares *= keep

@@ -169,10 +169,11 @@ class Sessions:
     def _give_up(self, now: float) -> None:
         """Count those that have been away for longer than others come back after: the share that returns is learned
         from them."""
-        while self._awaited and self._awaited[0][0] <= now:
-            _, _, session, branch = heapq.heappop(self._awaited)
+        most = 2 * self._max_sessions
+        while self._awaited and (self._awaited[0][0] <= now or len(self._awaited) > most):
+            due_s, _, session, branch = heapq.heappop(self._awaited)
             branch.is_awaited = False
-            if branch.active or branch.has_ended:
+            if branch.active or branch.has_ended or due_s > now:
                 continue
             if now < _left_s(branch) + branch.estimates[branch.end].longest_s:
                 branch.is_awaited = True

@@ -19,7 +19,7 @@ _HYPHEN = "\ufffe"
 class _Line(NamedTuple):
     text: str
     size: float
-    """Of the font of its first letter, in points."""
+    """Points, of the font of its first letter."""
     page: int
 
 

@@ -7,7 +7,7 @@ or of another generation than it says, are not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, and_, case, delete, exists, select, true, update
@@ -66,6 +66,15 @@ class Passage(NamedTuple):
     text: bytes
 
 
+class NamedFile(NamedTuple):
+    """A file as searches need to know it."""
+
+    file_id: str
+    filename: str
+    attributes: Mapping[str, Any]
+    readers: Sequence[str] | None
+
+
 async def put_file(
     session: AsyncSession,
     owner: Owner,
@@ -77,21 +86,37 @@ async def put_file(
     readers: Sequence[str] | None,
 ) -> None:
     """Add a file to a store's, or say something else of it; its chunks stay."""
+    await put_files(session, owner, store_id, [NamedFile(file_id, filename, attributes, readers)])
+
+
+async def put_files(session: AsyncSession, owner: Owner, store_id: str, files: Sequence[NamedFile]) -> None:
+    """Add files as `put_file` does, with two statements however many they are."""
     await count_up(session, owner, store_id, create=True)
-    values = {
-        "filename": filename[:512],
-        "attributes": dict(attributes),
-        "readers": None if readers is None else list(readers),
-    }
-    new = insert(session, ChunkFile).values(store_id=store_id, file_id=file_id, **values)
-    await session.execute(new.on_conflict_do_update(index_elements=["store_id", "file_id"], set_=values))
+    new = insert(session, ChunkFile).values(store_id=store_id)
+    changed = {name: new.excluded[name] for name in ("filename", "attributes", "readers")}
+    rows = [
+        {
+            "file_id": each.file_id,
+            "filename": each.filename[:512],
+            "attributes": dict(each.attributes),
+            "readers": None if each.readers is None else list(each.readers),
+        }
+        for each in files
+    ]
+    await session.execute(new.on_conflict_do_update(index_elements=["store_id", "file_id"], set_=changed), rows)
 
 
 async def remove_file(session: AsyncSession, owner: Owner, store_id: str, file_id: str) -> None:
     """Remove a file from a store's. Its chunks are gone at once, and deleted by `delete_chunks`. Where there is none,
     nothing is done."""
+    await remove_files(session, owner, store_id, [file_id])
+
+
+async def remove_files(session: AsyncSession, owner: Owner, store_id: str, file_ids: Collection[str]) -> None:
+    """Remove files as `remove_file` does."""
     if await count_up(session, owner, store_id) is not None:
-        await session.execute(delete(ChunkFile).where(is_file(store_id, file_id)))
+        gone = and_(ChunkFile.store_id == store_id, ChunkFile.file_id.in_(file_ids))
+        await session.execute(delete(ChunkFile).where(gone))
 
 
 async def remove_store(store: Store, owner: Owner, store_id: str) -> None:

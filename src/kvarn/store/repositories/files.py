@@ -25,7 +25,7 @@ from kvarn.store.repositories.contents import add_chunks, check_blobs, delete_co
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_one, is_owned_by, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_file_bytes, storing_file
-from kvarn.store.repositories.vector_stores.deletion import remove_files
+from kvarn.store.repositories.vector_stores.deletion import delete_chunks, remove_files
 
 MESSAGE_BATCH = "msgbatch_"
 """Beginning of the ids of batches whose files the server keeps itself: the requests came without one."""
@@ -174,7 +174,8 @@ async def delete_file(store: Store, owner: Owner, file_id: str, *, with_batch: b
         if batch_id is not None:
             raise ConflictError(f"The file {file_id} belongs to the batch {batch_id}, and goes with it: delete that.")
         await session.execute(update(File).where(File.id == file_id).values(status=INCOMPLETE, expires_at=0))
-        await remove_files(session, VectorStoreFile.file_id == file_id, int(store.now()))
+        removed = await remove_files(session, VectorStoreFile.file_id == file_id, int(store.now()))
+    await delete_chunks(store, removed)
     await drop_file(store, file_id)
 
 

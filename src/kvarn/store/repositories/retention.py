@@ -41,7 +41,7 @@ from kvarn.store.repositories.conversations.background_responses import RUNNING
 from kvarn.store.repositories.evaluations.runs import RUN_OVER
 from kvarn.store.repositories.files import drop_file
 from kvarn.store.repositories.row_deletion import Condition, DropRows, delete_rows, drop_plain
-from kvarn.store.repositories.vector_stores.deletion import drop_store, hide_stores, remove_files
+from kvarn.store.repositories.vector_stores.deletion import delete_chunks, drop_store, hide_stores, remove_files
 
 _DAY_S = 24 * 3600
 _AT_ONCE = 25
@@ -54,7 +54,8 @@ async def drop_files(store: Store, _: type[Base], condition: Condition) -> int:
     async with store.transaction() as session:
         hidden = update(File).where(condition).values(status=INCOMPLETE, expires_at=0)
         found = list(await session.scalars(hidden.returning(File.id)))
-        await remove_files(session, VectorStoreFile.file_id.in_(found), int(store.now()))
+        removed = await remove_files(session, VectorStoreFile.file_id.in_(found), int(store.now()))
+    await delete_chunks(store, removed)
     failure: Exception | None = None
     for file_id in found:
         try:

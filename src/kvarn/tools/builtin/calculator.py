@@ -21,7 +21,13 @@ _DEFINITION = ToolDefinition(
     "datetime, json and re can be imported; files and the network cannot be reached.",
     {
         "type": "object",
-        "properties": {"expression": {"type": "string", "description": "Such as `math.sqrt(2) * 3` or `17 % 5`."}},
+        "properties": {
+            "expression": {
+                "type": "string",
+                "maxLength": 500,
+                "description": "Python, such as `math.sqrt(2) * 3` or `17 % 5`.",
+            }
+        },
         "required": ["expression"],
         "additionalProperties": False,
     },

@@ -18,7 +18,11 @@ _DEFINITION = ToolDefinition(
     {
         "type": "object",
         "properties": {
-            "time_zone": {"type": "string", "description": "IANA name, such as `Europe/Stockholm`. Default: UTC."}
+            "time_zone": {
+                "type": "string",
+                "maxLength": 64,
+                "description": "IANA name, such as `Europe/Stockholm`. Default: UTC.",
+            }
         },
         "additionalProperties": False,
     },

@@ -60,7 +60,7 @@ class _Live:
     tenant: str
     idle_s: int
     file_ids: dict[str, str] = field(default_factory=dict)
-    """What it has of the container's files, by path."""
+    """Ids of the container's files that it has, by path."""
     used_s: float = 0.0
 
 
@@ -86,7 +86,7 @@ class Containers:
 
     @property
     def max_bytes(self) -> int:
-        """Of a container's files together."""
+        """Size that a container's files have together at most."""
         return self.config.code_files_mib * 2**20
 
     @property

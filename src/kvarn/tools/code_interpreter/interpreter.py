@@ -49,7 +49,7 @@ class Interpreter:
     id: str
     process: Process
     max_bytes: int
-    """Of all files together."""
+    """Size that all files have together at most."""
 
     @classmethod
     async def start(

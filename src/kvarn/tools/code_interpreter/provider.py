@@ -28,7 +28,7 @@ from kvarn.store.repositories.contents import read_content
 from kvarn.store.repositories.files import find_file
 from kvarn.tools.code_interpreter.containers import CodeOutcome, Containers
 from kvarn.tools.code_interpreter.interpreter import shown_path
-from kvarn.tools.types import OpenedTools, ToolCall, ToolContext, ToolDefinition, ToolResult
+from kvarn.tools.types import OpenedTools, ToolCall, ToolContext, ToolDefinition, ToolResult, WrittenFile
 from kvarn.wire.openai.common import RequestModel
 from kvarn.wire.openai.containers import ContainerRequest, MemoryLimit, NetworkPolicy
 from kvarn.wire.openai.errors import ApiError, invalid_request
@@ -202,8 +202,13 @@ class CodeTool:
                 outputs.append({"type": "image", "url": content_path(self.container.id, file.id)})
         written = [f"Wrote {shown_path(file.filename)} ({file.size:,} bytes)." for file in outcome.files]
         output = "\n".join([logs.rstrip(), *written]).strip() or "The code printed nothing."
-        item = {"code": code, "outputs": outputs}
-        return ToolResult(output, "failed" if outcome.failed else "completed", item=item, metadata=outcome.notes)
+        return ToolResult(
+            output,
+            "failed" if outcome.failed else "completed",
+            item={"code": code, "outputs": outputs},
+            files=[WrittenFile(self.container.id, file.id, shown_path(file.filename)) for file in outcome.files],
+            metadata=outcome.notes,
+        )
 
 
 def content_path(container_id: str, file_id: str) -> str:

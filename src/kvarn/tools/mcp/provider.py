@@ -13,7 +13,7 @@ from kvarn.tools.functions import ServerTool, definition_of
 from kvarn.tools.http_client import SafeHttp, ToolServerError, check_headers, check_url
 from kvarn.tools.http_tools import call_operation, read_operations
 from kvarn.tools.listing import ListCache
-from kvarn.tools.mcp.session import call_tool, list_tools
+from kvarn.tools.mcp.session import McpSessions, call_tool, list_tools
 from kvarn.tools.openapi import Operation
 from kvarn.tools.pins import compare
 from kvarn.tools.registered import ToolServers
@@ -34,8 +34,13 @@ class McpProvider:
         self.servers = servers
         self.http = http
         self._request_servers = request_servers
-        self._tools = ListCache(lambda server: list_tools(server, http))
-        self._operations = ListCache(lambda server: read_operations(server, http))
+        self.sessions = McpSessions(http)
+        self._tools = ListCache(
+            lambda server: list_tools(server, self.sessions), lambda listed: sum(each.chars for each in listed.tools)
+        )
+        self._operations = ListCache(
+            lambda server: read_operations(server, http), lambda found: sum(each.tool.chars for each in found)
+        )
 
     async def open(self, context: ToolContext, asked: Mapping[str, Any]) -> OpenedTools:
         entry = validate(McpTool, dict(asked), context.record.reply.warnings)
@@ -120,7 +125,7 @@ class McpProvider:
         self, server: ToolServer, told: ServerTools, tool: ServerTool, definition: ToolDefinition, needs_approval: bool
     ) -> Tool:
         operation = told.operations.get(tool.name)
-        return ServedTool(definition, needs_approval, server, tool.name, self.http, told.mode, operation)
+        return ServedTool(definition, needs_approval, server, tool.name, self, told.mode, operation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,7 @@ class ServedTool:
     needs_approval: bool
     server: ToolServer
     name: str
-    http: SafeHttp
+    provider: McpProvider
     mode: str
     operation: Operation | None
     """None: the server speaks MCP."""
@@ -156,9 +161,9 @@ class ServedTool:
         try:
             arguments = arguments_of(call)
             if self.operation is not None:
-                text = await call_operation(self.server, self.http, self.operation, arguments)
+                text = await call_operation(self.server, self.provider.http, self.operation, arguments)
             else:
-                text = await call_tool(self.server, self.http, self.mode, self.name, arguments)
+                text = await call_tool(self.server, self.provider.sessions, self.mode, self.name, arguments)
         except ToolCallError as error:
             return failed(error, self.server, context.max_result_bytes)
         return completed(without_secrets(text, self.server), context.max_result_bytes, self.definition.name)

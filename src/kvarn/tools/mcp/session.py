@@ -1,7 +1,7 @@
-"""Sessions with MCP servers: one for each listing and each call, closed when that ends, however it ends.
+"""Sessions with MCP servers: over HTTP one for each listing and each call, closed when that ends, however it ends.
 
-The protocol is the SDK's; its requests go through `SafeTransport`, as all of a project's do. A session is short:
-nothing of a client's stays behind, and a process that was started for it ends with it.
+The protocol is the SDK's; its requests go through `SafeTransport`, as all of a project's do. Servers that are commands
+are the operator's: their processes are kept (`commands.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from kvarn.config.extras import missing_extra
 from kvarn.tools.addresses import AddressRefusedError
 from kvarn.tools.functions import MAX_TOOLS, ServerTool, named_once
 from kvarn.tools.http_client import MAX_RESPONSE_BYTES, SafeHttp, SafeTransport, ToolServerError, check_url
+from kvarn.tools.mcp.commands import CommandSessions
 from kvarn.tools.server import ToolCallError, ToolServer, execution_error, http_error, protocol_error
 
 if TYPE_CHECKING:
@@ -51,9 +52,33 @@ class ListedTools:
     """Tools beyond `MAX_TOOLS`, and those whose name another one has too."""
 
 
-async def list_tools(server: ToolServer, http: SafeHttp) -> ListedTools:
+class McpSessions:
+    """Opens sessions: over HTTP one for each use, with commands one that is kept."""
+
+    def __init__(self, http: SafeHttp) -> None:
+        self._http = http
+        self._commands = CommandSessions(_start)
+
+    @asynccontextmanager
+    async def open(
+        self, server: ToolServer, mode: str, max_bytes: int = MAX_RESPONSE_BYTES
+    ) -> AsyncGenerator[Client, None]:
+        """A session, within the server's time. Whatever goes wrong in it is a `ToolCallError`."""
+        if (missing := missing_extra("a tool of type mcp", "mcp")) is not None:
+            raise protocol_error(_INTERNAL, missing)
+        wire = _Wire(self._http.transport(trusted=server.trusted, max_bytes=max_bytes))
+        async with _told_errors(server, wire), asyncio.timeout(server.timeout_s):
+            if server.command:
+                async with self._commands.client(server) as client:
+                    yield client
+            else:
+                async with AsyncExitStack() as stack:
+                    yield await _connect(server, wire, mode, stack)
+
+
+async def list_tools(server: ToolServer, sessions: McpSessions) -> ListedTools:
     """The tools that a server tells. Raises `ToolCallError`."""
-    async with _session(server, http, "auto", _MAX_LIST_BYTES) as client:
+    async with sessions.open(server, "auto", _MAX_LIST_BYTES) as client:
         tools: list[ServerTool] = []
         cursor, count = None, 0
         for _ in range(_MAX_PAGES):
@@ -68,9 +93,11 @@ async def list_tools(server: ToolServer, http: SafeHttp) -> ListedTools:
         return ListedTools(tuple(kept), _mode_of(version), count - len(kept))
 
 
-async def call_tool(server: ToolServer, http: SafeHttp, mode: str, name: str, arguments: Mapping[str, Any]) -> str:
+async def call_tool(
+    server: ToolServer, sessions: McpSessions, mode: str, name: str, arguments: Mapping[str, Any]
+) -> str:
     """The answer of a tool, as a text. Raises `ToolCallError`."""
-    async with _session(server, http, mode) as client:
+    async with sessions.open(server, mode) as client:
         result = await client.call_tool(name, dict(arguments))
     text = text_of(result)
     if result.is_error:
@@ -99,18 +126,12 @@ def text_of(result: CallToolResult) -> str:
 
 
 @asynccontextmanager
-async def _session(
-    server: ToolServer, http: SafeHttp, mode: str, max_bytes: int = MAX_RESPONSE_BYTES
-) -> AsyncGenerator[Client, None]:
-    """A session, within the server's time. Whatever goes wrong in it is a `ToolCallError`."""
-    if (missing := missing_extra("a tool of type mcp", "mcp")) is not None:
-        raise protocol_error(_INTERNAL, missing)
+async def _told_errors(server: ToolServer, wire: _Wire) -> AsyncGenerator[None, None]:
+    """Make every error a `ToolCallError`."""
     from mcp.shared.exceptions import MCPError
 
-    wire = _Wire(http.transport(trusted=server.trusted, max_bytes=max_bytes))
     try:
-        async with asyncio.timeout(server.timeout_s), AsyncExitStack() as stack:
-            yield await stack.enter_async_context(await _client(server, wire, mode, stack))
+        yield
     except TimeoutError:
         raise http_error(_LATE, f"{server.label!r} took more than {server.timeout_s:g} seconds") from None
     except MCPError as error:
@@ -126,33 +147,40 @@ async def _session(
         raise failure from None
 
 
-async def _client(server: ToolServer, wire: _Wire, mode: str, stack: AsyncExitStack) -> Client:
+async def _connect(server: ToolServer, wire: _Wire, mode: str, stack: AsyncExitStack) -> Client:
     import httpx2
-    from mcp import Client, StdioServerParameters
-    from mcp.client.stdio import stdio_client
     from mcp.client.streamable_http import streamable_http_client
+
+    try:
+        check_url(server.url)
+    except ToolServerError as error:
+        raise http_error(_REFUSED, str(error)) from None
+    http = httpx2.AsyncClient(transport=_bridge(wire), headers=dict(server.headers), timeout=None, trust_env=False)
+    await stack.enter_async_context(http)
+    transport = streamable_http_client(server.url, http_client=http, max_sse_event_size=MAX_RESPONSE_BYTES)
+    return await stack.enter_async_context(_client(transport, mode))
+
+
+async def _start(server: ToolServer, stack: AsyncExitStack) -> Client:
+    """Run a server's command. It gets no environment of this process but what finds programs."""
+    from mcp import StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
+    place = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    command, *rest = server.command
+    started = StdioServerParameters(command=command, args=rest, env=place | dict(server.environment))
+    transport = stdio_client(started, errlog=stack.enter_context(_nowhere()))
+    return await stack.enter_async_context(_client(transport, "auto"))
+
+
+def _client(transport: Any, mode: str) -> Client:
+    from mcp import Client
     from mcp_types import Implementation
 
-    if server.command:
-        place = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-        command, *rest = server.command
-        started = StdioServerParameters(command=command, args=rest, env=place | dict(server.environment))
-        transport: Any = stdio_client(started, errlog=stack.enter_context(_nowhere()))
-    else:
-        try:
-            check_url(server.url)
-        except ToolServerError as error:
-            raise http_error(_REFUSED, str(error)) from None
-        client = httpx2.AsyncClient(
-            transport=_bridge(wire), headers=dict(server.headers), timeout=server.timeout_s, trust_env=False
-        )
-        await stack.enter_async_context(client)
-        transport = streamable_http_client(server.url, http_client=client, max_sse_event_size=MAX_RESPONSE_BYTES)
     return Client(
         transport,
         mode=mode,
         cache=None,
-        read_timeout_seconds=server.timeout_s,
         input_required_max_rounds=1,
         client_info=Implementation(name="kvarn", version=kvarn.__version__),
     )

@@ -100,7 +100,7 @@ class McpServer(_Sent):
 
     @property
     def entry(self) -> dict[str, Any] | None:
-        """As an entry of OpenAI's `tools`; None: it is turned off."""
+        """Entry of OpenAI's `tools` that means the same; None: it is turned off."""
         configuration = self.tool_configuration or McpToolConfiguration()
         if configuration.enabled is False:
             return None

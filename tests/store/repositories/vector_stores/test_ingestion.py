@@ -12,7 +12,7 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
 from kvarn.store.models import VectorStoreFile
 from kvarn.store.owner import Principal
-from kvarn.store.repositories import chunks
+from kvarn.store.repositories.chunk_replacement import Replacement
 from kvarn.store.repositories.vector_stores import files, ingestion
 from new_tenants import create_organization
 
@@ -84,8 +84,7 @@ async def test_a_result_that_comes_too_late_changes_nothing(store, red, change):
     assert await ingestion.renew_files(store, "a", [taken.key], 30) == set()
     if change != "add again":  # there is no place any more that passages could be put into
         with pytest.raises(NotFoundError):
-            async with store.transaction() as session:
-                await chunks.replace_chunks(session, red.owner, *taken.key, [], embedder="", version="1")
+            await Replacement(store, red.owner, *taken.key, [], embedder="", version="1").run()
     assert not await finish(store, "a", taken.key)
     row = await row_of(store, file.id)
     assert (row and row.status) == {"cancel": "cancelled", "delete": None, "add again": "in_progress"}[change]

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 
 from kept_vector_stores import attachment, keep_file, keep_store
 from kvarn.config.platform import RetentionConfig
 from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError, StorageFullError
-from kvarn.store.models import ChunkFile, ChunkStore, Organization, VectorStore, VectorStoreFile, VectorStoreFileBatch
+from kvarn.store.models import (
+    ChunkFile,
+    ChunkStore,
+    File,
+    Organization,
+    VectorStore,
+    VectorStoreFile,
+    VectorStoreFileBatch,
+)
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.files import delete_file as delete_uploaded
 from kvarn.store.repositories.organization_deletion import delete_organization_data
@@ -130,6 +138,16 @@ async def test_a_file_leaves_its_stores_when_it_is_deleted_or_expires(store, red
         page = await files.list_files(store, red.owner, each.id, Cursor(), None)
         assert [file.file_id for file in page.items] == [kept.id]
     assert (await counts(store))["chunk_files"] == 2
+
+
+async def test_a_file_that_an_older_gateway_deleted_leaves_its_stores(store, red):
+    kept, gone = [await keep_file(store, red.owner) for _ in range(2)]
+    await keep_store(store, red.owner, kept, gone)
+    async with store.transaction() as session:
+        await session.execute(delete(File).where(File.id == gone.id))
+    await ingestion.remove_lost(store)
+    left = await counts(store)
+    assert (left["vector_store_files"], left["chunk_files"]) == (1, 1)
 
 
 async def test_an_unused_store_expires_and_the_sweep_deletes_it(store, red, clock):

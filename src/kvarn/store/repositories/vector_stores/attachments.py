@@ -74,11 +74,11 @@ async def attach(
     if len(there | by_id.keys()) > MAX_FILES:
         raise ConflictError(f"A vector store has at most {MAX_FILES} files: make another one.")
     await session.execute(_queue(session, row.id, batch_id), [_queued(files[each], by_id[each], now) for each in by_id])
-    for file_id, each in by_id.items():
-        name = files[file_id].filename
-        await chunks.put_file(
-            session, owner, row.id, file_id, filename=name, attributes=each.attributes, readers=each.readers
-        )
+    named = [
+        chunks.NamedFile(file_id, files[file_id].filename, each.attributes, each.readers)
+        for file_id, each in by_id.items()
+    ]
+    await chunks.put_files(session, owner, row.id, named)
     row.last_active_at, row.expires_at = now, expiry(now, row.expires_after_days)
     row.counted_bytes += ROW_BYTES * len(by_id.keys() - there)
 

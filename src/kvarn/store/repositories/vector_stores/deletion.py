@@ -10,6 +10,7 @@ Rows are locked in one order, here and by all that changes stores: uploaded file
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -22,16 +23,19 @@ from kvarn.store.repositories.changes import KEYS, add_change, lock_changes
 from kvarn.store.repositories.row_deletion import Condition
 from kvarn.store.repositories.stored_bytes import ROW_BYTES
 
+Place = tuple[str, str]
+"""Ids of a store and of a file in it."""
 _AT_ONCE = 25
 """Files that leave in one transaction."""
 
 
-async def remove_files(session: AsyncSession, condition: Condition, now: int) -> None:
-    """Take files out of their vector stores; a job that ingests one finds nothing any more to add to."""
+async def remove_files(session: AsyncSession, condition: Condition, now: int) -> list[Place]:
+    """Take files out of their vector stores, which nothing finds them in any more; for `delete_chunks`, where they
+    were. A job that ingests one finds nothing to add to."""
     having = select(VectorStoreFile.store_id).where(condition)
     ordered = select(VectorStore.id).where(VectorStore.id.in_(having)).order_by(VectorStore.id)
     if not (await session.scalars(ordered.with_for_update())).all():
-        return
+        return []
     columns = VectorStoreFile.store_id, VectorStoreFile.file_id, VectorStoreFile.usage_bytes, VectorStoreFile.quoted_at
     found = (await session.execute(select(*columns, *_OWNER).join(VectorStore, _OF_STORE).where(condition))).all()
     freed, quoted = Counter[str](), set[Owner]()
@@ -46,6 +50,13 @@ async def remove_files(session: AsyncSession, condition: Condition, now: int) ->
         await session.execute(update(VectorStore).where(VectorStore.id == store_id).values(smaller))
     if quoted:
         await _give_up_cached(session, quoted, now)
+    return [(row.store_id, row.file_id) for row in found]
+
+
+async def delete_chunks(store: Store, removed: Sequence[Place]) -> None:
+    """Delete the passages of files that were removed, in steps, which a sweep would end."""
+    for store_id, file_id in removed:
+        await chunks.delete_chunks(store, store_id, file_id)
 
 
 async def drop_store(store: Store, row: VectorStore) -> None:

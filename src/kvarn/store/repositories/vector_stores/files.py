@@ -18,7 +18,7 @@ from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_one, find_owned, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, storing
 from kvarn.store.repositories.vector_stores.attachments import Attachment, attach, lock_files, read_sizes
-from kvarn.store.repositories.vector_stores.deletion import remove_files
+from kvarn.store.repositories.vector_stores.deletion import delete_chunks, remove_files
 from kvarn.store.repositories.vector_stores.stores import FileSums, find_store, sum_files
 
 _FILE_AGE = (VectorStoreFile.created_at, VectorStoreFile.file_id)
@@ -132,7 +132,8 @@ async def delete_file(store: Store, owner: Owner, store_id: str, file_id: str) -
         await find_store(session, owner, store_id, to_change=True)
         await find_one(session, _one(store_id, file_id), _missing(file_id), to_change=True)
         is_it = (VectorStoreFile.store_id == store_id) & (VectorStoreFile.file_id == file_id)
-        await remove_files(session, is_it, int(store.now()))
+        removed = await remove_files(session, is_it, int(store.now()))
+    await delete_chunks(store, removed)
 
 
 async def read_batch(store: Store, owner: Owner, store_id: str, batch_id: str) -> SummedBatch:
@@ -155,8 +156,8 @@ async def cancel_batch(store: Store, owner: Owner, store_id: str, batch_id: str)
         async with store.transaction() as session:
             cancelled = update(VectorStoreFile).where(*is_open).values(ended).returning(VectorStoreFile.file_id)
             never_found = cancelled.where(VectorStoreFile.version == "")
-            for file_id in list(await session.scalars(never_found)):
-                await chunks.remove_file(session, owner, store_id, file_id)  # a job that is late adds nothing to it
+            ids = list(await session.scalars(never_found))
+            await chunks.remove_files(session, owner, store_id, ids)  # a job that is late adds nothing to them
             await session.execute(cancelled)
             await session.execute(update(VectorStoreFileBatch).where(is_it).values(cancelled=True))
     return await read_batch(store, owner, store_id, batch_id)

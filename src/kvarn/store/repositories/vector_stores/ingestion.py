@@ -6,13 +6,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Update, and_, case, or_, select, update
+from sqlalchemy import Update, and_, case, exists, or_, select, update
 
 from kvarn.store.engine import Store
-from kvarn.store.models import VectorStore, VectorStoreFile
+from kvarn.store.models import File, VectorStore, VectorStoreFile
+from kvarn.store.models.files import PROCESSED
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.row_deletion import Condition
-from kvarn.store.repositories.vector_stores.deletion import remove_files
+from kvarn.store.repositories.vector_stores.deletion import delete_chunks, remove_files
 
 _AT_ONCE = 25
 _IS_OPEN = or_(VectorStoreFile.status == "in_progress", VectorStoreFile.stale)
@@ -113,6 +114,12 @@ async def fail_file(store: Store, holder: str, key: tuple[str, str], code: str, 
     return await _change(store, _mine(holder, key).values(**failed, leased_by=None, leased_until=None))
 
 
+async def postpone_file(store: Store, holder: str, key: tuple[str, str], pause_s: float) -> None:
+    """Let a gateway begin it again after a pause, as if for the first time."""
+    later = {"leased_by": None, "leased_until": int(store.now() + pause_s), "attempts": 0}
+    await _change(store, _mine(holder, key).values(later))
+
+
 async def release_file(store: Store, holder: str, key: tuple[str, str]) -> None:
     """Let another gateway begin it again: one that was stopped in order does not count."""
     free = {"leased_by": None, "leased_until": None, "attempts": VectorStoreFile.attempts - 1}
@@ -122,16 +129,26 @@ async def release_file(store: Store, holder: str, key: tuple[str, str]) -> None:
 async def remove_expired(store: Store) -> None:
     """Take files out of their vector stores that have expired: searches find them no longer than a look at the jobs
     takes, however seldom the sweep deletes them."""
-    expired = VectorStoreFile.expires_at <= int(store.now())
+    await _remove(store, VectorStoreFile.expires_at <= int(store.now()))
+
+
+async def remove_lost(store: Store) -> None:
+    """Take files out of their vector stores that were deleted by a gateway of an older release, which knows of none."""
+    uploaded = exists().where(File.id == VectorStoreFile.file_id, File.status == PROCESSED)
+    await _remove(store, ~uploaded)
+
+
+async def _remove(store: Store, condition: Condition) -> None:
     columns = VectorStoreFile.store_id, VectorStoreFile.file_id
     while True:
         async with store.reading() as session:
-            found = (await session.execute(select(*columns).where(expired).limit(_AT_ONCE))).all()
+            found = (await session.execute(select(*columns).where(condition).limit(_AT_ONCE))).all()
         if not found:
             return
         async with store.transaction() as session:
-            for key in found:
-                await remove_files(session, _is(*key), int(store.now()))
+            removed = [await remove_files(session, _is(*key), int(store.now())) for key in found]
+        for each in removed:
+            await delete_chunks(store, each)
 
 
 async def read_models(store: Store) -> dict[str | None, Owner]:

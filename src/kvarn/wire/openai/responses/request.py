@@ -142,7 +142,7 @@ class ResponseRequest(ContextFields):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     service_tier: str | None = None
 
-    max_tool_calls: int | None = Field(None, ge=1)  # of tools that the server runs
+    max_tool_calls: int | None = Field(None, ge=0)  # of tools that the server runs
 
     # Hints: they may be ignored without harm.
     user: str | None = None
