@@ -10,6 +10,8 @@ import openai
 import pytest
 
 from kvarn.config.platform import BatchesConfig
+from kvarn.retrieval.types import SearchResult
+from kvarn.store.errors import StoreReadOnlyError
 from kvarn.store.owner import Role
 
 SMALL = {"type": "static", "static": {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 50}}
@@ -191,6 +193,29 @@ def test_what_is_not_there_is_a_404(filled, sdk):
         ]
     assert [answer.status_code for answer in missing] == [404] * len(missing)
     assert {answer.json()["error"]["code"] for answer in missing} == {"not_found"}
+
+
+def test_what_a_search_left_out_is_told_in_a_header(filled, sdk, monkeypatch):
+    async def search(*_: Any, **__: Any) -> SearchResult:
+        return SearchResult((), ("No vectors: the server said\r\nx-evil: é" + "x" * 999,))
+
+    made = sdk.vector_stores.create()
+    monkeypatch.setattr(type(filled.gateway.retrieval.index), "search", search)
+    with filled.client() as client:
+        answer = client.post(f"/v1/vector_stores/{made.id}/search", json={"query": "x"})
+    told = answer.headers["x-kvarn-warning"]
+    assert answer.status_code == 200 and told.startswith("No vectors: the server said x-evil: ?x")
+    assert len(told) == 300 and "x-evil" not in answer.headers
+
+
+def test_a_database_that_takes_no_writes_is_searched(sdk, monkeypatch):
+    async def refuse(*_: Any) -> None:
+        raise StoreReadOnlyError("it is a standby")
+
+    made = sdk.vector_stores.create()
+    sdk.vector_stores.files.upload_and_poll(vector_store_id=made.id, file=("t.md", TRAINS.encode()))
+    monkeypatch.setattr("kvarn.store.repositories.vector_stores.stores.note_use", refuse)
+    assert sdk.vector_stores.search(made.id, query="trains").data
 
 
 def test_an_expired_store_says_so_until_it_is_deleted(filled, sdk, monkeypatch):

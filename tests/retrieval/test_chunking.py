@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarn.retrieval.chunking import chunk
 from kvarn.retrieval.types import Block, Document
+from profiles import examples
 
 
 def words(text: str) -> int:
@@ -104,6 +105,7 @@ TEXTS = st.text("ab.! \n#é漢。\u2028", max_size=120)
 
 
 @pytest.mark.parametrize("count", [words, len])
+@settings(max_examples=examples(100))
 @given(
     blocks=st.lists(st.tuples(KINDS, TEXTS, st.integers(0, 3)), max_size=12),
     max_tokens=st.integers(4, 60),

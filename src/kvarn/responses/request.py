@@ -13,6 +13,7 @@ from kvarn.responses.tools import OfferedTool, chat_tool, check_chat_names, offe
 from kvarn.tools.registry import OfferedTools
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ApiError, invalid_request
+from kvarn.wire.openai.hosted import HostedTool
 from kvarn.wire.openai.parse import validate
 from kvarn.wire.openai.responses.answer import Response
 from kvarn.wire.openai.responses.items import StoredItem
@@ -22,7 +23,6 @@ from kvarn.wire.openai.responses.tools import (
     AllowedTools,
     FunctionTool,
     HostedChoice,
-    HostedTool,
     NamespaceTool,
     ResponseTool,
     ToolReference,

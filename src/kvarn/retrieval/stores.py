@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from kvarn.retrieval.ingestion import IngestionWorker
 from kvarn.retrieval.search import Retriever
 from kvarn.retrieval.types import SearchResult
 from kvarn.store.engine import Store
-from kvarn.store.errors import NotFoundError, StorageFullError
+from kvarn.store.errors import NotFoundError, StorageFullError, StoreAwayError
 from kvarn.store.models import VectorStore, VectorStoreFile
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.vector_stores import files as stored_files
@@ -32,6 +33,8 @@ from kvarn.wire.openai.vector_stores import (
     UpdateFileRequest,
     UpdateVectorStoreRequest,
 )
+
+_log = logging.getLogger("kvarn.retrieval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,10 @@ class Retrieval:
         `ApiError` (400) where it has expired."""
         owner = principal.owner
         await self._find(owner, store_ids)
-        await stored.note_use(self.store, store_ids)
+        try:
+            await stored.note_use(self.store, store_ids)
+        except StoreAwayError as error:  # most often it takes no writes at present, and can be searched all the same
+            _log.debug("the use of vector stores was not noted: %s", error)
         found = await self.index.search(
             principal,
             store_ids,

@@ -41,6 +41,7 @@ from kvarn.wire.openai.vector_stores import (
 )
 
 _ASK_AGAIN_MS = 200
+_MAX_SENTENCE_CHARS = 300
 
 router = json_router("/v1/vector_stores", "vector stores", CHECKED)
 
@@ -105,7 +106,7 @@ async def search_vector_store(
         score_threshold=body.ranking_options.score_threshold,
         ranker=body.ranking_options.ranker,
     )
-    record.reply.warnings += found.degraded
+    record.reply.warnings += [_plain(each) for each in found.degraded]
     return SearchResultsPage(search_query=body.queries, data=[_hit(hit) for hit in found.hits])
 
 
@@ -191,6 +192,11 @@ async def list_vector_store_batch_files(
 ) -> ListObject[VectorStoreFileObject]:
     page = await stored_files.list_files(gateway.store, owner, vector_store_id, query.cursor, query.filter, batch_id)
     return list_answer(page, _file)
+
+
+def _plain(sentence: str) -> str:
+    """A sentence as a header may hold it: other servers' words may be in it."""
+    return "".join(char if " " <= char <= "~" else "?" for char in " ".join(sentence.split()))[:_MAX_SENTENCE_CHARS]
 
 
 def _ask_again(status: str) -> dict[str, str]:

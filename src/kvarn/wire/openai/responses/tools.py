@@ -8,9 +8,9 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, mod
 
 from kvarn.wire.openai.chat.response_format import FunctionName
 from kvarn.wire.openai.common import EMPTY_IS_NULL, RequestModel, disagreement, is_empty, only, validation_error
+from kvarn.wire.openai.hosted import HostedTool
 
 OFFERED_TYPES = ("function", "custom", "namespace")  # types of the tools that the model is offered
-_SECRETS = frozenset({"authorization", "headers"})
 _CALLED_DIRECTLY = only(["direct"])
 
 
@@ -62,23 +62,6 @@ class NamespaceTool(RequestModel):
     tools: Annotated[
         list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]], Field(fail_fast=True, max_length=128)
     ]
-
-
-class HostedTool(RequestModel):
-    """A tool that the server runs, where it has one of the type (`kvarn.tools`): its provider reads the fields."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: str
-
-    @property
-    def entry(self) -> dict[str, Any]:
-        return self.model_dump()
-
-    @property
-    def without_secrets(self) -> dict[str, Any]:
-        """The entry as it may be shown and kept."""
-        return {name: value for name, value in self.entry.items() if name not in _SECRETS and value is not None}
 
 
 def _kind(tool: Any) -> str:
