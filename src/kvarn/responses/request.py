@@ -11,7 +11,7 @@ from kvarn.answers.tiers import requested_tier
 from kvarn.responses.chat_messages import chat_messages
 from kvarn.responses.tools import OfferedTool, chat_tool, check_chat_names, offered_tools
 from kvarn.tools.registry import OfferedTools
-from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.chat.request import ChatCompletionRequest, HostedChoice, HostedTool
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.parse import validate
 from kvarn.wire.openai.responses.answer import Response
@@ -21,8 +21,6 @@ from kvarn.wire.openai.responses.tools import (
     OFFERED_TYPES,
     AllowedTools,
     FunctionTool,
-    HostedChoice,
-    HostedTool,
     NamespaceTool,
     ResponseTool,
     ToolReference,

@@ -56,6 +56,9 @@ HOSTED_TYPES = ("file_search", "web_search", "code_interpreter", "mcp", "http", 
 """Types of tools that the server may run, also with a version behind (`web_search_preview`)."""
 
 
+_SECRETS = frozenset({"authorization", "headers"})
+
+
 class HostedTool(RequestModel):
     """A tool that the server runs, where it has one of the type (`kvarn.tools`): its provider reads the fields."""
 
@@ -67,9 +70,14 @@ class HostedTool(RequestModel):
     def entry(self) -> dict[str, Any]:
         return self.model_dump()
 
+    @property
+    def without_secrets(self) -> dict[str, Any]:
+        """The entry as it may be shown and kept."""
+        return {name: value for name, value in self.entry.items() if name not in _SECRETS and value is not None}
+
 
 class HostedChoice(RequestModel):
-    """The tool of the server that shall be called."""
+    """The tool of the server that shall be called: of a type, of an MCP server any or the one of this name."""
 
     model_config = ConfigDict(extra="ignore")
 
