@@ -201,3 +201,19 @@ def test_several_embedding_models_are_told_apart_by_the_configuration(make: Any)
     searches = make(embedding_model="absent")
     with pytest.raises(EmbedderAwayError, match="'absent'"):
         searches.embed(["ab"])
+
+
+def test_while_models_start_none_is_chosen_and_none_is_started(
+    server: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    searches = make()
+
+    async def start() -> None:
+        started.append(1)
+
+    searches.retriever.embedders._start_small = start
+    monkeypatch.setattr(server.embed, "card", None)
+    with pytest.raises(EmbedderAwayError, match="still starting"):
+        searches.embed(["ab"])
+    assert started == []

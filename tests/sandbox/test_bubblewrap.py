@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conditions import lives, until
+from conditions import children, lives, until
 from kvarn.sandbox.bubblewrap import Outcome, Program, ProgramLimits, ProgramRunner, find_bubblewrap
 from kvarn.sandbox.errors import NoSandboxError
 
@@ -274,8 +274,8 @@ async def test_system_calls_of_administrators_are_refused(hostile: Hostile) -> N
 
 async def test_cancelled_run_leaves_nothing_running(hostile: Hostile, box: ProgramRunner) -> None:
     running = asyncio.create_task(hostile.run("import time; time.sleep(3600)", ProgramLimits(timeout_s=3600)))
-    await until(lambda: _children(os.getpid()))  # while the sandbox is being made: some do not yet die with others
-    found = _children(os.getpid())
+    await until(lambda: children(os.getpid()))  # while the sandbox is being made: some do not yet die with others
+    found = children(os.getpid())
     running.cancel()
     await asyncio.wait([running])
     await until(lambda: not any(map(lives, found)))
@@ -313,7 +313,7 @@ async def test_killed_server_leaves_nothing_running(box: ProgramRunner, tmp_path
     )
     assert server.stdout is not None
     assert await server.stdout.readline() == b"running\n"
-    found = _children(server.pid)
+    found = children(server.pid)
     assert len(found) == 3  # bubblewrap, process 1 of its namespace, the program
     server.kill()
     await server.wait()
@@ -323,16 +323,3 @@ async def test_killed_server_leaves_nothing_running(box: ProgramRunner, tmp_path
 def _write(folder: Path, code: str) -> None:
     folder.chmod(0o755)  # the program is another user
     (folder / "hostile.py").write_text(textwrap.dedent(code))
-
-
-def _children(pid: int) -> list[int]:
-    """All processes below one."""
-    found = []
-    for each in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = each.read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue  # it has ended
-        if int(parent) == pid and state != "Z":
-            found += [int(each.parent.name), *_children(int(each.parent.name))]
-    return found

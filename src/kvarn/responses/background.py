@@ -32,8 +32,8 @@ from kvarn.store.owner import Principal
 from kvarn.store.repositories.conversations import background_responses as stored
 from kvarn.store.repositories.conversations.conversations import Lock
 from kvarn.store.repositories.tenants.principals import find_bearer
-from kvarn.wire.openai.chat.request import HostedTool
 from kvarn.wire.openai.errors import RETRY_AFTER_S, ApiError
+from kvarn.wire.openai.hosted import HostedTool
 from kvarn.wire.openai.responses.answer import Response
 from kvarn.wire.openai.responses.request import ResponseRequest
 

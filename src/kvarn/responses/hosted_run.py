@@ -21,7 +21,8 @@ from kvarn.tools.items import begun_item
 from kvarn.tools.loop import ToolLoop
 from kvarn.tools.registry import OfferedTools
 from kvarn.wire.openai.chat.messages import Message
-from kvarn.wire.openai.chat.request import ChatCompletionRequest, HostedTool
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.hosted import HostedTool
 from kvarn.wire.openai.responses.items import StoredItem
 from kvarn.wire.openai.responses.request import ContextFields, ResponseRequest
 

@@ -25,7 +25,6 @@ from kvarn.wire.openai.chat.request import (
     ChatCompletionRequest,
     FunctionReference,
     HostedChoice,
-    HostedTool,
     NamedToolChoice,
     Tool,
 )
@@ -44,9 +43,7 @@ async def start_tool_chat(serving: ToolsContext, record: RequestRecord, request:
     chat = await loop.start()
     keep = None
     if request.store:
-        hosted = [HostedTool.model_validate(tool.without_secrets) for _, tool in request.hosted_tools]
-        kept = request.model_copy(update={"tools": [*request.function_tools, *hosted]})
-        keep = lambda answer: keep_completion(serving, record, kept, answer, chat.held.size // 2)  # noqa: E731
+        keep = lambda answer: keep_completion(serving, record, request, answer, chat.held.size // 2)  # noqa: E731
     return replace(chat, request=request, deltas=answer_deltas(loop), usage=lambda: loop.usage, store=keep)
 
 

@@ -23,7 +23,7 @@ from kvarn.tools.addresses import AddressRefusedError
 from kvarn.tools.functions import MAX_TOOLS, ServerTool, named_once
 from kvarn.tools.http_client import MAX_RESPONSE_BYTES, SafeHttp, SafeTransport, ToolServerError, check_url
 from kvarn.tools.mcp.commands import CommandSessions
-from kvarn.tools.server import ToolCallError, ToolServer, execution_error, http_error, protocol_error
+from kvarn.tools.server import ToolCallError, ToolServer, http_error, protocol_error, tool_error
 
 if TYPE_CHECKING:
     import httpx2
@@ -101,7 +101,7 @@ async def call_tool(
         result = await client.call_tool(name, dict(arguments))
     text = text_of(result)
     if result.is_error:
-        raise execution_error(text)
+        raise tool_error(text)
     return text
 
 

@@ -24,6 +24,7 @@ from kvarn.wire.openai.common import (
     refused,
     validation_error,
 )
+from kvarn.wire.openai.hosted import HostedTool
 from kvarn.wire.sampling import MAX_INT
 
 
@@ -54,26 +55,6 @@ class Tool(RequestModel):
 
 HOSTED_TYPES = ("file_search", "web_search", "code_interpreter", "mcp", "http", "calculator", "clock")
 """Types of tools that the server may run, also with a version behind (`web_search_preview`)."""
-
-
-_SECRETS = frozenset({"authorization", "headers"})
-
-
-class HostedTool(RequestModel):
-    """A tool that the server runs, where it has one of the type (`kvarn.tools`): its provider reads the fields."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: str
-
-    @property
-    def entry(self) -> dict[str, Any]:
-        return self.model_dump()
-
-    @property
-    def without_secrets(self) -> dict[str, Any]:
-        """The entry as it may be shown and kept."""
-        return {name: value for name, value in self.entry.items() if name not in _SECRETS and value is not None}
 
 
 class HostedChoice(RequestModel):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from kvarn.wire.openai.chat.request import HostedTool, ReasoningEffort
+from kvarn.wire.openai.chat.request import ReasoningEffort
 from kvarn.wire.openai.common import (
     EMPTY_IS_NULL,
     SAMPLING_FIELDS,
@@ -23,6 +23,7 @@ from kvarn.wire.openai.common import (
     only,
     refused,
 )
+from kvarn.wire.openai.hosted import HostedTool
 from kvarn.wire.openai.responses.items import InputItems
 from kvarn.wire.openai.responses.tools import ResponseTool, ToolChoice
 from kvarn.wire.openai.sessions import AgentHint, RetentionDirectives

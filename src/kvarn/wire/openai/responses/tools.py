@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from kvarn.wire.openai.chat.request import HostedChoice, HostedTool
+from kvarn.wire.openai.chat.request import HostedChoice
 from kvarn.wire.openai.chat.response_format import FunctionName
 from kvarn.wire.openai.common import EMPTY_IS_NULL, RequestModel, disagreement, is_empty, only, validation_error
+from kvarn.wire.openai.hosted import HostedTool
 
 OFFERED_TYPES = ("function", "custom", "namespace")  # types of the tools that the model is offered
 _CALLED_DIRECTLY = only(["direct"])
