@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 ALLOWED = {
     *("0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0"),
-    *("ISC", "MIT", "MIT-0", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib"),
+    *("CNRI-Python", "ISC", "MIT", "MIT-0", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib"),
     "MPL-2.0",  # holds for its own files, which are passed on unchanged
     "LicenseRef-NVIDIA-Proprietary",  # CUDA's libraries, beside torch for GPUs: NVIDIA's terms hold for them
 }
@@ -32,7 +32,12 @@ CLASSIFIERS = {
     "Python Software Foundation License": "PSF-2.0",
 }
 """SPDX's names of the licences that packages name in PyPI's way."""
-READ_BY_HAND = {"protobuf": "BSD-3-Clause", "ray": "Apache-2.0"}
+READ_BY_HAND = {
+    "protobuf": "BSD-3-Clause",
+    "pypdfium2": "BSD-3-Clause AND Apache-2.0",
+    "ray": "Apache-2.0",
+    "transformers": "Apache-2.0",
+}
 """Licences of packages whose metadata has none that a program reads."""
 CUDA = ("nvidia-", "cuda-toolkit")
 """Beginnings of the names of CUDA's packages, which tell NVIDIA's licence in several ways."""

@@ -32,7 +32,11 @@ GROUPS = (
         "`template_limit_exceeded`, `content_filter`; responses also `conversation_locked`, "
         "`response_in_progress`, `too_many_background`",
     ),
-    ("Conversations", ("conversations",), "`not_found`, `item_not_found`, `conversation_too_large`, `storage_full`"),
+    (
+        "Conversations",
+        ("conversations", "sessions"),
+        "`not_found`, `item_not_found`, `conversation_too_large`, `storage_full`",
+    ),
     (
         "Embeddings, rank, moderation, tokens",
         ("embeddings", "rerank", "moderations", "tokens"),
@@ -42,6 +46,16 @@ GROUPS = (
         "Files and batches",
         ("files", "batches"),
         "`not_found`, `conflict`, `request_too_large`, `storage_full`, `unsupported_media_type`, `invalid_form`",
+    ),
+    (
+        "Vector stores",
+        ("vector stores",),
+        "`not_found`, `conflict`, `storage_full`, `vector_store_expired`",
+    ),
+    (
+        "Containers of the code interpreter",
+        ("containers",),
+        "`not_found`, `request_too_large`, `storage_full`, `unsupported_value`",
     ),
     (
         "Quality",

@@ -172,7 +172,7 @@ def test_max_tokens_beyond_the_context_is_lowered_with_a_warning(server, client)
         ({"thinking": {"type": "loud"}}, "thinking.type"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "nil"}}}}, "output_config.format"),
-        ({"mcp_servers": [{"type": "url", "url": "x", "name": "x"}]}, "mcp_servers"),
+        ({"mcp_servers": [{"type": "stdio", "url": "x", "name": "x"}]}, "mcp_servers[0].type"),
         ({"container": "c"}, "container"),
         ({"thread": {"type": "create"}}, "thread"),
         ({"stop": ["x"]}, "stop"),

@@ -23,6 +23,8 @@ SMOKE = {
     "explanations": ("--shape tiny --requests 4 --concurrency 2 --alone 2", r"unexplained: median \d"),
     "failover": ("--events 1 --replicas 2 --every-s 0.5 --streams 3", r"[1-9]\d* tokens; 0 lost or other"),
     "gateway_overhead": ("--streams 1 --rounds 1", r"\d µs a token"),
+    "ingestion": ("--mib 0.1 --kinds md", r"md +0\.1 +\d+( +\d+\.\d+){5}"),
+    "injection": ("", r"\| all \| \d+ \| 3 of"),
     "kernels.attention": ("--kv bfloat16 --only decode --seconds 0.01 --threads 1", r"\d GB/s"),
     "kernels.linear": ("--form bfloat16 int4 --rows 1 --threads 1 --layers 1 --rounds 1", r"int4 +1 +\d"),
     "kernels.tiles": ("--kernels bfloat16 attention --rows 8 --prompts 64", r"attention, .+ \d+%  (loads|products)"),
@@ -35,13 +37,19 @@ SMOKE = {
     ),
     "quality": ("--every 60", r"int8, KV int8 \| \d+ of \d+"),
     "request_path": ("", r"token: +\d"),
+    "retrieval": (
+        "--sets generated --pages 8 --questions 6 --tokens 100 --overlap 20",
+        r"hybrid \+ rerank \| \d+(.|\n)*groundedness 100\.0%",
+    ),
     "routing": ("--requests 40 --rate 20", r"prefix .+ \d+\.\d% .+ busiest / mean \d"),
     "run": ("--shape demo --workloads W1", r"W1 +\d.* 0  "),
+    "sessions": ("--sessions 3 --strangers 20", r"value .+ \d+\.\d%"),
     "speculation": ("--smoke --streams 1,2", r"draft_model: \d+ proposals"),
     "startup": ("--runs 1", r"first token +\d"),
     "state_changes": ("--rows 1000 --writers 2", r"\| backup \| \d.* 0 \|"),
     "step_overhead": ("--batches 2 --rounds 1 --steps 6", r"\d( +\d+){4,}"),
     "structured_output": ("--smoke", r"fast-forward: \d"),
+    "vector_search": ("--chunks 500 --searches 5", r"hybrid +p50 +\d"),
 }
 """What each is asked for, and the pattern of a figure that it prints; `overload`, `peers`, `rolling_replacement` and
 `schema_suite` have tests of their own."""
@@ -75,4 +83,4 @@ def test_every_benchmark_has_a_smoke_form() -> None:
         for path in folder.glob(pattern)
         if "__main__" in path.read_text(encoding="utf-8")
     }
-    assert programs == {*SMOKE, "models", "schema_suite", "rolling_replacement"} - {"proxies"}
+    assert programs == {*SMOKE, "models", "schema_suite", "rolling_replacement"} - {"injection", "proxies", "retrieval"}

@@ -9,9 +9,28 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/errors.md"
-PACKAGES = ("answers", "batches", "catalog", "evaluations", "external", "gateway", "identity", "responses", "wire")
+PACKAGES = (
+    "answers",
+    "batches",
+    "catalog",
+    "evaluations",
+    "external",
+    "gateway",
+    "identity",
+    "responses",
+    "retrieval",
+    "tools",
+    "wire",
+)
 SOURCES = [path for package in PACKAGES for path in sorted((ROOT / "src/kvarn" / package).rglob("*.py"))]
-POSITIONS = {"invalid_request": 2, "unavailable": 1, "_unavailable": 1, "_add_fault": 0}
+POSITIONS = {
+    "invalid_request": 2,
+    "unavailable": 1,
+    "_unavailable": 1,
+    "_add_fault": 0,
+    "UnreadableFileError": 0,
+    "RefusedError": 1,
+}
 """Functions that take a code, and at which place."""
 TABLES = ("_CODES", "_REFUSALS", "_UNANSWERED")
 """Tables in which exceptions or states have codes."""

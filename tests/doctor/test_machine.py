@@ -13,6 +13,7 @@ from kvarn.doctor.machine import (
     check_memory,
     check_open_files,
     check_processors,
+    check_sandbox,
     file_system_of,
     processor_name,
 )
@@ -93,3 +94,11 @@ def test_a_data_directory_that_others_may_read_is_warned_of(tmp_path):
 def test_a_file_in_place_of_the_data_directory_is_an_error(tmp_path):
     (tmp_path / "kvarn").write_text("")
     assert check_directory(tmp_path / "kvarn", 100 * GIB, "ext4").level is Level.ERROR
+
+
+def test_a_missing_sandbox_is_warned_of_with_what_it_costs():
+    assert check_sandbox(None, parses_without=False).level is Level.OK
+    missing = check_sandbox("bubblewrap is not installed", parses_without=False)
+    assert missing.level is Level.WARNING
+    assert "not installed; the code interpreter is off, and PDF" in missing.detail
+    assert "PDF" not in check_sandbox("no", parses_without=True).detail

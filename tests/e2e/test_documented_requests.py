@@ -48,7 +48,15 @@ def test_the_requests_of_a_page_are_answered(server, page: Path, tmp_path: Path)
         ids |= _ids(done.stdout)
 
 
-@pytest.mark.parametrize(("page", "printed"), [("start/install.md", "42"), ("guides/structured_output.md", "born=")])
+@pytest.mark.parametrize(
+    ("page", "printed"),
+    [
+        ("start/install.md", "42"),
+        ("guides/structured_output.md", "born="),
+        ("guides/vector_stores.md", "platform nine"),
+        ("guides/hosted_tools.md", "three crowns"),
+    ],
+)
 def test_the_program_of_a_page_prints_its_answer(server, page: str, printed: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     (program,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from engine_adapters import ScriptedAdapters
 from kv_connectors import DictConnector
+from kvarn.wire.sessions import SessionEvent, SessionNews, SessionTurn
 from kvarn.worker.proposers.ngram import NgramProposer
 from profiles import examples
 from scripted_masks import EveryThird, OftenForced
@@ -70,6 +71,7 @@ class Arrival:
     adapter: str
     stops: bool
     prompt_logprobs: bool
+    session: SessionTurn | None
 
     def prompt(self) -> list[int]:
         """Prompts of one stem begin alike."""
@@ -91,9 +93,25 @@ arrivals = st.builds(
     adapter=st.sampled_from(["", "", "small", "large", "other"]),
     stops=st.booleans(),
     prompt_logprobs=st.sampled_from([False, False, False, True]),
+    session=st.none()
+    | st.builds(
+        SessionTurn,
+        id=st.sampled_from([b"1", b"2", b"3"]),
+        tree=st.sampled_from([b"", b"1"]),
+        keep_s=st.sampled_from([0.0, 0.3, 60.0]),
+        is_last=st.sampled_from([False, False, False, True]),
+    ),
+)
+session_news = st.builds(
+    SessionNews,
+    session=st.sampled_from([b"1", b"2", b"3", b"unknown"]),
+    event=st.sampled_from(SessionEvent),
+    turn=st.integers(0, 30).map("r{}".format),
 )
 events = st.lists(
-    st.one_of(arrivals, st.integers(1, 12), st.tuples(st.just("abort"), st.integers(0, 30))), min_size=1, max_size=40
+    st.one_of(arrivals, arrivals, st.integers(1, 12), session_news, st.tuples(st.just("abort"), st.integers(0, 30))),
+    min_size=1,
+    max_size=40,
 )
 
 
@@ -147,8 +165,11 @@ def play(world, script) -> dict[str, Arrival]:
                 stop_token_ids=[3, 4, 5] if event.stops else [],
                 prompt_logprobs=0 if event.prompt_logprobs else None,
                 seed=event.stem + event.own,
+                session=event.session,
             ):
                 taken[request_id] = event
+        elif isinstance(event, SessionNews):
+            world.engine.take_session_news(event)
         elif isinstance(event, tuple):
             world.engine.abort(f"r{event[1]}")
             taken.pop(f"r{event[1]}", None)

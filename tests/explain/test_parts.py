@@ -9,7 +9,7 @@ import pytest
 from explained_world import ExplainedWorld, asked, mixed_load
 from kvarn.explain.explanation import Part, Stage, TokenCause
 from kvarn.observe.timeline import FIELDS, Event
-from kvarn.observe.traces.traced import TracedTurn
+from kvarn.observe.traces.traced import TracedTool, TracedTurn
 from told_requests import FINISHED, FIRST, K, Phase, answered, told_request
 
 
@@ -54,6 +54,20 @@ def test_a_preempted_turn_goes_on_with_its_tokens_computed_again():
         ("prefill again", 0.1),
         ("decode", 0.5),
     ]
+
+
+def test_tools_between_two_turns_are_a_part_and_the_slowest_is_named():
+    times = (("received", 0.0), ("sent", 0.1), ("generated", 1.0), ("tools", 4.0), ("resolved", 4.1), ("sent", 4.2))
+    events = [Event(name, at_s) for name, at_s in (*times, ("generated", 5.0), ("settled", 5.1), ("ended", 5.2))]
+    calls = [
+        TracedTool("a", "mcp", "files__read", "completed", 1.0, 2.0),
+        TracedTool("b", "clock", "clock", "failed", 1.0, 3.9),
+    ]
+    found = answered(events, [TracedTurn(id="one", model="m"), TracedTurn(id="two", model="m")], calls).explained()
+    assert_tile(found.parts, 0.0, found.total_s)
+    (part,) = [each for each in found.parts if each.name == "tools"]
+    assert (part.begin_s, part.end_s, part.detail) == (1.0, 4.0, "clock")
+    assert found.cause.code == "tools" and found.sentence.startswith("3.0 s of 5.2 s went to tools: clock.")
 
 
 def test_an_answer_that_the_gateway_ended_goes_on_until_then():

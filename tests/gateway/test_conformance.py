@@ -72,8 +72,10 @@ def made_objects(server) -> dict[str, str]:
         "/organization/users", {"email": f"made-{uuid.uuid4().hex}@example.org", "role": "reader", "name": "Made"}
     )["id"]
     make(f"/organization/projects/{project}/users", {"user_id": user, "role": "member"})
+    store = make("/vector_stores", {"name": "made", "file_ids": [file]})["id"]
     return {
         "file_id": file,
+        "vector_store_id": store,
         "conversation_id": conversation,
         "item_id": client.get(f"/v1/conversations/{conversation}/items").json()["data"][0]["id"],
         "batch_id": make("/batches", batch)["id"],

@@ -71,7 +71,7 @@ def test_the_openapi_document_describes_every_body_and_resolves(client):
     assert "messages" in schemas["ChatCompletionRequest"]["properties"]
     posts = {path for path, methods in document["paths"].items() if "post" in methods}
     assert {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/files", "/v1/rerank"} <= posts
-    bodiless = {path for path in posts if path.endswith(("/cancel", "/archive", "/sleep", "/wake_up"))}
+    bodiless = {path for path in posts if path.endswith(("/cancel", "/archive", "/sleep", "/wake_up", "/prefetch"))}
     assert all("requestBody" in document["paths"][path]["post"] for path in posts - bodiless)
     assert not any("422" in op["responses"] for ops in document["paths"].values() for op in ops.values())
 

@@ -65,6 +65,25 @@ def test_a_projects_key_works_until_it_is_deleted_or_its_project_archived(admin,
     assert users[1].post("/v1/chat/completions", json=CHAT).status_code == 401
 
 
+def test_a_project_and_its_keys_may_have_some_tools_only(admin, api) -> None:
+    root = api.client(api.admin_key)
+    project = admin.projects.create(name="tools").id
+    where = f"/v1/organization/projects/{project}"
+    scopes = {"name": "k", "scopes": ["tools:clock", "tools:mcp:files"]}
+    user = api.client(root.post(f"{where}/api_keys", json=scopes).json()["value"])
+
+    def asks(kind: str) -> int:
+        body = {"model": "tiny", "input": "Hej", "tools": [{"type": kind}]}
+        return int(user.post("/v1/responses", json=body).status_code)
+
+    assert [asks("clock"), asks("calculator")] == [200, 403]
+    assert root.post(where, json={"tools": ["calculator"]}).json()["tools"] == ["calculator"]
+    assert [asks("clock"), asks("calculator")] == [403, 403]
+    assert root.post(where, json={"tools": ["*"]}).json()["tools"] is None
+    assert asks("clock") == 200
+    assert root.post(where, json={"tools": ["No!"]}).status_code == 400
+
+
 def test_a_key_of_a_project_administers_nothing(admin, api) -> None:
     made = api.client(api.admin_key).post(
         "/v1/organization/projects/proj_default/api_keys", json={"name": "k", "role": "member"}

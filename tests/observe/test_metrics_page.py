@@ -19,11 +19,13 @@ from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.arrivals import ArrivalMetrics
 from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.host import HostCollector
+from kvarn.observe.ingestion import IngestionMetrics
 from kvarn.observe.limits import LimitMetrics
 from kvarn.observe.merge import as_open_metrics
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.observe.store import StoreMetrics
+from kvarn.observe.tools import ToolMetrics
 from kvarn.observe.traces.exporter import ExportMetrics
 from kvarn.quality.metrics import QualityCollector
 from kvarn.quality.monitor import Drift, QualityMonitor
@@ -38,6 +40,8 @@ def test_the_page_and_the_registry_agree() -> None:
     for part in (AdmissionMetrics, ArrivalMetrics, ExternalMetrics, LimitMetrics, MeteringMetrics, ModelChoiceMetrics):
         part(registry)
     ExportMetrics(registry)
+    ToolMetrics(registry)
+    IngestionMetrics(registry)
     registry.register(HostCollector(PAGE.parent))
     KeeperMetrics(registry)
     StoreMetrics(registry, is_away=bool, is_read_only=bool)

@@ -27,8 +27,23 @@ def logprobs(count: int) -> list[TokenLogprobs]:
     return [TokenLogprobs(token="t", logprob=-0.5, bytes=[116], top_logprobs=[]) for _ in range(count)]
 
 
+NOTE = {"type": "file_citation", "index": 0, "file_id": "file-1", "filename": "a.md"}
+hosted = st.sampled_from(
+    [
+        ({"type": "mcp_call", "server_label": "s", "name": "n", "arguments": "{}", "output": None}, {"output": "x"}),
+        ({"type": "file_search_call", "queries": ["q"], "results": None}, {"results": []}),
+        ({"type": "web_search_call", "action": {"type": "search", "query": "q"}}, {}),
+        ({"type": "code_interpreter_call", "code": "1", "container_id": "c", "outputs": None}, {"outputs": []}),
+    ]
+)
+listed = {"type": "mcp_list_tools", "server_label": "s", "tools": [{"name": "n", "input_schema": {}}], "error": None}
+statuses = st.sampled_from(["completed", "failed", None])  # None: stopped
+
 pieces = st.lists(
     st.one_of(
+        st.builds(lambda item, status: ("hosted", (item, status), 0), hosted, statuses),
+        st.just(("list", listed, 0)),
+        st.just(("note", NOTE, 0)),
         st.builds(lambda text, count: ("text", text, count), st.text(max_size=5), st.integers(0, 3)),
         st.just(("refusal", "No.", 0)),
         st.builds(lambda text, count: ("reasoning", text, count), st.text(min_size=1, max_size=5), st.integers(0, 3)),
@@ -56,6 +71,15 @@ def written(
         elif kind == "reasoning":
             thought = ChoiceDelta(0, parts=[Reasoning(str(what))], reasoning_tokens=count, logprobs=logprobs(count))
             events += writer.take(thought)
+        elif kind == "hosted":
+            (begun, ended), status = what  # type: ignore[misc]
+            events += writer.begin_call(begun | {"status": "in_progress"})
+            if status is not None:
+                events += writer.end_call(ended | {"status": status, "model_view": {"name": "x"}})
+        elif kind == "list":
+            events += writer.add_hosted(dict(what))  # type: ignore[call-overload]
+        elif kind == "note":
+            events += writer.take(ChoiceDelta(0, annotations=[dict(what)]))  # type: ignore[call-overload]
         elif kind == "refusal":
             events += writer.refuse(str(what))
         else:
@@ -87,13 +111,15 @@ def test_what_is_stored_gives_the_same_events_again(script, end, background):
 def test_the_output_is_what_the_deltas_said(script, end):
     writer, events = written(script, end, background=False)
     for index, item in enumerate(writer.response.output):
+        if "content" not in item and item["type"] != "function_call":
+            continue
         told = "".join(str(event.delta or "") for event in events if event.output_index == index)
         part = item["content"][0] if "content" in item else {"arguments": item["arguments"]}
         assert told == (part.get("text") or part.get("refusal") or part.get("arguments") or "")
-    statuses = [item["status"] for item in writer.response.output]
-    assert len({item["id"] for item in writer.response.output}) == len(statuses)
-    if end == "stop" and statuses:
-        assert statuses[-1] == "completed"
+    output = writer.response.output
+    assert len({item["id"] for item in output}) == len(output)
+    if end == "stop" and output and "content" in output[-1]:
+        assert output[-1]["status"] == "completed"
 
 
 def test_a_response_that_never_began_ends_all_the_same():

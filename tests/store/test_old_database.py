@@ -30,6 +30,8 @@ DUMP = Path(__file__).with_name("database_2026_11.sql")
 NOW = 1_790_000_000
 LATER = {"deployments", "deployment_versions", "rollouts", "rollout_samples", "uploads", "changes", "version_numbers"}
 LATER |= {"console_sessions", "kept_requests", "kept_details", "feedback"}
+LATER |= {"vector_stores", "vector_store_files", "vector_store_file_batches", "tool_calls", "tool_servers"}
+LATER |= {"chunks", "chunk_files", "chunk_stores", "chunk_vectors", "containers"}
 LATER |= {"evaluation_sets", "evaluation_set_versions", "evaluation_runs", "evaluation_results"}
 """Tables that the earlier version did not have."""
 

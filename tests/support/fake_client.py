@@ -20,6 +20,7 @@ from kvarn.replica.client.protocol import (
 from kvarn.replica.client.request_stream import RequestStream
 from kvarn.wire.kv_map import KVMap, KVPath
 from kvarn.wire.messages import AdapterInfo, EngineStats, FinishReason, ModelCard, Submit, TokenDelta
+from kvarn.wire.sessions import SessionNews
 from kvarn.wire.step_records import LiveSteps, TurnSteps
 
 TOKENS_OF_A_DELTA = 64
@@ -54,6 +55,7 @@ class FakeReplicaClient:
     adapter_problem: AdapterChangeError | None = None
     """Where set, adapters are not loaded."""
     embedded: list[list[list[int]]] = field(default_factory=list)
+    session_news: list[SessionNews] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     watcher: BlockWatcher | None = None
     steps_of: dict[str, TurnSteps] = field(default_factory=dict)
@@ -112,6 +114,10 @@ class FakeReplicaClient:
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
         """Keep it: a test tells it what it likes."""
         self.watcher = watcher
+
+    def tell_session(self, news: SessionNews) -> bool:
+        self.session_news.append(news)
+        return True
 
     def forget_tenant(self, tenant: str) -> bool:
         """Note it."""

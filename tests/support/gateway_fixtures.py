@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +37,7 @@ from kvarn.gateway.state import Gateway
 from kvarn.quality.monitor import OnDrift
 from kvarn.store.owner import ANYBODY, Principal
 from new_tenants import create_organization
+from scripted_answers import script
 
 if TYPE_CHECKING:
     import anthropic
@@ -226,6 +228,12 @@ def answering(server: GatewayServer) -> Callable[..., None]:
         server.chat.answer = lambda request, index: answer_text(texts[index % len(texts)], end=end)
 
     return set_answers
+
+
+@pytest.fixture
+def scripted(server: GatewayServer) -> Callable[..., None]:
+    """Let each turn of the chat model say the next of some texts."""
+    return partial(script, server)
 
 
 @pytest.fixture(name="wait_for", scope="session")

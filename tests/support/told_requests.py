@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from explained_world import Answered
 from kvarn.observe.timeline import EngineEventKind, Event, Phase, Timeline, engine_events
 from kvarn.observe.traces.context import begin
-from kvarn.observe.traces.traced import TracedRequest, TracedTurn
+from kvarn.observe.traces.traced import TracedRequest, TracedTool, TracedTurn
 
 __all__ = ["FINISHED", "FIRST", "K", "Phase", "told_request", "waiting"]
 
@@ -73,7 +73,7 @@ def told_request(
     return answered(timeline.events, turns)
 
 
-def answered(events: Sequence[Event], turns: Sequence[TracedTurn]) -> Answered:
+def answered(events: Sequence[Event], turns: Sequence[TracedTurn], tools: Sequence[TracedTool] = ()) -> Answered:
     request = TracedRequest(
         trace=begin("mine", None),
         name="POST /v1/chat/completions",
@@ -85,6 +85,7 @@ def answered(events: Sequence[Event], turns: Sequence[TracedTurn]) -> Answered:
         wall_clock_offset_s=0.0,
         events=events,
         turns=turns,
+        tools=tools,
     )
     gateway = [event.at_s for event in events if not event.name.startswith("engine.")]
     return Answered(request, {}, gateway[-1] - gateway[0])

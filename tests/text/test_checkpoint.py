@@ -55,7 +55,7 @@ def test_what_is_neither_directory_nor_hub_id_is_explained(path: str) -> None:
         resolve_checkpoint(path)
 
 
-@pytest.mark.parametrize("name", ["kvarn-demo", "kvarn-demo-draft", "kvarn-demo-eagle3"])
+@pytest.mark.parametrize("name", ["kvarn-demo", "kvarn-demo-draft", "kvarn-demo-eagle3", "kvarn-demo-rerank"])
 def test_a_packaged_model_is_found_by_its_name_from_anywhere(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     directory = resolve_checkpoint(name)

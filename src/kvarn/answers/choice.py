@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Raw
 
@@ -45,6 +45,9 @@ class ChoiceDelta:
     completion_logprobs: CompletionLogprobs | None = None
     """Log-probabilities as a text completion has them, where another server has made them."""
     warnings: list[str] = field(default_factory=list)  # faults of the tool calls, at the end
+    executions: list[dict[str, Any]] | None = None
+    """Calls of tools that the platform has run, as items of a response."""
+    annotations: list[dict[str, Any]] | None = None  # citations in the whole text, with the last delta
 
     @property
     def tool_calls(self) -> list[ToolCallDelta]:

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvarn.admission.demand import BATCH
+from kvarn.answers.sessions import NO_HINTS, SessionHints
 from kvarn.answers.timeline import RequestTimeline
 from kvarn.catalog.client_left import ClientLeft
 from kvarn.config.routes import RouteConfig
 from kvarn.observe.metrics import UNKNOWN
+from kvarn.observe.traces.traced import TracedTool
 from kvarn.store.ids import new_id
 from kvarn.store.owner import ANYBODY, Principal
 from kvarn.wire.dialect import Dialect
@@ -88,6 +90,7 @@ class RequestRecord:
     endpoint: str = UNKNOWN  # path of the operation, such as `/v1/chat/completions`
     principal: Principal = ANYBODY
     body_bytes: int = 0
+    session: SessionHints = NO_HINTS
     deferred: Deferred | None = None  # None: a client waits for it
     end_user: str = ""  # the client's own user, as the request names them
     metadata: Mapping[str, str] | None = None  # the client's
@@ -96,6 +99,8 @@ class RequestRecord:
     timeline: RequestTimeline = field(default_factory=RequestTimeline)
     turns: list[Turn] = field(default_factory=list)
     """Its generations, the latest last: one, or more where a model could not begin."""
+    tools: list[TracedTool] = field(default_factory=list)
+    """Calls of tools that the platform ran for it, in the order of their ends."""
     holdings: Holdings = field(default_factory=Holdings)
     stored: bool = False  # the database keeps its answer
 

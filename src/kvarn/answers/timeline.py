@@ -15,6 +15,7 @@
     failover        the next engine's first token has come
     first_token     of a turn
     generated       all choices of a turn have ended
+    tools           the tools that the model called have run; it is asked again
     settled         limits, ledger and memory are settled               record
     ended           the last byte is handed to the socket, or the client has left
 
@@ -54,6 +55,10 @@ class RequestTimeline(Timeline):
         at_s = now()
         self.events.append(Event(name, at_s) if numbers is None else Event(name, at_s, numbers))
         return at_s
+
+    def ask_again(self, calls: int) -> None:
+        """Tools have run: the next turn's latencies count from here."""
+        self.received_s = self.mark("tools", {"calls": calls})
 
     def add_engine(self, flat: Sequence[int], sent_s: float) -> None:
         """Add what an engine told in a delta that has just come, of a turn sent at `sent_s`. Its clock begins when it

@@ -121,6 +121,7 @@ class Traces(Observer):
             wall_clock_offset_s=wall_clock_offset_s,
             events=record.timeline.events,
             turns=[_traced_turn(turn) for turn in record.turns],
+            tools=list(record.tools),
         )
 
     def _cost(self, turn: Turn, ended_at: float) -> int:

@@ -17,6 +17,7 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
 from kvarn.store.migrate import SchemaState, state_in
 from kvarn.store.models import Base
+from kvarn.store.repositories import chunk_halfvec
 from kvarn.store.repositories.contents import list_blobs
 
 _LONG_S = 3600.0
@@ -70,7 +71,7 @@ async def load(store: Store, file: Path) -> None:
         return
     async with store.migrating() as connection:
         there = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
-    known = {"alembic_version", *Base.metadata.tables}
+    known = {"alembic_version", *Base.metadata.tables, *chunk_halfvec.TABLES}
     await asyncio.to_thread(postgres.load, store.url, file, sorted(known.intersection(there)))
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from kvarn.answers.chat.operation import start_chat
 from kvarn.answers.completion.operation import start_completion
 from kvarn.answers.encoders.operation import start_embedding
-from kvarn.answers.messages.operation import start_message
 from kvarn.answers.moderation.checks import ALIASES
 from kvarn.answers.moderation.operation import start_moderation
 from kvarn.answers.record import RequestRecord
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.operation import start_response
+from kvarn.tools.chat import start_tool_chat
+from kvarn.tools.messages import start_tool_message
 from kvarn.wire.anthropic.messages import MessagesRequest
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
@@ -53,10 +53,10 @@ async def _moderation(serving: ResponsesContext, record: RequestRecord, body: by
 
 
 ENDPOINTS: Mapping[str, Operation] = {
-    "/v1/chat/completions": _generating(ChatCompletionRequest, start_chat),
+    "/v1/chat/completions": _generating(ChatCompletionRequest, start_tool_chat),
     "/v1/completions": _generating(CompletionRequest, start_completion),
     "/v1/embeddings": _embedding,
-    "/v1/messages": _generating(MessagesRequest, start_message),
+    "/v1/messages": _generating(MessagesRequest, start_tool_message),
     MODERATIONS: _moderation,
     "/v1/responses": _generating(ResponseRequest, start_response),
 }

@@ -37,6 +37,11 @@ _COUNTERS = {
         "lookups.given_up_total",
         "Fetches of KV blocks from disk that took longer than computing the blocks.",
     ),
+    "kvarn_session_returns_total": ("sessions.returns_total", "Turns that went on with a session's conversation."),
+    "kvarn_session_resident_returns_total": (
+        "sessions.resident_returns_total",
+        "Turns that found the whole of their conversation's last one in the prefix cache.",
+    ),
     "kvarn_prefills_apart_total": (
         "lookups.remote_prefills_total",
         "Prompts that the prefill engine was asked to compute.",
@@ -66,6 +71,7 @@ _GAUGES = {
     "kvarn_batch_size": ("batch_seqs", "Sequences in the latest step."),
     "kvarn_batch_tokens": ("batch_tokens", "Tokens computed in the latest step, prefill and decode."),
     "kvarn_step_seconds": ("step_s", "Duration of the latest step."),
+    "kvarn_sessions": ("sessions.known", "Sessions that the engine keeps in mind."),
     "kvarn_adapter_kv_blocks": ("adapters.blocks", "KV blocks that hold LoRA adapters, used or not."),
     "kvarn_expert_imbalance_ratio": (
         "experts.imbalance",

@@ -29,6 +29,7 @@ _COMMANDS = {
     "rollback": ("deployments", "Go back to an earlier version of a model."),
     "status": ("deployments", "Show the desired and actual state of each model."),
     "doctor": ("doctor", "Examine machine, configuration and services, and say what to do."),
+    "sandbox": ("sandbox", "Install packages that code of models may import."),
     "config": ("configure", "Print the effective configuration."),
     "keys": ("administration.keys", "Create, list and revoke API keys."),
     "tenants": ("administration.tenants", "Manage organisations."),

@@ -1,4 +1,4 @@
-"""Optional dependencies: `pip install 'kvarn[postgres,redis,kafka,encryption,hub,ray,oidc,s3]'`."""
+"""Optional dependencies: `pip install 'kvarn[postgres,redis]'`, or all of them: `kvarn[all]`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ _PACKAGES = {
     "ray": "ray",
     "oidc": "authlib",
     "s3": "s3fs",
+    "retrieval": "pypdfium2",
+    "xlsx": "openpyxl",
+    "pgvector": "pgvector",
+    "usearch": "usearch",
+    "mcp": "mcp",
+    "tools": "pydantic_monty",
 }
 """Packages that each extra installs."""
 
@@ -39,6 +45,8 @@ def missing_extra_of(config: KvarnConfig) -> str | None:
         (config.safety.prompt_key_file is not None, "safety.prompt_key_file", "encryption"),
         (config.console.oidc is not None, "console.oidc", "oidc"),
         (config.fleet.launcher == "ray", "fleet.launcher", "ray"),
+        (config.retrieval.index == "usearch", "retrieval.index", "usearch"),
+        (config.retrieval.index == "pgvector", "retrieval.index", "pgvector"),
         (any(map(_encrypts_blocks, config.models)), "kv_tiers.encryption_key_file", "encryption"),
     )
     missing = (missing_extra(setting, extra) for is_needed, setting, extra in needed if is_needed)

@@ -139,6 +139,9 @@ class PriceConfig(Section):
     output_per_million: Money = 0.0
     """Price of a million output tokens."""
 
+    per_request: Money = 0.0
+    """Price of a request besides its tokens; where `model` is `tool:TYPE`, such as `tool:web_search`, of each call."""
+
     @field_validator("since")
     @classmethod
     def _is_a_day(cls, since: str) -> str:

@@ -112,7 +112,7 @@ class RouteConfig(Section):
 
     sticky: Literal["user", "session", "key", "project", "request"] = "user"
     """Requests that stay with the same target: those of one `user` field (or `safety_identifier`), of one session
-    (`prompt_cache_key`, the conversation), of one API key, of one project; `request`: each on its own. A request
+    (docs/guides/sessions.md), of one API key, of one project; `request`: each on its own. A request
     without a session counts by its user, else by its key, else by its project."""
 
     pins: tuple[PinConfig, ...] = ()

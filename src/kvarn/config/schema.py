@@ -31,10 +31,13 @@ from kvarn.config.platform import (
 )
 from kvarn.config.quality import QualityConfig
 from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
+from kvarn.config.retrieval import RetrievalConfig
 from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import FallbackConfig, RouteConfig
+from kvarn.config.sandbox import SandboxConfig
 from kvarn.config.section import Section, TextOrOff
 from kvarn.config.speculation import SpeculationConfig
+from kvarn.config.tools import ToolsConfig
 
 
 class ModelConfig(Section):
@@ -299,11 +302,20 @@ class KvarnConfig(Section):
     responses: ResponsesConfig = ResponsesConfig()
     """`/v1/responses` in the background."""
 
+    tools: ToolsConfig = ToolsConfig()
+    """Tools that the platform runs for a model."""
+
     retention: RetentionConfig = RetentionConfig()
     """Time that data is kept."""
 
     batches: BatchesConfig = BatchesConfig()
     """Running of batches."""
+
+    sandbox: SandboxConfig = SandboxConfig()
+    """Sandboxes for documents and for code that models write."""
+
+    retrieval: RetrievalConfig = RetrievalConfig()
+    """Search in vector stores."""
 
     traces: TracesConfig = TracesConfig()
     """Traces of requests, sent to a collector."""
@@ -319,6 +331,12 @@ class KvarnConfig(Section):
 
     log_format: Literal["text", "json"] = "text"
     """Form of the log: lines of `key=value` (`text`) or one JSON object a line (`json`)."""
+
+    @model_validator(mode="after")
+    def _vectors_have_a_database(self) -> KvarnConfig:
+        if self.retrieval.index == "pgvector" and not (self.store.url or "").startswith("postgres"):
+            raise ValueError("retrieval.index is pgvector, which needs PostgreSQL: set store.url, or leave it out")
+        return self
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> KvarnConfig:

@@ -18,6 +18,8 @@ from kvarn.fleet.placement.gpus import find_gpus, ranks_on_gpus
 from kvarn.gateway.server import open_files_needed
 from kvarn.kernels.device.memory import usable_memory
 from kvarn.replica.server.cpu import cpu_quota, usable_cores
+from kvarn.sandbox.bubblewrap import find_bubblewrap
+from kvarn.sandbox.errors import NoSandboxError
 
 Findings = dict[str, list[Finding]]
 """Findings by area."""
@@ -46,6 +48,9 @@ def _machine(config: KvarnConfig | None) -> list[Finding]:
         machine.check_processors(name, platform.machine(), usable_cores(), os.cpu_count() or 1, cpu_quota()),
         machine.check_memory(usable, machine.available_memory(_read("/proc/meminfo"), usable)),
     ]
+    found.append(
+        machine.check_sandbox(_missing_sandbox(), parses_without=config is not None and config.sandbox.parse_without)
+    )
     if config is None:
         return found
     gpus = find_gpus()
@@ -63,6 +68,14 @@ def _machine(config: KvarnConfig | None) -> list[Finding]:
         ),
         machine.check_directory(data, shutil.disk_usage(existing).free, kind),
     ]
+
+
+def _missing_sandbox() -> str | None:
+    try:
+        find_bubblewrap()
+    except NoSandboxError as error:
+        return str(error)
+    return None
 
 
 def _devices(config: KvarnConfig | None) -> list[Finding]:

@@ -96,3 +96,12 @@ def available_memory(meminfo: str, usable: int) -> int:
     """Bytes of memory that are free or can be made so, by Linux's `/proc/meminfo`, at most `usable`."""
     found = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.M)
     return min(int(found[1]) * 1024, usable) if found else usable
+
+
+def check_sandbox(missing: str | None, *, parses_without: bool) -> Finding:
+    """`missing`: why there is no sandbox; None: there is one."""
+    if missing is None:
+        return good("sandbox", "bubblewrap works: documents are parsed and code is run in it")
+    lost = "the code interpreter is off" + ("" if parses_without else ", and PDF, HTML and Office files are refused")
+    advice = "install the package bubblewrap and allow user namespaces (docs/operate/sandbox.md)"
+    return warning("sandbox", f"{missing}; {lost}", advice)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.engine import EngineConfig
@@ -12,8 +13,10 @@ from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.admission import AdmissionControl
 from kvarn.engine.errors import AdmissionError, IntegrityError
 from kvarn.engine.memory.adapters import AdapterStore
+from kvarn.engine.memory.block_value import ByValue, RecomputeCosts
+from kvarn.engine.memory.eviction import EvictionOrder
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager
-from kvarn.engine.memory.prefix_cache import PrefixCache
+from kvarn.engine.memory.prefix_cache import PrefixCache, PrefixNode
 from kvarn.engine.memory.remote_prefill import PrefillPeer, RemotePrefill
 from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.plan import Executor, KVConnector
@@ -27,6 +30,7 @@ from kvarn.engine.turn import TurnRecorder
 from kvarn.engine.waiting_queue import WaitingQueue
 from kvarn.observe.timeline import Phase
 from kvarn.wire.messages import EngineStats, RefusalReason, Refused, Submit, TokenDelta
+from kvarn.wire.sessions import SessionNews
 
 
 @dataclass(slots=True)
@@ -64,6 +68,8 @@ class EngineParts:
     no sequence is planned again before its token is known."""
     num_snapshots: int | None = None
     """Copies of recurrent states that the executor has room for; None: the model has no such states."""
+    eviction: Callable[[Mapping[int, PrefixNode]], EvictionOrder] | None = None
+    """Makes the order in which idle blocks go, from the nodes of cached ones; None: by their value."""
 
 
 class EngineCore:
@@ -80,8 +86,15 @@ class EngineCore:
             chosen = parts.disaggregation or DisaggregationConfig()
             remote = RemotePrefill(parts.prefill_peer, config, step_time, self._work, chosen)
         tiers = None if connector is None else KVTiers(connector, parts.namespace, step_time, remote)
+        eviction = parts.eviction or partial(ByValue, seconds=RecomputeCosts(step_time, tiers).seconds)
         memory = KVCacheManager(
-            executor.num_blocks, config.prefix_cache, parts.namespace, tiers, parts.adapters, parts.num_snapshots
+            executor.num_blocks,
+            config.prefix_cache,
+            parts.namespace,
+            tiers,
+            parts.adapters,
+            parts.num_snapshots,
+            eviction,
         )
         self.scheduler = Scheduler(config, memory, step_time, parts.proposer, parts.speculation, parts.micro_batches)
         self._max_context_length = executor.max_context_length
@@ -158,6 +171,9 @@ class EngineCore:
         self.scheduler.memory.forget(tenant)
         if self.scheduler.speculation is not None:
             self.scheduler.speculation.forget_tenant(tenant)
+
+    def take_session_news(self, news: SessionNews) -> None:
+        self.scheduler.memory.take_news(news, self._clock())
 
     def start_draining(self) -> None:
         self._admission.draining = True
@@ -286,6 +302,7 @@ class EngineCore:
         del self._requests[request.request_id]
         self.step_log.end(request, now)
         request.turn.close()
+        self.scheduler.end(request, now)
         self._admission.leave(request)
         self.scheduler.memory.adapters.leave(request.scope.adapter)
         self.scheduler.tenants.close(request.account)

@@ -109,10 +109,12 @@ def _queue(scheduler: Scheduler, preparing: Iterable[Request], now: float) -> li
     waiting = [(each, _reason(each.request.turn.phase, common)) for each in scheduler.queue]
     waiting += [(request.sequences[0], Phase.WAIT_MASK) for request in preparing]
     for sequence, reason in waiting:
-        group = groups.setdefault((sequence.account.name, sequence.priority, reason), [0, 0, sequence.arrival_s])
+        group = groups.setdefault(
+            (sequence.account.name, sequence.priority, reason), [0, 0, sequence.request.arrival_s]
+        )
         group[0] += 1
         group[1] += sequence.num_tokens
-        group[2] = min(group[2], sequence.arrival_s)
+        group[2] = min(group[2], sequence.request.arrival_s)
     largest = sorted(groups.items(), key=lambda each: each[1][0], reverse=True)[:MAX_GROUPS]
     return [
         QueuedTurns(tenant, priority, waiting_reason(reason), int(sequences), int(tokens), now - oldest)

@@ -15,8 +15,10 @@ from kvarn.engine.memory.prefix_cache import PrefixNode
 from kvarn.engine.memory.snapshots import SnapshotRecord
 from kvarn.engine.plan import BlockUpdate, KVFetch, RowMasks
 from kvarn.engine.proposals.record import GuessRecord
+from kvarn.engine.sessions.branch import Branch
 from kvarn.engine.tenants import TenantAccount
 from kvarn.engine.turn import TurnRecorder
+from kvarn.fairness.trees import TreeRequest
 from kvarn.wire.block_names import PrefixScope
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit
 from kvarn.wire.sampling import SamplingParams, choice_seed
@@ -66,6 +68,7 @@ class Request:
     __slots__ = (
         "account",
         "arrival_s",
+        "branch",
         "cached_tokens",
         "first_step_s",
         "first_token_by_s",
@@ -77,10 +80,13 @@ class Request:
         "priority",
         "prompt",
         "prompt_logprobs",
+        "queued_s",
         "request_id",
         "sampling",
         "scope",
         "sequences",
+        "session",
+        "share",
         "siblings",
         "stop_token_ids",
         "tpot_target_s",
@@ -103,11 +109,16 @@ class Request:
         self.sampling: SamplingParams = message.sampling
         self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
         self.scope = PrefixScope(message.tenant, message.cache_salt, message.adapter)
+        self.session = message.session
+        self.branch: Branch | None = None  # the conversation of its session that it goes on with
         self.turn = turn
         self.mask = mask
         self.priority = message.priority
         self.account = account
         self.arrival_s = arrival_s
+        self.queued_s = arrival_s
+        """Moment as of which it waits in the queue, perhaps another than that of its arrival (`Scheduler.add`)."""
+        self.share: TreeRequest | None = None  # its part in what its session tree asks for; None: it is not queued yet
         self.order = order
         """Arrival number: breaks ties, so that the same messages give the same plans."""
         self.first_token_by_s = None if message.ttft_left_s is None else arrival_s + message.ttft_left_s
@@ -215,7 +226,8 @@ class Sequence:
 
     @property
     def arrival_s(self) -> float:
-        return self.request.arrival_s
+        """Moment that the queue goes by."""
+        return self.request.queued_s
 
     @property
     def order(self) -> tuple[int, int]:

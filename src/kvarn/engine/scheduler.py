@@ -23,8 +23,12 @@ from kvarn.engine.step_time import StepTimeModel
 from kvarn.engine.tenants import TenantAccounts
 from kvarn.engine.turn import QueueWaits
 from kvarn.engine.waiting_queue import WaitingQueue
+from kvarn.fairness.trees import TreeShares
 from kvarn.observe.timeline import Phase
 from kvarn.shapes import BLOCK_SIZE
+
+MAX_HEAD_START = 0.25
+"""Head start of a session's next turn at most, as a part of `priority_ageing_s`."""
 
 
 class Scheduler:
@@ -51,6 +55,7 @@ class Scheduler:
         self.running = self._running.sequences
         self._in_flight = self._running.in_flight
         self._targets = LatencyTargets(config, self.step_time, self.running)
+        self._trees = TreeShares()
         self.queue = WaitingQueue(config.priority_ageing_s, self._targets.misses_target)
         self.totals = SchedulerTotals()
         self.speculation: Speculation | None = None
@@ -74,9 +79,24 @@ class Scheduler:
     # What waits ------------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
+        """Queue a request. It goes by its session tree's share of the tenant's. The next turn of a session whose KV is
+        here goes before those that came up to as many seconds earlier as computing that again would take: soon it may
+        have to. That is bounded, so nobody is overtaken for ever."""
+        session, now = request.session, request.arrival_s
+        tree = None if session is None else session.tree or session.id
+        request.share, queued_s = self._trees.enter(request.account.name, tree, now)
+        resident = self.memory.begin_turn(request, now)
+        most_s = MAX_HEAD_START * self._config.priority_ageing_s
+        request.queued_s = queued_s - min(most_s, self.step_time.fitted.prompt_s(resident))
         self.queue.push(request.sequences[0], new=True)
         self.memory.adapters.prefetch(request.scope.adapter, self._memory_reserve.spare_blocks)
         self.memory.prefetch(request.sequences[0], request.arrival_s)
+
+    def end(self, request: Request, now: float) -> None:
+        """A request is over, however it ended."""
+        if request.share is not None:
+            self._trees.leave(request.share)
+            self.memory.end_turn(request, now)
 
     def remove(self, request: Request) -> None:
         for sequence in request.sequences:
@@ -108,6 +128,8 @@ class Scheduler:
         """Decide the next step, as if those in flight had run; None where there is nothing to compute."""
         self._now = self.memory.pool.now = now
         step = StepBuilder(self._config, self.step_time, self._targets.step_limit_s)
+        if self.memory.announced is not None:
+            self.memory.announced.end_overdue(now)
         if self.memory.adapters.poll():
             self._memory_reserve.prefix_changes += 1
         was_busy = bool(self.running)
@@ -318,6 +340,8 @@ class Scheduler:
         request, computed = sequence.request, sequence.num_computed_tokens
         recomputed = sequence.num_tokens - computed if sequence.last_step else 0
         request.turn.start(now, computed, len(match.loads) * BLOCK_SIZE, recomputed)
+        if request.share is not None:
+            self._trees.begin(request.share, now)
         if request.first_step_s is None:
             request.first_step_s = now
             self._started.append(request)

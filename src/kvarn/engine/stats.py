@@ -10,8 +10,9 @@ from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.plan import StepResult
 from kvarn.engine.proposals.speculation import Speculation
 from kvarn.engine.scheduler import Scheduler
+from kvarn.engine.sessions.table import Sessions
 from kvarn.shapes import BLOCK_SIZE
-from kvarn.wire.engine_stats import STEP_TOKENS, AdapterStats, LookupStats, SpeculationStats, WorkStats
+from kvarn.wire.engine_stats import STEP_TOKENS, AdapterStats, LookupStats, SessionStats, SpeculationStats, WorkStats
 from kvarn.wire.messages import EngineStats, RefusalReason
 
 
@@ -95,6 +96,7 @@ class StatsRecorder:
             kv_tiers={} if tiers is None else tiers.connector.stats(),
             lookups=_lookups(tiers),
             adapters=_adapters(scheduler.memory.adapters),
+            sessions=_sessions(scheduler.memory.sessions),
             speculation=_speculation(scheduler.speculation),
             work=WorkStats(kv_tokens_read_total=self._kv_tokens_read, attended_pairs_total=int(self._pairs)),
         )
@@ -126,6 +128,12 @@ def _adapters(adapters: AdapterResidency) -> AdapterStats:
         blocks=adapters.num_resident_blocks,
         loads_total=adapters.num_loads,
         evictions_total=adapters.num_evictions,
+    )
+
+
+def _sessions(sessions: Sessions) -> SessionStats:
+    return SessionStats(
+        known=len(sessions), returns_total=sessions.returns, resident_returns_total=sessions.returns_resident
     )
 
 

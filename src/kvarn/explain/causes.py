@@ -37,6 +37,7 @@ _PARTS = {
     "route": CauseCode.NO_REPLICA,
     "prepare": CauseCode.PREPARE,
     "moderation": CauseCode.MODERATION,
+    "tools": CauseCode.TOOLS,
     "read": CauseCode.CLIENT_READ,
     "failover": CauseCode.FAILOVER,
 }

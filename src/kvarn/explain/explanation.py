@@ -15,7 +15,7 @@ class Stage(StrEnum):
     QUEUE = "queue"
     PREFILL = "prefill"
     DECODE = "decode"
-    TRANSFER = "transfer"  # KV blocks or an adapter are fetched, network to an engine
+    TRANSFER = "transfer"  # KV blocks or an adapter are fetched, network to an engine, tools that the platform runs
     TEXT = "text"  # templates, tokens, text, moderation
     UNEXPLAINED = "unexplained"
 
@@ -44,6 +44,7 @@ class CauseCode(StrEnum):
     REJECTED_PROPOSALS = "rejected proposals"
     PREPARE = "prepare"  # parse the body, render the template, tokenize
     MODERATION = "moderation"
+    TOOLS = "tools"  # tools that the platform ran for it
     CLIENT_READ = "client slow to read"
     OWN_WORK = "own work"  # nothing avoidable
 

@@ -33,6 +33,7 @@ _GATEWAY = {
     "stage.limits": ("limits", Stage.ADMISSION),
     "stage.replica": ("route", Stage.ADMISSION),
     "moderated": ("moderation", Stage.TEXT),
+    "tools": ("tools", Stage.TRANSFER),
     "sent": ("to engine", Stage.TRANSFER),
     "settled": ("settle", Stage.ADMISSION),
     "ended": ("read", Stage.CLIENT),
@@ -140,9 +141,16 @@ def read(request: TracedRequest, steps: Mapping[str, TurnSteps]) -> Reading:
         reading.cold = reading.cold or bool(event.name == "held" and event.numbers.get("cold"))
         if event.name in _PREPARED:
             prepared[event.name] = prepared.get(event.name, 0.0) + segment.end_s - segment.begin_s
-        tiles.until(segment.end_s, name, stage)
+        detail = _slowest_tool(request, segment) if event.name == "tools" else ""
+        tiles.until(segment.end_s, name, stage, detail)
     reading.parts, reading.total_s = _with_most_of(tiles.parts, prepared), tiles.at_s
     return reading
+
+
+def _slowest_tool(request: TracedRequest, segment: Segment) -> str:
+    """The tool whose call took longest in a part: others ran beside it."""
+    mine = [each for each in request.tools if segment.begin_s <= each.end_s <= segment.end_s]
+    return max(mine, key=lambda each: each.end_s - each.begin_s).name if mine else ""
 
 
 def _with_most_of(parts: list[Part], prepared: Mapping[str, float]) -> list[Part]:

@@ -27,6 +27,7 @@ _WENT_TO = {
     CauseCode.REJECTED_PROPOSALS: "verifying {agent} that were wrong",
     CauseCode.PREPARE: "preparing its prompt{of}",
     CauseCode.MODERATION: "moderation",
+    CauseCode.TOOLS: "tools{of}",
     CauseCode.CLIENT_READ: "a client slow to read",
 }
 

@@ -34,6 +34,7 @@ from kvarn.replica.client.protocol import (
 )
 from kvarn.wire.kv_map import KVMap, KVPath
 from kvarn.wire.messages import AdapterInfo, EngineStats, ModelCard, RefusalReason, Submit, TokenDelta
+from kvarn.wire.sessions import SessionNews
 from kvarn.wire.step_records import LiveSteps, TurnSteps
 
 Trace = Mapping[str, str]
@@ -147,6 +148,9 @@ class ExternalReplica:
 
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
         """No effect: the server does not report its cached blocks."""
+
+    def tell_session(self, news: SessionNews) -> bool:
+        return False
 
     def forget_tenant(self, tenant: str) -> bool:
         """No effect: nothing of a tenant is kept here."""

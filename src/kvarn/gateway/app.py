@@ -36,11 +36,13 @@ from kvarn.gateway.routes import (
     batches,
     chat,
     completions,
+    containers,
     conversations,
     encoders,
     evaluations,
     feedback,
     files,
+    mcp_server,
     message_batches,
     messages,
     models,
@@ -48,7 +50,9 @@ from kvarn.gateway.routes import (
     operation,
     responses,
     rollouts,
+    sessions,
     tokens,
+    vector_stores,
     vllm,
 )
 from kvarn.gateway.routes.organization import (
@@ -59,6 +63,7 @@ from kvarn.gateway.routes.organization import (
     projects,
     rate_limits,
     tenants,
+    tool_servers,
     usage,
     users,
 )
@@ -73,8 +78,10 @@ from kvarn.observe.history import EVERY_S
 from kvarn.quality.monitor import OnDrift, QualityMonitor
 from kvarn.rollouts.controller import Rollouts
 from kvarn.store.errors import StoreError
+from kvarn.tools.code_interpreter.containers import Containers
 
 _COUNT_EVERY_S = 60.0
+_SWEEP_EVERY_S = 3600.0
 _EXPORT_EVERY_S = 1.0
 _SETTLE_S = 5.0  # given to requests whose time to finish is over: to put away what they have, and to be settled
 
@@ -83,15 +90,16 @@ _THIS_MACHINE = r"https?://(localhost|([a-z0-9-]+\.)+localhost|127(\.\d{1,3}){3}
 
 _log = logging.getLogger("kvarn.gateway")
 
-_Worker = Worker[Any] | Periodic | QualityMonitor | Rollouts | Alerting
+_Worker = Worker[Any] | Periodic | QualityMonitor | Rollouts | Containers | Alerting
 
 
 _ROUTERS = [
     module.router
     for module in (
         *(chat, completions, messages, message_batches, ollama, responses, conversations, encoders, tokens, models),
-        *(files, batches, evaluations, feedback, rollouts, operation, vllm),
-        *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
+        *(files, containers, vector_stores, sessions, batches, evaluations, feedback, rollouts, operation, vllm),
+        mcp_server,
+        *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments, tool_servers),
     )
 ]
 _ROUTERS += [feedback.administration, documentation_router]
@@ -219,6 +227,7 @@ async def _close(gateway: Gateway) -> None:
     await control.shadows.stop()
     await gateway.models.close()
     await gateway.grammars.close()
+    gateway.retrieval.index.close()
     await asyncio.gather(*[external.close() for external in control.external])
     for each in (control.traces.exporter, control.traces.usage, control.traces.keeper):
         if each is not None:
@@ -231,6 +240,7 @@ def _workers(gateway: Gateway, services: Services) -> list[_Worker]:
     count_nearly_full = partial(gateway.storage_quota.count_nearly_full, services.store_metrics.nearly_full.set)
     workers: list[_Worker] = [
         gateway.responses,
+        gateway.containers,
         control.rollouts,
         control.alerting,
         retention_worker(gateway.store, config.retention),
@@ -242,6 +252,7 @@ def _workers(gateway: Gateway, services: Services) -> list[_Worker]:
     if control.shared is None or control.shared.is_main:
         deleted = DeletedTenants(gateway.store, lambda: replicas_with_tiers(gateway.models))
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, TELL_EVERY_S))
+        workers.append(Periodic("deletions of lost chunks", gateway.retrieval.index.sweep, _SWEEP_EVERY_S))
         workers.append(Periodic("samples of the history", control.history.sample, EVERY_S))
     if control.fleet is not None:
         reconciler = AdapterReconciler(gateway.models, gateway.store)
@@ -258,5 +269,5 @@ def _workers(gateway: Gateway, services: Services) -> list[_Worker]:
     if (exporter := control.traces.exporter) is not None:
         workers.append(Periodic("exports of spans", exporter.export, _EXPORT_EVERY_S))
     if config.batches.enabled:
-        workers += [BatchWorker(gateway), EvaluationWorker(gateway)]
+        workers += [BatchWorker(gateway), EvaluationWorker(gateway), gateway.retrieval.ingestion]
     return workers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from kvarn.answers.catalog import Catalog
-from kvarn.answers.context import LifecycleSteps
+from kvarn.answers.context import LifecycleSteps, ServingContext
 from kvarn.answers.engines import ENGINES
 from kvarn.answers.generator import Generator
 from kvarn.answers.held_bytes import ByteBudget
@@ -52,8 +52,10 @@ from kvarn.metering.usage_reports import Reports
 from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.history import CountedHistory
 from kvarn.observe.host import HostCollector
+from kvarn.observe.ingestion import IngestionMetrics
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
+from kvarn.observe.tools import ToolMetrics
 from kvarn.observe.traces.exporter import make_exporter
 from kvarn.observe.traces.genai_metrics import make_genai_exporter
 from kvarn.quality.golden_models import GoldenModels
@@ -61,9 +63,25 @@ from kvarn.quality.metrics import QualityCollector
 from kvarn.quality.monitor import OnDrift, QualityMonitor
 from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
+from kvarn.retrieval.build import make_retriever
+from kvarn.retrieval.ingestion import IngestionWorker
+from kvarn.retrieval.parsing.parse import ParseLimits, parse
+from kvarn.retrieval.stores import Retrieval
 from kvarn.rollouts.controller import Rollouts
 from kvarn.rollouts.shadow import Shadows
 from kvarn.store.engine import Store
+from kvarn.tools.administration import ToolServerAdministration
+from kvarn.tools.builtin.calculator import CALCULATOR
+from kvarn.tools.builtin.clock import CLOCK
+from kvarn.tools.code_interpreter.containers import Containers
+from kvarn.tools.code_interpreter.provider import CodeInterpreterProvider
+from kvarn.tools.execution import ToolRunner
+from kvarn.tools.file_search import FileSearchProvider
+from kvarn.tools.http_client import SafeHttp
+from kvarn.tools.mcp.provider import McpProvider
+from kvarn.tools.registered import ToolServers
+from kvarn.tools.registry import ToolRegistry
+from kvarn.tools.web_search import WebSearchProvider
 
 
 def build_gateway(
@@ -101,6 +119,10 @@ def build_gateway(
     generators = {name: external_generator(model) for name, model in external.items()}
     observers = (rollouts.observer, shadows, traces, TurnObserver(metrics.turns), AnswerLog(services.prompts))
     steps = _steps(services, text, generators, observers)
+    wakes = fleet.wake if fleet is not None else None if shared is None else _sees_by_itself
+    retrieval = _retrieval(config, store, lambda: gateway, wakes, metrics)
+    mcp = _mcp(config, store)
+    containers = Containers(store, config.sandbox, Path(config.data_dir).expanduser())
     gateway = Gateway(
         config=config,
         store=store,
@@ -112,6 +134,7 @@ def build_gateway(
         grammars=GrammarPool(sandbox_limits(config.gateway)),
         metrics=metrics,
         held=ByteBudget(config.gateway.max_held_bytes),
+        tools=_tools(config, services, metrics, retrieval, mcp, containers),
         responses=BackgroundResponses(store, config.responses, lambda run: run_background(gateway, run)),
         control=ControlPlane(
             key_cache=services.identity.key_cache,
@@ -127,13 +150,59 @@ def build_gateway(
             rollouts=rollouts,
             external=list(external.values()),
             traces=traces,
+            tool_servers=ToolServerAdministration(mcp),
             alerting=Alerting(config.alerts, partial(_read_metrics, metrics, shared), tells=is_main),
             history=shared.history if shared is not None else CountedHistory(metrics.counted),
         ),
+        retrieval=retrieval,
+        containers=containers,
     )
     copies = replace(gateway, steps=replace(steps, stages=_copy_stages(services, text), observers=()))
     shadows.ask = partial(answer, copies)
     return gateway, services
+
+
+def _tools(
+    config: KvarnConfig,
+    services: Services,
+    metrics: GatewayMetrics,
+    retrieval: Retrieval,
+    mcp: McpProvider,
+    containers: Containers,
+) -> ToolRegistry:
+    """The tools that run here, by their types in requests."""
+    runner = ToolRunner(config.tools, services.store, services.metering, ToolMetrics(metrics.registry))
+    tools = ToolRegistry(runner)
+    tools.register("calculator", CALCULATOR)
+    tools.register("clock", CLOCK)
+    tools.register("file_search", FileSearchProvider(retrieval))
+    tools.register("code_interpreter", CodeInterpreterProvider(containers))
+    tools.register("mcp", mcp)
+    tools.register("web_search", WebSearchProvider(mcp.servers, mcp.http))
+    return tools
+
+
+def _retrieval(
+    config: KvarnConfig,
+    store: Store,
+    serving: Callable[[], ServingContext],
+    wake_fleet: Callable[[], None] | None,
+    metrics: GatewayMetrics,
+) -> Retrieval:
+    index = make_retriever(config, store, serving, wake_fleet)
+    reads = partial(parse, limits=ParseLimits(without_sandbox=config.sandbox.parse_without))
+    counts = IngestionMetrics(metrics.registry)
+    ingestion = IngestionWorker(config, store, serving, index, index.embedders, reads, counts)
+    return Retrieval(store, index, ingestion)
+
+
+def _sees_by_itself() -> None:
+    """Do nothing: the fleet is another process's, which looks at its deployments now and then."""
+
+
+def _mcp(config: KvarnConfig, store: Store) -> McpProvider:
+    http = SafeHttp(config.tools)
+    return McpProvider(ToolServers(config, store), http, request_servers=config.tools.request_servers)
 
 
 def _metrics(

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 from starlette.types import Message, Receive, Scope, Send
 
 from kvarn.answers.record import Reply, RequestRecord
+from kvarn.answers.sessions import hints_of_headers, take_hints
 from kvarn.store.ids import new_id
 from kvarn.wire.dialects import dialect_of
 
@@ -28,6 +29,7 @@ def new_record(scope: Scope) -> RequestRecord:
         path = path.removeprefix(root)
     dialect = dialect_of(path, scope["headers"])
     record = RequestRecord(request_id, id=own_id, endpoint=path[:256], reply=Reply(dialect))
+    take_hints(record, hints_of_headers(scope["headers"]))
     scope[_SCOPE_KEY] = record
     return record
 

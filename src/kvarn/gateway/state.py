@@ -19,8 +19,11 @@ from kvarn.observe.history import HistorySource
 from kvarn.quality.golden_models import GoldenModels
 from kvarn.quality.monitor import QualityMonitor
 from kvarn.responses.background_runs import ResponsesContext
+from kvarn.retrieval.stores import Retrieval
 from kvarn.rollouts.controller import Rollouts
 from kvarn.rollouts.shadow import Shadows
+from kvarn.tools.administration import ToolServerAdministration
+from kvarn.tools.code_interpreter.containers import Containers
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,12 @@ class ControlPlane:
     external: Sequence[ExternalModel]  # models that other servers run
     traces: Traces
     alerting: Alerting
+    tool_servers: ToolServerAdministration
     history: HistorySource
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway(ResponsesContext):
     control: ControlPlane
+    retrieval: Retrieval
+    containers: Containers  # of the code interpreter

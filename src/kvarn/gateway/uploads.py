@@ -29,7 +29,7 @@ from kvarn.wire.openai.files import FileExpiry, FileObject
 KeptT = TypeVar("KeptT")
 
 PURPOSES = ("batch", "user_data", "assistants", "evals", "fine-tune")
-"""Purposes of files. Only `batch` means something to the server yet."""
+"""Purposes of files. Only `batch` means something to the server."""
 
 _OPTIONAL = ("expires_after[anchor]", "expires_after[seconds]")
 _MAX_PARTS = 32

@@ -48,7 +48,7 @@ def _where(request: ChatCompletionRequest, name: str) -> str:
     if request.functions is not None:
         names = [function.name for function in request.functions]
         return f"functions[{names.index(name)}].parameters"
-    names = [tool.function.name for tool in request.tools or ()]
+    names = [tool.function.name for tool in request.function_tools]
     return f"tools[{names.index(name)}].function.parameters"
 
 

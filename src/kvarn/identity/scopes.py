@@ -1,4 +1,4 @@
-"""Restrictions of keys: models, endpoints, adapters, usage."""
+"""Restrictions of keys: models, endpoints, adapters, tools, usage."""
 
 from __future__ import annotations
 
@@ -37,6 +37,21 @@ def may_see_adapter(principal: Principal, adapter: AdapterInfo) -> bool:
 def check_adapter(principal: Principal, name: str) -> None:
     if not may_use_adapter(principal, name):
         raise insufficient_permissions(f"scope: adapters:{name[:80]}")
+
+
+def may_use_tool(principal: Principal, kind: str, label: str = "") -> bool:
+    """Whether project and key let a type of tools be used, or the server of this label."""
+    names = {kind, f"{kind}:{label}"}
+    return all(allowed is None or not names.isdisjoint(allowed) for allowed in _tool_lists(principal))
+
+
+def check_tool(principal: Principal, kind: str, label: str = "") -> None:
+    if not may_use_tool(principal, kind, label):
+        raise insufficient_permissions(f"scope: tools:{f'{kind}:{label}' if label else kind}"[:96])
+
+
+def _tool_lists(principal: Principal) -> tuple[tuple[str, ...] | None, ...]:
+    return principal.project_tools, principal.scopes.tools
 
 
 def sees_usage(principal: Principal) -> bool:

@@ -10,6 +10,7 @@ from kvarn.jobs.named_jobs import NamedJob, NamedWorker
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.repositories.changes import delete_old_changes
+from kvarn.store.repositories.chunks import delete_lost_chunks
 from kvarn.store.repositories.contents import move_contents
 from kvarn.store.repositories.kept_bounds import bound_kept
 from kvarn.store.repositories.organization_deletion import delete_erased_usage
@@ -60,6 +61,7 @@ def retention_worker(store: Store, config: RetentionConfig) -> NamedWorker:
         await delete_old_changes(store)
         await delete_old_sessions(store)
         await delete_erased_usage(store)
+        await delete_lost_chunks(store)
         deleted = {name: count for name, count in swept.deleted.items() if count}
         if deleted:
             _log.info("deleted expired objects", extra=deleted)

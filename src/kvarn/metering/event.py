@@ -12,6 +12,8 @@ from kvarn.store.ledger import LedgerEvent
 LOST = "lost"
 """Outcome of requests whose gateway died."""
 FAILED = "failed"
+TOOLS = "tools"
+"""Endpoint of calls of tools; the model of such an event is `tool:TYPE`."""
 
 
 class Tokens(Protocol):

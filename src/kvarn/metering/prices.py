@@ -52,17 +52,18 @@ class PriceBook:
 
 
 class _Price:
-    """A configured price in billionths for a million tokens."""
+    """A configured price in billionths: for a million tokens, and for each request."""
 
     def __init__(self, price: PriceConfig) -> None:
         cached = price.input_per_million if price.cached_per_million is None else price.cached_per_million
         self._input, self._cached, self._output = (
             billionths(per_million) for per_million in (price.input_per_million, cached, price.output_per_million)
         )
+        self._each = billionths(price.per_request)
 
     def cost(self, prompt: int, cached: int, output: int) -> int:
         total = (prompt - cached) * self._input + cached * self._cached + output * self._output
-        return (total + _MILLION // 2) // _MILLION
+        return (total + _MILLION // 2) // _MILLION + self._each
 
 
 def billionths(amount: float) -> int:

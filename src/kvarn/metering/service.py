@@ -144,7 +144,8 @@ class Metering:
 
     def _warn_of_unused_prices(self) -> None:
         served = {model.name for model in self._config.models} | {"*"}
-        unused = sorted({price.model for price in self._settings.prices} - served)
+        named = {price.model for price in self._settings.prices if not price.model.startswith("tool:")}
+        unused = sorted(named - served)
         if unused:
             _log.warning("metering.prices has prices for models that are not served: %s", ", ".join(unused))
 

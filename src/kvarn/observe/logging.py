@@ -90,8 +90,9 @@ def configure_logging(level: str, stream: TextIO | None = None, form: str = "tex
 
 def configure_gateway_logging(level: str, form: str = "text", process: int | None = None) -> None:
     configure_logging(level, form=form)
-    for logger in ("uvicorn", "alembic"):
+    for logger in ("uvicorn", "alembic", "httpx", "httpx2"):  # the last two log URLs, whose queries may be secret
         logging.getLogger(logger).setLevel(logging.WARNING)
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs what other servers answered; errors are told anyway
     # What failed has been said, or is the command's last line.
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Application startup failed. Exiting.")
     if process is None:

@@ -18,7 +18,7 @@ ENGINE = "engine."
 _PARTS = frozenset(
     {
         *("authenticated", "read", "parsed", "held", "resolved", "templated", "tokenized", "prompted"),
-        *("moderated", "sent", "settled", "ended"),
+        *("moderated", "sent", "tools", "settled", "ended"),
     }
 )
 """Events that end a part of the gateway; those of stages do, too. All others, from `sent` on, are a turn's."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
@@ -17,7 +18,8 @@ from kvarn.identity.scopes import check_endpoint
 from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.observe.traces.traced import CLIENT_LEFT
 from kvarn.responses.background_runs import BackgroundRun, ResponsesContext
-from kvarn.responses.ending import ResponseEnding
+from kvarn.responses.ending import ResponseEnding, State
+from kvarn.responses.hosted_run import served_tools
 from kvarn.responses.operation import run_response
 from kvarn.responses.replay import unwritten
 from kvarn.responses.request import chat_request, new_response
@@ -33,6 +35,7 @@ from kvarn.store.repositories.tenants.principals import find_bearer
 from kvarn.wire.openai.errors import RETRY_AFTER_S, ApiError
 from kvarn.wire.openai.responses.answer import Response
 from kvarn.wire.openai.responses.request import ResponseRequest
+from kvarn.wire.openai.responses.tools import HostedTool
 
 _log = logging.getLogger("kvarn.responses")
 
@@ -54,6 +57,7 @@ async def start_background(serving: ResponsesContext, record: RequestRecord, req
 
 async def _queue(serving: ResponsesContext, record: RequestRecord, request: ResponseRequest) -> BackgroundRun:
     principal, responses = record.principal, serving.responses
+    request = served_tools(serving, record, request)
     response_id = new_id("resp_")
     response_input = await open_input(serving, record, request, response_id)
     response = new_response(request, response_id, int(serving.store.now()))
@@ -62,7 +66,7 @@ async def _queue(serving: ResponsesContext, record: RequestRecord, request: Resp
         input_items=response_input.items,
         body=msgspec.to_builtins(response),
         request={
-            "asked": request.model_dump(by_alias=True, exclude_unset=True, exclude={"input"}),
+            "asked": _asked(request),
             "key_id": principal.key_id,
             "seed": secrets.randbits(63),
         },
@@ -70,7 +74,9 @@ async def _queue(serving: ResponsesContext, record: RequestRecord, request: Resp
         conversation_id=request.conversation_id,
     )
     try:
-        await serving.run(record, lambda: chat_request(request, request.model, response_input.context))
+        # What its tools offer, and so its choice, is known once they are opened.
+        checked = request.model_copy(update={"tool_choice": None}) if request.hosted_tools else request
+        await serving.run(record, lambda: chat_request(checked, request.model, response_input.context))
         await stored.queue_response(
             serving.store,
             principal.owner,
@@ -84,7 +90,21 @@ async def _queue(serving: ResponsesContext, record: RequestRecord, request: Resp
     except BaseException:
         await responses.unlock(response_input.lock)
         raise
-    return BackgroundRun(response_id, principal.organization_id, principal.owner, row, record.body_bytes, principal)
+    return BackgroundRun(
+        response_id, principal.organization_id, principal.owner, row, record.body_bytes, principal, request
+    )
+
+
+def _asked(request: ResponseRequest) -> dict[str, Any]:
+    """The request as it is kept, without its input. Secrets of its tools are not kept: where another gateway goes on
+    with it, their servers are asked without."""
+    asked = request.model_dump(by_alias=True, exclude_unset=True, exclude={"input"})
+    if request.hosted_tools:
+        asked["tools"] = [
+            tool.without_secrets if isinstance(tool, HostedTool) else tool.model_dump(by_alias=True, exclude_unset=True)
+            for tool in request.tools or ()
+        ]
+    return asked
 
 
 async def run_background(serving: ResponsesContext, run: BackgroundRun) -> None:
@@ -95,6 +115,7 @@ async def run_background(serving: ResponsesContext, run: BackgroundRun) -> None:
         await run_to_completion(attempt.stopped())
     finally:
         attempt.log_end()
+    await attempt.forget_calls()
 
 
 class _Attempt:
@@ -110,7 +131,7 @@ class _Attempt:
         self._writer = ResponseWriter(unwritten(response), len(row.input_items))
         self._ending = ResponseEnding(serving.responses, run.owner, self._writer, row.input_items, lock, run)
         # The input is kept as items, with references resolved.
-        self._request = ResponseRequest.model_validate({**row.request["asked"], "input": ""})
+        self._request = run.request or ResponseRequest.model_validate({**row.request["asked"], "input": ""})
         run.log.append(*self._writer.queue())
 
     async def run(self) -> None:
@@ -165,6 +186,11 @@ class _Attempt:
     async def stopped(self) -> None:
         """Stop it from outside. Where its client did that, what has been written is stored."""
         await (self._ending.cancel() if self._run.stop_reason == "cancelled" else self._ending.drop())
+
+    async def forget_calls(self) -> None:
+        """Drop what was kept for another gateway that might have gone on with it."""
+        if self._request.hosted_tools and self._ending.state is State.ENDED:
+            await self._serving.tools.runner.forget(self._run.id)
 
     def log_end(self) -> None:
         self._run.log.append(*self._ending.take_last_events())

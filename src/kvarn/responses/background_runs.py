@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from kvarn.answers.context import ServingContext
 from kvarn.config.platform import ResponsesConfig
 from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.jobs.worker import Job, Worker
@@ -22,7 +21,9 @@ from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.conversations import background_responses as stored
 from kvarn.store.repositories.conversations import conversations
 from kvarn.store.repositories.conversations.conversations import Lock
+from kvarn.tools.context import ToolsContext
 from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.openai.responses.request import ResponseRequest
 
 _log = logging.getLogger("kvarn.responses")
 
@@ -37,6 +38,8 @@ class BackgroundRun(Job):
     """Size of its request, with what that refers to."""
     principal: Principal | None = None
     """Sender of the request; None where it was taken over: then it is found again by its key."""
+    request: ResponseRequest | None = None
+    """The request as it was sent; None where it was taken over: the row has it, without secrets of its tools."""
     log: EventLog = field(default_factory=EventLog)
 
 
@@ -106,7 +109,7 @@ class BackgroundResponses(Worker[BackgroundRun]):
 
 
 @dataclass(frozen=True, slots=True)
-class ResponsesContext(ServingContext):
+class ResponsesContext(ToolsContext):
     """The context of operations on responses."""
 
     responses: BackgroundResponses

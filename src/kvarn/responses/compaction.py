@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvarn.answers.chat.operation import start_chat
 from kvarn.answers.record import RequestRecord
 from kvarn.responses.background_runs import ResponsesContext
-from kvarn.responses.operation import fitting_chat
+from kvarn.responses.fitting import fitting_chat
 from kvarn.responses.request import empty_input, in_response_terms
 from kvarn.responses.turns import ResponseInput, read_input
 from kvarn.responses.writer import item_id
@@ -33,7 +33,7 @@ async def compact(serving: ResponsesContext, record: RequestRecord, request: Com
     try:
         model = await serving.catalog.wait_for(record, request.model, "generate")
         summarized = ResponseInput(response_input.earlier, [*response_input.items, question])
-        chat = await fitting_chat(serving, record, asked, summarized, model)
+        chat = await fitting_chat(serving, record, asked, summarized.context, model)
         run = await start_chat(serving, record, chat.model_copy(update={"service_tier": request.service_tier}))
         answer = await run.collect()
     except ApiError as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 
 from kvarn.answers.errors import to_api_error
+from kvarn.responses.shown import shown_event
 from kvarn.wire.openai.responses.answer import ENDED, Response, StreamEvent
 from kvarn.wire.sse import named_event
 
@@ -56,9 +57,10 @@ class EventLog:
 
 
 class EventEncoder:
-    """Encodes the events of one response as server-sent events."""
+    """Encodes the events of one response as server-sent events; see `shown_event` for `include`."""
 
-    def __init__(self) -> None:
+    def __init__(self, include: Collection[str] = ()) -> None:
+        self._include = include
         self._next = 0
         self._has_end = False
         """Whether an event has told how the response ended, and it was no failure."""
@@ -67,7 +69,7 @@ class EventEncoder:
         for event in batch:
             self._next = event.sequence_number + 1
             self._has_end = _end_of(event) not in (None, "failed")
-        return b"".join(named_event(event.type, event) for event in batch)
+        return b"".join(named_event(event.type, shown_event(event, self._include)) for event in batch)
 
     async def encoded(self, batches: AsyncGenerator[list[StreamEvent], None]) -> AsyncGenerator[bytes, None]:
         """Events as they come; closing this closes them."""

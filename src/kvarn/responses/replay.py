@@ -13,6 +13,7 @@ from kvarn.responses.writer import Cuts, ResponseWriter
 from kvarn.text.reasoning.splitter import Reasoning
 from kvarn.wire.openai.chat.answer import FunctionCallDelta, ToolCallDelta
 from kvarn.wire.openai.responses.answer import Response, StreamEvent
+from kvarn.wire.openai.responses.hosted import HOSTED_PREFIXES
 from kvarn.wire.openai.responses.items import StoredItem
 
 
@@ -31,6 +32,10 @@ def replay(response: Response, first_item: int, cuts: Cuts) -> Iterator[StreamEv
             if not lengths:
                 yield from writer.open_message()
             deltas = _message_again(item, lengths)
+        elif item["type"] in HOSTED_PREFIXES:
+            yield from writer.begin_call(item)
+            yield from writer.end_call({})
+            continue
         elif item["type"] == "reasoning":
             deltas = _reasoning_again(item, lengths)
         else:
@@ -62,6 +67,8 @@ def _message_again(item: StoredItem, lengths: list[list[int]]) -> Iterator[Choic
     for characters, tokens in lengths:
         yield ChoiceDelta(0, part["text"][start : start + characters], logprobs=logprobs[first : first + tokens])
         start, first = start + characters, first + tokens
+    if part["annotations"]:
+        yield ChoiceDelta(0, annotations=part["annotations"])
 
 
 def _reasoning_again(item: StoredItem, lengths: list[list[int]]) -> Iterator[ChoiceDelta]:

@@ -8,29 +8,32 @@ from typing import Any
 from msgspec import UNSET
 
 from kvarn.answers.tiers import requested_tier
-from kvarn.responses.tools import OfferedTool, arguments_of, chat_name, chat_tool, check_chat_names, offered_tools
+from kvarn.responses.chat_messages import chat_messages
+from kvarn.responses.tools import OfferedTool, chat_tool, check_chat_names, offered_tools
+from kvarn.tools.registry import OfferedTools
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.parse import validate
 from kvarn.wire.openai.responses.answer import Response
-from kvarn.wire.openai.responses.items import CALLS, OUTPUTS, StoredItem, summary_of
+from kvarn.wire.openai.responses.items import StoredItem
 from kvarn.wire.openai.responses.request import ContextFields, ResponseRequest
 from kvarn.wire.openai.responses.tools import (
     OFFERED_TYPES,
     AllowedTools,
     FunctionTool,
+    HostedChoice,
     HostedTool,
     NamespaceTool,
     ResponseTool,
     ToolReference,
 )
 
-SUMMARY = "Summary of the conversation so far:"
-"""Begins what the model is shown of a compaction."""
-
 _SHOWN_TOOLS = 8
 _SHOWN_CHARS = 80
-_HINTS = ("user", "safety_identifier", "prompt_cache_key")
+_HINTS = (
+    *("user", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("agent_hint", "retention_directives"),
+)
 
 _RESPONSE_NAMES = (
     (re.compile(r"messages\b.*"), "input"),
@@ -73,20 +76,27 @@ def new_response(request: ResponseRequest, response_id: str, created_at: int) ->
     )
 
 
+NO_HOSTED = OfferedTools()
+
+
 def chat_request(
-    request: ContextFields, model: str, items: list[StoredItem], seed: int | None = None
+    request: ContextFields,
+    model: str,
+    items: list[StoredItem],
+    seed: int | None = None,
+    hosted: OfferedTools = NO_HOSTED,
 ) -> ChatCompletionRequest:
-    """The chat that answers `items`. Raises `ApiError` 400, in the words of `/v1/responses`: what chat refuses is
-    refused here."""
+    """The chat that answers `items`. `hosted`: what opening the request's tools gave. Raises `ApiError` 400, in the
+    words of `/v1/responses`: what chat refuses is refused here."""
     data: dict[str, Any] = {"model": model, "messages": chat_messages(request.instructions, items)}
     if not data["messages"]:
         raise empty_input()
     offered = offered_tools(echoed_tools(request))
     check_chat_names(offered)
-    if offered:
-        data["tools"] = [chat_tool(tool)[0] for tool in offered]
+    if offered or hosted.by_name:
+        data["tools"] = [*(chat_tool(tool)[0] for tool in offered), *hosted.chat_tools]
     if request.tool_choice is not None:
-        data["tool_choice"] = _chat_choice(request.tool_choice, offered)
+        data["tool_choice"] = _chat_choice(request.tool_choice, offered, hosted)
     if request.parallel_tool_calls is not None:
         data["parallel_tool_calls"] = request.parallel_tool_calls
     if request.text is not None and request.text.format is not None:
@@ -103,36 +113,6 @@ def chat_request(
         return validate(ChatCompletionRequest, data)
     except ApiError as error:
         raise in_response_terms(error) from None
-
-
-def chat_messages(instructions: str | None, items: list[StoredItem]) -> list[dict[str, Any]]:
-    """Items as the messages of a chat. Calls join the assistant's message before them, what the model thought joins the
-    one after it; the result of a call that is no longer there is left out."""
-    messages: list[dict[str, Any]] = []
-    if instructions is not None:
-        messages.append({"role": "system", "content": instructions})
-    calls: set[str] = set()
-    thoughts: list[str] = []
-    for item in items:
-        if item["type"] == "reasoning":
-            thoughts += [part["text"] for part in item.get("content") or item["summary"]]
-        elif item["type"] == "message":
-            messages.append({"role": item["role"], "content": _content(item["content"])})
-        elif item["type"] == "compaction":
-            summary = f"{SUMMARY}\n\n{summary_of(item['encrypted_content'])}"
-            messages.append({"role": "user", "content": summary})
-        elif item["type"] in CALLS:
-            calls.add(item["call_id"])
-            if thoughts or not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": None})
-            messages[-1].setdefault("tool_calls", []).append(_chat_call(item))
-        elif item["type"] in OUTPUTS and item["call_id"] in calls:
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": _content(item["output"])})
-        if thoughts and item["type"] != "reasoning":
-            if messages and messages[-1]["role"] == "assistant":
-                messages[-1]["reasoning_content"] = "\n".join(thoughts)
-            thoughts = []
-    return messages
 
 
 def empty_input() -> ApiError:
@@ -160,53 +140,59 @@ def _sampling(request: ResponseRequest) -> dict[str, Any]:
     return {name: value for name, value in data.items() if value is not None}
 
 
-def _content(content: str | list[dict[str, Any]]) -> str | list[dict[str, str]]:
-    if isinstance(content, str):
-        return content
-    texts: list[str] = [part.get("text", part.get("refusal", "")) for part in content]
-    if len(texts) > 1:
-        return [{"type": "text", "text": text} for text in texts]
-    return texts[0] if texts else ""
-
-
-def _chat_call(item: StoredItem) -> dict[str, Any]:
-    arguments = item["arguments"] if item["type"] == "function_call" else arguments_of(item["input"])
-    function = {"name": chat_name(item["name"], item.get("namespace")), "arguments": arguments}
-    return {"id": item["call_id"], "type": "function", "function": function}
-
-
-def _chat_choice(choice: str | ToolReference | AllowedTools, offered: list[OfferedTool]) -> Any:
+def _chat_choice(
+    choice: str | ToolReference | HostedChoice | AllowedTools, offered: list[OfferedTool], hosted: OfferedTools
+) -> Any:
     if choice in ("none", "auto"):
         return choice
+    names = [*(tool.name for tool in offered), *hosted.by_name]
+    if isinstance(choice, HostedChoice):
+        return _hosted_choice(choice, names, hosted)
     if isinstance(choice, ToolReference):
         found = next((tool.chat_name for tool in offered if tool.name == choice.name), None)
         if found is None:
-            raise _not_offered(_unknown(choice.name), offered, "tool_choice.name")
+            raise _not_offered(_unknown(choice.name), names, "tool_choice.name")
         return _named(found)
     if isinstance(choice, str):
-        if not offered:
-            raise _not_offered("asks for a call, and no tool is offered", offered, "tool_choice")
+        if not names:
+            raise _not_offered("asks for a call, and no tool is offered", names, "tool_choice")
         return choice
     wanted: set[str] = set()
+    ours: list[str] = []
     known = {name for tool in offered for name in (tool.name, tool.namespace)}
     for number, tool in enumerate(choice.tools):
         if tool.type in OFFERED_TYPES:
             if tool.name not in known or tool.name is None:
-                raise _not_offered(_unknown(tool.name), offered, f"tool_choice.tools[{number}].name")
+                raise _not_offered(_unknown(tool.name), names, f"tool_choice.tools[{number}].name")
             wanted.add(tool.name)
+        else:
+            ours += hosted.chosen(tool.model_dump())
     allowed = [_named(tool.chat_name) for tool in offered if wanted & {tool.name, tool.namespace}]
+    allowed += [_named(name) for name in dict.fromkeys(ours)]
     if not allowed:
-        raise _not_offered("allows none of the tools that are offered", offered, "tool_choice.tools")
+        raise _not_offered("allows none of the tools that are offered", names, "tool_choice.tools")
     return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": allowed}}
+
+
+def _hosted_choice(choice: HostedChoice, names: list[str], hosted: OfferedTools) -> dict[str, Any]:
+    found = hosted.chosen(choice.model_dump())
+    if not found:
+        raise _not_offered(f"asks for a tool of type {choice.type[:_SHOWN_CHARS]!r}", names, "tool_choice")
+    if len(found) == 1:
+        return _named(found[0])
+    return {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": [_named(name) for name in found]},
+    }
 
 
 def _unknown(name: str | None) -> str:
     return "is missing" if name is None else f"is {name[:_SHOWN_CHARS]!r}, and no such tool is offered"
 
 
-def _not_offered(what: str, offered: list[OfferedTool], where: str) -> ApiError:
-    names = ", ".join(repr(tool.name) for tool in offered[:_SHOWN_TOOLS]) or "none"
-    message = f"{where!r} {what}. Tools that are offered: {names}; this server runs no tools itself."
+def _not_offered(what: str, offered: list[str], where: str) -> ApiError:
+    names = ", ".join(map(repr, offered[:_SHOWN_TOOLS])) or "none"
+    message = f"{where!r} {what}. Tools that are offered: {names}."
     return invalid_request(message, where)
 
 
@@ -226,13 +212,16 @@ def grammar_warnings(request: ContextFields) -> list[str]:
 
 
 def echoed_tools(request: ContextFields) -> list[dict[str, Any]]:
-    return [_echo_tool(tool) for tool in request.tools or () if not isinstance(tool, HostedTool)]
+    """The request's tools as the response shows them; nothing secret is shown."""
+    return [_echo_tool(tool) for tool in request.tools or ()]
 
 
 def _echo_tool(tool: ResponseTool) -> dict[str, Any]:
     if isinstance(tool, NamespaceTool):
         tools = [_echo_tool(each) for each in tool.tools]
         return {"type": "namespace", "name": tool.name, "description": tool.description or "", "tools": tools}
+    if isinstance(tool, HostedTool):
+        return tool.without_secrets
     if not isinstance(tool, FunctionTool):
         return dict(tool.model_dump(exclude_none=True))
     return {

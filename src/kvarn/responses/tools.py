@@ -87,7 +87,7 @@ def _flat(tools: Sequence[Mapping[str, Any]]) -> Iterator[OfferedTool]:
         if tool["type"] == "namespace":
             for number, each in enumerate(tool["tools"]):
                 yield OfferedTool(each, index, tool["name"], "" if number else tool["description"])
-        else:
+        elif tool["type"] in ("function", "custom"):  # what the server runs is offered by its provider
             yield OfferedTool(tool, index)
 
 

@@ -43,6 +43,7 @@ class ResponseInput:
     """Items of the turns before, oldest first."""
     items: list[StoredItem]
     lock: Lock | None = None
+    chain: str = ""  # id of the response with which the chain began that it goes on from
 
     @property
     def context(self) -> list[StoredItem]:
@@ -65,9 +66,9 @@ async def open_input(
 async def read_input(
     serving: ResponsesContext, record: RequestRecord, request: ContextFields, response_id: str = "resp_"
 ) -> ResponseInput:
-    earlier = await _read_earlier(serving, record, request)
+    earlier, chain = await _read_earlier(serving, record, request)
     items = await _new_items(serving, record, request.input, earlier, response_id)
-    return _bounded(request, ResponseInput(earlier, items))
+    return _bounded(request, ResponseInput(earlier, items, chain=chain))
 
 
 async def reopen_input(
@@ -75,9 +76,11 @@ async def reopen_input(
 ) -> ResponseInput:
     """An input whose own items are known already, with what is earlier by now. Raises as `open_input` does."""
     if known.lock is None:
-        return _bounded(request, replace(known, earlier=await _read_earlier(serving, record, request)))
+        earlier, chain = await _read_earlier(serving, record, request)
+        return _bounded(request, replace(known, earlier=earlier, chain=chain))
     async with _locked(serving, record, known.lock):
-        return _bounded(request, replace(known, earlier=await _read_earlier(serving, record, request)))
+        earlier, chain = await _read_earlier(serving, record, request)
+        return _bounded(request, replace(known, earlier=earlier, chain=chain))
 
 
 @asynccontextmanager
@@ -99,16 +102,18 @@ async def _locked(serving: ResponsesContext, record: RequestRecord, lock: Lock) 
         raise
 
 
-async def _read_earlier(serving: ResponsesContext, record: RequestRecord, request: ContextFields) -> list[StoredItem]:
-    """The items of the chain or the conversation that a request goes on from."""
+async def _read_earlier(
+    serving: ResponsesContext, record: RequestRecord, request: ContextFields
+) -> tuple[list[StoredItem], str]:
+    """The items of the chain or the conversation that a request goes on from; id of the chain's first response."""
     store, owner = serving.store, record.principal.owner
     try:
         if request.conversation_id is not None:
             texts = await conversations.read_history(store, owner, request.conversation_id)
             record.body_bytes += sum(map(len, texts))
-            return await serving.run(record, lambda: [decode_item(text) for text in texts])
+            return await serving.run(record, lambda: [decode_item(text) for text in texts]), ""
         if request.previous_response_id is None:
-            return []
+            return [], ""
         chain = await responses.read_chain(store, owner, request.previous_response_id)
     except HistoryTooLongError:
         raise _too_long(request) from None
@@ -120,7 +125,7 @@ async def _read_earlier(serving: ResponsesContext, record: RequestRecord, reques
         message = f"The response {chain[-1].id!r} has not ended: wait for it, or cancel it."
         raise ApiError(409, message, code="response_in_progress", param="previous_response_id")
     record.body_bytes += sum(turn.size for turn in chain)
-    return await serving.run(record, lambda: [item for turn in chain for item in turn.items()])
+    return await serving.run(record, lambda: [item for turn in chain for item in turn.items()]), chain[0].id
 
 
 def _bounded(request: ContextFields, response_input: ResponseInput) -> ResponseInput:
@@ -164,6 +169,7 @@ def _resolve_items(
 ) -> list[StoredItem]:
     known = {item["id"] for item in earlier}
     calls = {item["call_id"] for item in earlier if item["type"] in CALLS}
+    approvals = {item["id"] for item in earlier if item["type"] == "mcp_approval_request"}
     items: list[StoredItem] = []
     for number, each in enumerate(given):
         where = f"input[{number}]"
@@ -184,6 +190,12 @@ def _resolve_items(
         elif item["type"] in OUTPUTS and item["call_id"] not in calls:
             message = f"No call has the 'call_id' {item['call_id']!r} of '{where}': its call must come before."
             raise invalid_request(message, f"{where}.call_id")
+        elif item["type"] == "mcp_approval_request":
+            approvals.add(item["id"])
+        elif item["type"] == "mcp_approval_response" and item["approval_request_id"] not in approvals:
+            asked, field = item["approval_request_id"], f"{where}.approval_request_id"
+            message = f"'{field}' is {asked!r}: no request for approval before it has that id."
+            raise ApiError(400, message, code="approval_request_not_found", param=field)
         known.add(item["id"])
         items.append(item)
     return items

@@ -6,6 +6,7 @@ from what is stored: the finished response, and where its deltas were cut (`repl
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from kvarn.answers.choice import ChoiceDelta
+from kvarn.responses.hosted_events import EventParts, added, closing, opening
 from kvarn.responses.tools import CustomInput, offered_tools
 from kvarn.text.reasoning.splitter import Reasoning
 from kvarn.wire.openai.chat.answer import FinishReason, TokenLogprobs, ToolCallDelta
@@ -43,6 +45,7 @@ class _Item:
     input: CustomInput | None = None
     """Reads the input of a call out of its arguments, where it is plain text."""
     logprobs: list[TokenLogprobs | Raw] = field(default_factory=list)
+    annotations: list[dict[str, Any]] = field(default_factory=list)
 
     def as_json(self, status: str) -> StoredItem:
         head: StoredItem = {"id": self.id, "type": self.type, "status": status}
@@ -55,7 +58,7 @@ class _Item:
 
     def part(self) -> dict[str, Any]:
         text = "".join(self.texts)
-        return output_text(text, self.logprobs) if self.type == "message" else reasoning_text(text)
+        return output_text(text, self.logprobs, self.annotations) if self.type == "message" else reasoning_text(text)
 
 
 class ResponseWriter:
@@ -72,6 +75,8 @@ class ResponseWriter:
         self._tools = {tool.chat_name: tool for tool in offered_tools(response.tools)}
         self._logprobs: list[TokenLogprobs | Raw] = []
         """Log-probabilities of tokens whose text has not come yet."""
+        self._hosted: StoredItem | None = None
+        """The call that a tool of the server works on."""
 
     def queue(self) -> list[StreamEvent]:
         self.response = replace(self.response, status="queued")
@@ -93,6 +98,10 @@ class ResponseWriter:
                 events += self._reasoning(part.text)
             elif part:
                 events += self._text(part)
+        if delta.annotations:
+            events += self._open_texts("message")
+            assert self._open is not None
+            self._open.annotations += delta.annotations
         if delta.cut_call:
             events += self.close_item("incomplete")
         if delta.refusal:
@@ -127,6 +136,24 @@ class ResponseWriter:
         self._number += 1
         return end_event(self.response, self._number - 1)
 
+    def begin_call(self, item: StoredItem) -> list[StreamEvent]:
+        """A tool of the server begins to work on a call, which is told as an item without its id."""
+        events = self.close_item("completed")
+        self._hosted = self._named(item)
+        self.cuts.append([])
+        events.append(self._event("response.output_item.added", output_index=self._index, item=added(self._hosted)))
+        return events + self._about(self._hosted["id"], opening(self._hosted))
+
+    def end_call(self, fields: StoredItem) -> list[StreamEvent]:
+        """It has ended; `fields` of its item are new or other than before."""
+        assert self._hosted is not None
+        item, self._hosted = self._hosted | fields, None
+        return [*self._about(item["id"], closing(item)), self._add_item(item)]
+
+    def add_hosted(self, item: StoredItem) -> list[StreamEvent]:
+        """An item of a tool of the server that is whole: a list of a server's tools, a request for approval."""
+        return self.begin_call(item) + self.end_call({})
+
     def open_message(self) -> list[StreamEvent]:
         return self._open_texts("message")
 
@@ -146,6 +173,8 @@ class ResponseWriter:
         return [*events, self._add_item(opened.as_json("completed") | {"content": [part]})]
 
     def close_item(self, status: str) -> list[StreamEvent]:
+        if self._hosted is not None:  # cancelled: its tool has been stopped
+            return self.end_call({"status": "failed" if self._hosted["type"] == "web_search_call" else "incomplete"})
         closed = self._open
         if closed is None:
             return []
@@ -163,10 +192,14 @@ class ResponseWriter:
             events = [self._event("response.function_call_arguments.done", arguments=text, **names)]
         else:
             if closed.type == "message":
+                events = [
+                    self._at_part("response.output_text.annotation.added", annotation=each, annotation_index=number)
+                    for number, each in enumerate(closed.annotations)
+                ]
                 done = self._at_part("response.output_text.done", text=text, logprobs=closed.logprobs)
             else:
                 done = self._at_part("response.reasoning_text.done", text=text)
-            events = [done, self._at_part("response.content_part.done", part=closed.part())]
+            events += [done, self._at_part("response.content_part.done", part=closed.part())]
         self._open = None
         return [*events, self._add_item(closed.as_json(status))]
 
@@ -230,12 +263,21 @@ class ResponseWriter:
     def _open_item(self, opened: _Item, status_before: str = "completed") -> list[StreamEvent]:
         """End the open item, name the new one and begin it."""
         events = self.close_item(status_before)
-        opened.id = item_id(PREFIXES[opened.type], self.response.id, self._first_item + self._index)
+        opened.id = self._named({"type": opened.type})["id"]
         self._open = opened
         self.cuts.append([])
         item = opened.as_json("in_progress")
         kind = "response.output_item.added"
         return [*events, self._event(kind, output_index=self._index, item=item)]
+
+    def _named(self, item: StoredItem) -> StoredItem:
+        """The next item of the output, with its id."""
+        name = item_id(PREFIXES[item["type"]], self.response.id, self._first_item + self._index)
+        return {"id": name} | item | {"id": name}  # first of its fields, whatever id it had
+
+    def _about(self, name: str, parts: Iterable[EventParts]) -> list[StreamEvent]:
+        place = {"item_id": name, "output_index": self._index}
+        return [self._event(f"response.{kind}", **fields, **place) for kind, fields in parts]
 
     def _add_item(self, item: StoredItem) -> StreamEvent:
         done = self._event("response.output_item.done", output_index=self._index, item=item)

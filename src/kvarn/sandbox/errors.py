@@ -32,3 +32,11 @@ class ProcessEndedError(SandboxError):
 
 class ClosedError(SandboxError):
     """The server is shutting down."""
+
+
+class NoSandboxError(SandboxError):
+    """No sandbox can be had on this machine; the message says why and what to do."""
+
+
+class SandboxBrokenError(SandboxError):
+    """A sandbox was not set up this time; the message is bubblewrap's."""

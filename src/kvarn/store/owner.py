@@ -34,6 +34,8 @@ class Scopes:
     endpoints: tuple[str, ...] | None = None
     """Beginnings of paths, such as `/v1/chat`."""
     adapters: tuple[str, ...] | None = None
+    tools: tuple[str, ...] | None = None
+    """Tools that the platform runs: types, such as `file_search`, or `mcp:LABEL` for one server."""
 
 
 UNRESTRICTED = Scopes()
@@ -70,6 +72,8 @@ class Principal:
     limits: tuple[LimitRule, ...] = ()  # all that hold for this key, its project and its organisation
     log_prompts: bool = False
     """Whether the project opted in to its prompts being sampled and kept, encrypted."""
+    project_tools: tuple[str, ...] | None = None
+    """Tools that the project may use, as in `Scopes.tools`."""
 
     @property
     def organization_id(self) -> str:

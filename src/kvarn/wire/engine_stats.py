@@ -32,6 +32,12 @@ class LookupStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     remote_prefills_total: int = 0  # prompts that another engine was asked to compute
 
 
+class SessionStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    known: int = 0  # sessions of which turns have come, as many as are kept in mind
+    returns_total: int = 0  # turns that went on with a conversation
+    resident_returns_total: int = 0  # of those, the ones whose last turn was whole in the prefix cache
+
+
 class ExpertStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens_total: dict[str, int] = {}  # tokens given to the experts of each rank, summed over layers
     imbalance: float = 0.0  # tokens of a layer's busiest expert over the mean of its experts; 0: none

@@ -13,10 +13,11 @@ import msgspec
 
 from kvarn.costs.step_times import StepTimes
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
-from kvarn.wire.engine_stats import AdapterStats, ExpertStats, LookupStats, SpeculationStats, WorkStats
+from kvarn.wire.engine_stats import AdapterStats, ExpertStats, LookupStats, SessionStats, SpeculationStats, WorkStats
 from kvarn.wire.message import Message
 from kvarn.wire.questions import Ask, EngineAnswer
 from kvarn.wire.sampling import SamplingParams
+from kvarn.wire.sessions import SessionNews, SessionTurn
 from kvarn.wire.supervision import FromSupervisor, ToSupervisor
 
 
@@ -71,6 +72,7 @@ class Submit(Message, frozen=True, kw_only=True):
     ttft_left_s: float | None = None  # until its target for the first token is missed; None: it has none (any more)
     tpot_target_s: float | None = None  # seconds for each token after the first; None: it has no target
     gateway: int = 0  # number of the gateway process that asks, and is answered
+    session: SessionTurn | None = None  # of which it is a turn; None: it stands for itself
 
     @property
     def choices(self) -> list[int]:
@@ -166,6 +168,7 @@ ToEngine = (
     | WatchBlocks
     | Leave
     | ForgetTenant
+    | SessionNews
     | FromSupervisor
     | Ask
     | Stop
@@ -290,6 +293,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     lookups: LookupStats = LookupStats()
     adapters: AdapterStats = AdapterStats()
     speculation: SpeculationStats = SpeculationStats()
+    sessions: SessionStats = SessionStats()
     experts: ExpertStats = ExpertStats()
     work: WorkStats = WorkStats()
 

@@ -129,3 +129,23 @@ test("a text is moderated", async () => {
   assert.equal(made.results.length, 1);
   assert.equal(made.results[0].flagged, false);
 });
+
+test("files are put into a vector store and found by their meaning", async () => {
+  const store = await client.vectorStores.create({ name: "handbook" });
+  const texts = {
+    "trains.md": "The night train leaves from platform nine.",
+    "bread.md": "Bread is baked from flour, water and yeast.",
+  };
+  const files = await Promise.all(Object.entries(texts).map(([name, text]) => toFile(Buffer.from(text), name)));
+  const batch = await client.vectorStores.fileBatches.uploadAndPoll(store.id, { files });
+  assert.equal(batch.status, "completed");
+  const found = [];
+  for await (const hit of client.vectorStores.search(store.id, { query: "railway departure" })) found.push(hit);
+  assert.equal(found[0].filename, "trains.md");
+  assert.equal(found[0].content[0].text, texts["trains.md"]);
+  const page = await client.vectorStores.files.list(store.id);
+  assert.equal(page.data.length, 2);
+  const gone = await client.vectorStores.files.delete(page.data[0].id, { vector_store_id: store.id });
+  assert.equal(gone.deleted, true);
+  assert.equal((await client.vectorStores.delete(store.id)).deleted, true);
+});

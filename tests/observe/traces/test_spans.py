@@ -12,7 +12,7 @@ from kvarn.observe.timeline import EngineEventKind, Event, Phase, Timeline, engi
 from kvarn.observe.traces.context import begin
 from kvarn.observe.traces.otlp import encode
 from kvarn.observe.traces.spans import Span, SpanKind, request_spans
-from kvarn.observe.traces.traced import TracedRequest, TracedTurn
+from kvarn.observe.traces.traced import TracedRequest, TracedTool, TracedTurn
 from otlp_sink import attributes_of, parsed
 
 K = EngineEventKind
@@ -41,6 +41,17 @@ FIRST = [
     *(K.SPENT, 1_000_000, Phase.WAIT_BLOCKS, 250_000),
 ]
 LAST = [*(K.PREEMPTED, 1_200_000, 700), *(K.RESUMED, 1_500_000, 700), *(K.FINISHED, 2_000_000, 10, 4, 3, 1)]
+
+
+def test_calls_of_tools_are_spans_of_the_part_between_two_turns():
+    times = (("received", 0.0), ("sent", 0.1), ("generated", 1.0), ("tools", 4.0), ("sent", 4.2), ("generated", 5.0))
+    call = TracedTool("call_1", "mcp", "files__read", "failed", 1.1, 3.9)
+    spans = request_spans(replace(traced([*times, ("settled", 5.1)]), tools=[call]))
+    place, found = next((n, each) for n, each in enumerate(spans) if each.name == "execute_tool files__read")
+    assert (found.begin_s, found.end_s, found.failed) == (1.1, 3.9, True)
+    assert found.parent is not None and spans[found.parent].name == "run tools" and found.parent < place
+    assert found.attributes["gen_ai.operation.name"] == "execute_tool"
+    assert found.attributes["gen_ai.tool.call.id"] == "call_1" and found.attributes["error.type"] == "failed"
 
 
 def traced(

@@ -7,6 +7,7 @@ from kvarn.store.models import (
     Base,
     BilledEvent,
     Change,
+    ChunkVector,
     Deployment,
     DeploymentVersion,
     ErasedOrganization,
@@ -14,6 +15,7 @@ from kvarn.store.models import (
     Organization,
     OutboxEntry,
     RolloutSamples,
+    StoredChunk,
     StoredRollout,
     VersionNumber,
 )
@@ -31,6 +33,10 @@ KEPT = {
     StoredRollout: "the platform's own",
     RolloutSamples: "the platform's own: latencies and lengths, deleted when they are counted",
 }
+SWEPT = {
+    StoredChunk: "in steps, after the row of its file or store, which decides whether it is there",
+    ChunkVector: "with its chunk",
+}
 WITH_USAGE = {OutboxEntry: "by its foreign key", BilledEvent: "by name: it may lie in a database without the events"}
 
 
@@ -47,6 +53,7 @@ def test_every_table_goes_with_its_organisation_or_with_its_usage_or_is_kept() -
             mapper.class_ is Organization or goes_with_its_organisation(mapper.local_table),
             mapper.class_ in {*USAGE, *WITH_USAGE},
             mapper.class_ in KEPT,
+            mapper.class_ in SWEPT,
         ]
         assert fates.count(True) == 1, mapper.class_
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -55,6 +56,7 @@ class ChatRun:
     legacy: bool  # the client speaks of functions, not of tools
     held: HeldBytes  # counts what of the answer is gathered before it is sent
     store: StoreAnswer | None = None  # stores the answer; None: the client did not ask for that
+    usage: Callable[[], Usage] | None = None  # tokens of all its turns; None: it has one
 
     def stream(self) -> EncodedStream[ChoiceDelta]:
         """The answer as server-sent events. Each choice begins with its role and ends with its finish reason; where
@@ -78,7 +80,11 @@ class ChatRun:
                 yield delta
 
     def _usage_event(self) -> bytes:
-        return event(self.chunk([], self.turn.usage.as_openai()))
+        return event(self.chunk([], self.used()))
+
+    def used(self) -> Usage:
+        """Tokens so far."""
+        return self.turn.usage.as_openai() if self.usage is None else self.usage()
 
     async def collect(self) -> ChatCompletion:
         collectors = self._collectors()
@@ -119,7 +125,7 @@ class ChatRun:
             model=self.model.public_name,
             system_fingerprint=self.fingerprint,
             choices=[collector.choice() for collector in collectors],
-            usage=self.turn.usage.as_openai(),
+            usage=self.used(),
             service_tier=self.service_tier,
             metadata=self.request.metadata or UNSET,
             prompt_token_ids=self.prompt if self.request.return_token_ids else UNSET,
@@ -140,6 +146,7 @@ class _ChunkEncoder:
         """The next delta; empty where it has nothing to send."""
         opening, self._opening = self._opening, b""
         only_text = delta.finish_reason is None and not delta.logprobs and not self._with_token_ids
+        only_text = only_text and delta.executions is None
         if only_text and (delta.parts is None or all(isinstance(part, str) for part in delta.parts)):
             return opening + self._texts.event(delta.text) if delta.text else opening
         return opening + (self._legacy_events(delta) if self._legacy else self._chunk(delta, delta.text))
@@ -155,6 +162,8 @@ class _ChunkEncoder:
                 content=text or UNSET,
                 refusal=delta.refusal or UNSET,
                 tool_calls=calls or UNSET,
+                annotations=delta.annotations or UNSET,
+                tool_executions=delta.executions or UNSET,
             ),
             finish_reason=delta.finish_reason,
             logprobs=None if delta.logprobs is None else ChoiceLogprobs(content=delta.logprobs),
@@ -194,6 +203,8 @@ class _Collector:
     finish_reason: FinishReason = "stop"
     stop_reason: int | str | None = None
     refusal: str = ""
+    executions: list[dict[str, Any]] = field(default_factory=list)
+    annotations: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, delta: ChoiceDelta) -> None:
         """Take the choice's next delta. The memory of its log-probabilities is counted (raises `BodyRefusedError`);
@@ -217,6 +228,8 @@ class _Collector:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
             self.refusal = delta.refusal
         self.warnings += delta.warnings
+        self.executions += delta.executions or ()
+        self.annotations += delta.annotations or ()
 
     def choice(self) -> ChatChoice:
         text, legacy = "".join(self.text), self.run.legacy
@@ -234,6 +247,8 @@ class _Collector:
                 refusal=self.refusal or None,
                 tool_calls=calls if calls and not legacy else UNSET,
                 function_call=calls[0].function if calls and legacy else UNSET,
+                annotations=self.annotations or UNSET,
+                tool_executions=self.executions or UNSET,
             ),
             finish_reason=self.finish_reason,
             logprobs=None if self.logprobs is None else ChoiceLogprobs(content=self.logprobs),

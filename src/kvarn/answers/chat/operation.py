@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from kvarn.answers.chat.answer import ChatRun
+from kvarn.answers.chat.continuation import continue_tokens
 from kvarn.answers.chat.prompt import opening_of, phase_after_prompt, render_chat
 from kvarn.answers.chat.stored import keep_completion
 from kvarn.answers.chat.tool_calls import ToolCallReader
@@ -23,6 +24,7 @@ from kvarn.answers.model_routes import BYTES_PER_TOKEN
 from kvarn.answers.moderation.checks import chat_texts
 from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
+from kvarn.answers.sessions import hints_of_chat, take_hints
 from kvarn.answers.structured.answer_check import grammar_of_chat, only_valid_answers
 from kvarn.answers.tiers import tier_of
 from kvarn.answers.turn import Deltas, GeneratedPrompt, Moderated, Turn
@@ -46,9 +48,11 @@ class ChatPrompt(GeneratedPrompt):
 
 @dataclass(frozen=True, slots=True)
 class ChatQuestion(Question[ChatCompletionRequest, ChatRun]):
-    """A chat; `context`: tokens that stand before its prompt."""
+    """A chat; `context`: tokens that stand before its prompt. `before`: prompt and answer of the turn before it, which
+    its own prompt is expected to begin with."""
 
     context: Sequence[int] = ()
+    before: Sequence[int] = ()
     NOT_COPIED = {"store": None, "service_tier": None, "priority": 0}  # noqa: RUF012
 
     def features(self, record: RequestRecord) -> RequestFeatures:
@@ -90,15 +94,19 @@ class ChatQuestion(Question[ChatCompletionRequest, ChatRun]):
 
 
 async def start_chat(
-    serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, context: Sequence[int] = ()
+    serving: ServingContext,
+    record: RequestRecord,
+    request: ChatCompletionRequest,
+    context: Sequence[int] = (),
+    before: Sequence[int] = (),
 ) -> ChatRun:
-    """Begin the answer to a chat. `context`: tokens that stand before the prompt. Raises `ApiError`, or
-    `ChatTemplateError`: the model's template refuses the messages."""
+    """Begin the answer to a chat. `context`: tokens that stand before the prompt; `before`: see `ChatQuestion`. Raises
+    `ApiError`, or `ChatTemplateError`: the model's template refuses the messages."""
     if request.store:
         await serving.storage_quota.check(record, "store", "send 'store': false")
-    record.choice.session = record.choice.session or request.prompt_cache_key or ""
+    take_hints(record, hints_of_chat(request))
     record.metadata = request.metadata
-    return await answer(serving, record, ChatQuestion(request, context))
+    return await answer(serving, record, ChatQuestion(request, context, before))
 
 
 async def engine_chat(
@@ -106,7 +114,7 @@ async def engine_chat(
 ) -> ChatPrompt:
     """The prompt of a chat for an engine of this server. Raises as `start_chat` does."""
     request, context, text = question.request, question.context, model.text
-    prompt, fitted = await _checked_prompt(serving, record, request, model, context)
+    prompt, fitted = await _checked_prompt(serving, record, request, model, context, question.before)
     kept, grammar = await grammar_of_chat(serving, record, request, model, prompt) or (None, None)
     sampling = fitted(model.served.draw_seed)
     markers = () if request.tool_use is None else text.tool_format.markers
@@ -176,6 +184,7 @@ async def _checked_prompt(
     request: ChatCompletionRequest,
     model: ReadyModel,
     context: Sequence[int] = (),
+    before: Sequence[int] = (),
 ) -> tuple[list[int], Callable[[Callable[[], int]], SamplingParams]]:
     """The prompt, and a function that fits the sampling parameters to it, given one that draws a seed."""
     text, gateway_config = model.text, serving.gateway_config
@@ -185,6 +194,8 @@ async def _checked_prompt(
     if context:
         check_token_ids(list(context), model, "context")
     prompt = [*context, *await render_chat(serving, record, request, model)]
+    if before:
+        prompt = continue_tokens(before, prompt, partial(text.tokenizer.decode, skip_special_tokens=False))
     longest = model.card.max_context_length
     return prompt, lambda draw_seed: chat_sampling(
         request, checked, gateway_config, prompt_tokens=len(prompt), context_length=longest, draw_seed=draw_seed

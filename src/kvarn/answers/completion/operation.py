@@ -18,6 +18,7 @@ from kvarn.answers.lifecycle import answer
 from kvarn.answers.model_routes import BYTES_PER_TOKEN
 from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
+from kvarn.answers.sessions import hints_of_fields, take_hints
 from kvarn.answers.structured.answer_check import grammar_of_completion, only_valid_answers
 from kvarn.answers.turn import Deltas, GeneratedPrompt, Turn
 from kvarn.catalog.models import ReadyModel
@@ -139,6 +140,7 @@ class CompletionQuestion(Question[CompletionRequest, CompletionRun]):
 
 
 async def start_completion(serving: ServingContext, record: RequestRecord, request: CompletionRequest) -> CompletionRun:
+    take_hints(record, hints_of_fields(request))
     return await answer(serving, record, CompletionQuestion(request))
 
 

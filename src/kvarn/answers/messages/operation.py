@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -18,16 +18,18 @@ from kvarn.answers.messages.context_edits import apply_edit, needs_tokens
 from kvarn.answers.messages.request import chat_request, has_late_instructions, in_anthropic_terms
 from kvarn.answers.messages.writer import MessageWriter
 from kvarn.answers.record import RequestRecord
+from kvarn.answers.sessions import hints_of_messages, take_hints
 from kvarn.text.errors import ChatTemplateError, PromptTooLongError
 from kvarn.wire.anthropic.answer import AppliedEdit, Message, TokenCount
 from kvarn.wire.anthropic.context_management import ClearToolUses
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesPrompt, MessagesRequest
-from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.chat.request import ChatCompletionRequest, Tool
 from kvarn.wire.openai.errors import ApiError, ContextLengthError
 from kvarn.wire.sse import EncodedStream, named_event
 
 ResultT = TypeVar("ResultT")
 PromptT = TypeVar("PromptT", bound=MessagesPrompt)
+Begin = Callable[[ServingContext, RequestRecord, ChatCompletionRequest], Awaitable[ChatRun]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +57,30 @@ class MessageRun:
         return self.writer.message()
 
 
-async def start_message(serving: ServingContext, record: RequestRecord, request: MessagesRequest) -> MessageRun:
+async def start_message(
+    serving: ServingContext,
+    record: RequestRecord,
+    request: MessagesRequest,
+    *,
+    functions: Sequence[Tool] = (),
+    begin: Begin | None = None,
+) -> MessageRun:
     """Check a request and take it in. `max_tokens`, which clients must give without knowing the model, is lowered to
-    what the context has left. Raises as `start_chat` does."""
+    what the context has left. `functions` are offered beside those of the request; `begin` begins the chat in
+    place of `start_chat`. Raises as that does."""
+    take_hints(record, hints_of_messages(request))
     edited, applied = await _edit_context(serving, record, request)
     try:
-        run = await _with_chat(record, edited, partial(_start_within_context, serving, record))
+        run = await _with_chat(
+            record, edited, partial(_start_within_context, begin or start_chat, serving, record), functions
+        )
     except ApiError as error:
         raise in_anthropic_terms(error) from None
     asked = request.thinking is not None and request.thinking.type != "disabled"
     if asked and not run.model.reasons:
         record.reply.warnings.append("ignored 'thinking', this model does not reason apart from its answer")
     edits = None if request.context_management is None else applied
-    writer = MessageWriter(f"msg_{record.id}", run.model.public_name, run.turn.usage, edits)
+    writer = MessageWriter(f"msg_{record.id}", run.model.public_name, run.used, edits)
     return MessageRun(run, writer)
 
 
@@ -83,30 +96,35 @@ async def count_tokens(serving: ServingContext, record: RequestRecord, request: 
 
 
 async def _with_chat(
-    record: RequestRecord, request: MessagesPrompt, act: Callable[[ChatCompletionRequest], Awaitable[ResultT]]
+    record: RequestRecord,
+    request: MessagesPrompt,
+    act: Callable[[ChatCompletionRequest], Awaitable[ResultT]],
+    functions: Sequence[Tool] = (),
 ) -> ResultT:
     """Do `act` with the request's chat. Where the model's template knows instructions at the beginning only,
     those behind it become the user's words."""
     try:
-        return await act(chat_request(request))
+        return await act(chat_request(request, functions))
     except ChatTemplateError:
         if not has_late_instructions(request):
             raise
-    done = await act(chat_request(request, late_instructions_from="user"))
+    done = await act(chat_request(request, functions, late_instructions_from="user"))
     warning = "system messages behind the first were given as the user's: this model knows one at the beginning only"
     if warning not in record.reply.warnings:
         record.reply.warnings.append(warning)
     return done
 
 
-async def _start_within_context(serving: ServingContext, record: RequestRecord, chat: ChatCompletionRequest) -> ChatRun:
+async def _start_within_context(
+    begin: Begin, serving: ServingContext, record: RequestRecord, chat: ChatCompletionRequest
+) -> ChatRun:
     try:
-        return await start_chat(serving, record, chat)
+        return await begin(serving, record, chat)
     except ContextLengthError as error:
         if error.prompt_tokens >= error.limit:
             raise
         max_tokens = error.limit - error.prompt_tokens
-        run = await start_chat(serving, record, chat.model_copy(update={"max_tokens": max_tokens}))
+        run = await begin(serving, record, chat.model_copy(update={"max_tokens": max_tokens}))
         record.reply.warnings.append(f"lowered 'max_tokens' to {max_tokens}, the context's rest")
         return run
 

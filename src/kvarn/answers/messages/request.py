@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from kvarn.wire.anthropic.blocks import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock, text_of
+from kvarn.wire.anthropic.hosted import HostedToolResult, HostedToolUse
 from kvarn.wire.anthropic.messages import AssistantMessage, MessagesPrompt, SystemMessage, UserMessage
 from kvarn.wire.anthropic.tools import ClientTool, ServerTool, ToolChoice, ToolDefinition
 from kvarn.wire.anthropic.tools import Tool as AnyTool
@@ -33,16 +34,21 @@ def has_late_instructions(request: MessagesPrompt) -> bool:
     return any(isinstance(message, SystemMessage) for message in request.messages[1:])
 
 
-def chat_request(request: MessagesPrompt, *, late_instructions_from: str = "system") -> ChatCompletionRequest:
-    """The chat that answers a request. Raises `ApiError` in the words of `/v1/messages`. `late_instructions_from`: the
-    role of instructions behind the first message, since some models' templates know them at the beginning only."""
+def chat_request(
+    request: MessagesPrompt, functions: Sequence[Tool] = (), *, late_instructions_from: str = "system"
+) -> ChatCompletionRequest:
+    """The chat that answers a request. `functions`: those that stand for its tools that the server runs. Raises
+    `ApiError` in the words of `/v1/messages`. `late_instructions_from`: the role of instructions behind the first
+    message, since some models' templates know them at the beginning only."""
     data: dict[str, Any] = {"model": request.model, "messages": _messages(request, late_instructions_from)}
     if isinstance(request.messages[-1], AssistantMessage):
         data |= {"continue_final_message": True, "add_generation_prompt": False}
-    if tools := [_tool(tool) for tool in request.tools or () if not isinstance(tool, ServerTool)]:
-        data["tools"] = tools
+    own = [_tool(tool) for tool in request.tools or () if not isinstance(tool, ServerTool)]
+    if own or functions:
+        data["tools"] = [*own, *functions]
     if request.tool_choice is not None:
-        _check_choice(request.tool_choice, request.tools or ())
+        if not functions:
+            _check_choice(request.tool_choice, request.tools or ())
         data |= _choice(request.tool_choice)
     if request.thinking is not None:
         thinks = request.thinking.type != "disabled"
@@ -107,6 +113,9 @@ def _joined(first: str | None, second: str | None) -> str | None:
 def _split(message: UserMessage | AssistantMessage) -> list[dict[str, Any]]:
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
+    if any(isinstance(block, HostedToolResult) for block in message.content):
+        assert isinstance(message, AssistantMessage)
+        return _split_hosted(message)
     texts = [block for block in message.content if isinstance(block, TextBlock)]
     said = {"role": message.role, "content": text_of(texts)}
     if isinstance(message, UserMessage):
@@ -117,6 +126,28 @@ def _split(message: UserMessage | AssistantMessage) -> list[dict[str, Any]]:
         said["reasoning_content"] = "\n".join(thoughts)
     calls = [_call(block) for block in message.content if isinstance(block, ToolUseBlock)]
     return [said | {"content": said["content"] or None, "tool_calls": calls}] if calls else [said]
+
+
+def _split_hosted(message: AssistantMessage) -> list[dict[str, Any]]:
+    """An answer whose tools ran on the server: each result is a message of its own, behind its call."""
+    messages: list[dict[str, Any]] = []
+    calls = {block.id: block for block in message.content if isinstance(block, HostedToolUse)}
+    part: list[Any] = []
+    for block in message.content:
+        if isinstance(block, HostedToolUse):
+            continue
+        if not isinstance(block, HostedToolResult):
+            part.append(block)
+            continue
+        call = calls[block.tool_use_id]
+        function = {"name": call.function, "arguments": msgspec.json.encode(call.input).decode()}
+        said = _split(message.model_copy(update={"content": part}))[-1] if part else {"role": "assistant"}
+        told = {"content": said.get("content") or None}
+        tool_calls = [*said.get("tool_calls", ()), {"id": call.id, "type": "function", "function": function}]
+        messages.append(said | told | {"tool_calls": tool_calls})
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": block.text})
+        part = []
+    return [*messages, *_split(message.model_copy(update={"content": part}))] if part else messages
 
 
 def _result(block: ToolResultBlock) -> dict[str, Any]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from kvarn.answers.chat.tool_calls import arguments_object
 from kvarn.answers.choice import ChoiceDelta
-from kvarn.answers.turn import TokenUsage
+from kvarn.answers.messages.hosted import hosted_blocks
 from kvarn.text.reasoning.splitter import Part, Reasoning
 from kvarn.wire.anthropic.answer import (
     AnswerBlock,
@@ -24,7 +26,9 @@ from kvarn.wire.anthropic.answer import (
     StopReason,
     Usage,
 )
+from kvarn.wire.anthropic.hosted import AnswerWebSearchResult, HostedAnswerBlock
 from kvarn.wire.openai.chat.answer import ToolCallDelta
+from kvarn.wire.openai.usage import Usage as TokensUsed
 
 
 @dataclass(slots=True)
@@ -35,12 +39,16 @@ class _Block:
     name: str = ""
     texts: list[str] = field(default_factory=list)
     thinks: bool = False
+    hosted: HostedAnswerBlock | None = None
+    """A call of a tool that the server ran, or its result."""
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
 
     def finished(self) -> AnswerBlock:
+        if self.hosted is not None:
+            return self.hosted
         if self.name:
             return AnswerToolUse(id=self.id, name=self.name, input=arguments_object(self.text))
         return (
@@ -48,6 +56,8 @@ class _Block:
         )
 
     def begun(self) -> AnswerBlock:
+        if self.hosted is not None:
+            return msgspec.structs.replace(self.hosted, input={}) if hasattr(self.hosted, "input") else self.hosted
         if self.name:
             return AnswerToolUse(id=self.id, name=self.name, input={})
         return AnswerThinking(thinking="", signature="") if self.thinks else AnswerText(text="")
@@ -61,7 +71,8 @@ class _Block:
 class MessageWriter:
     id: str
     model: str
-    tokens: TokenUsage
+    used: Callable[[], TokensUsed]
+    """Tokens so far."""
     applied_edits: list[AppliedEdit] | None = None
     """Edits that left something out of the prompt; None: none was asked for."""
     blocks: list[_Block] = field(default_factory=list)
@@ -82,6 +93,8 @@ class MessageWriter:
                 events += self._take_call(each)
             elif each:
                 events += self._take_text(each)
+        for item in delta.executions or ():
+            events += self._take_execution(item)
         if delta.finish_reason is not None:
             events += self._end(delta)
         return events
@@ -106,7 +119,7 @@ class MessageWriter:
     def _take_text(self, part: Part) -> list[Event]:
         thinks = isinstance(part, Reasoning)
         last = self.blocks[-1] if self.open else None
-        goes_on = last is not None and not last.name and last.thinks is thinks
+        goes_on = last is not None and not last.name and last.hosted is None and last.thinks is thinks
         opening = [] if goes_on else self._begin_block(_Block(thinks=thinks))
         text = part.text if isinstance(part, Reasoning) else part
         self.blocks[-1].texts.append(text)
@@ -123,6 +136,17 @@ class MessageWriter:
             delta = Delta(type="input_json_delta", partial_json=call.function.arguments)
             events.append(self._block_event("delta", delta=delta))
         return events
+
+    def _take_execution(self, item: dict[str, Any]) -> list[Event]:
+        """A call that the server ran, and its result: blocks that come whole."""
+        events: list[Event] = []
+        for block in hosted_blocks(item):
+            events += self._begin_block(_Block(hosted=block))
+            if (given := getattr(block, "input", None)) is not None:
+                text = msgspec.json.encode(given).decode()
+                delta = Delta(type="input_json_delta", partial_json=text)
+                events.append(self._block_event("delta", delta=delta))
+        return [*events, *self._end_block()]
 
     def _begin_block(self, block: _Block) -> list[Event]:
         closing = self._end_block()
@@ -168,9 +192,12 @@ class MessageWriter:
         return "tool_use" if any(block.name for block in self.blocks) and not self.cut_call else "end_turn"
 
     def _usage(self) -> Usage:
-        cached = self.tokens.cached_tokens
+        used = self.used()
+        cached = used.prompt_tokens_details.cached_tokens
+        searches = sum(isinstance(block.hosted, AnswerWebSearchResult) for block in self.blocks)
         return Usage(
-            input_tokens=self.tokens.prompt_tokens - cached,
-            output_tokens=self.tokens.completion_tokens,
+            input_tokens=used.prompt_tokens - cached,
+            output_tokens=used.completion_tokens,
             cache_read_input_tokens=cached,
+            server_tool_use={"web_search_requests": searches, "web_fetch_requests": 0} if searches else UNSET,
         )

@@ -6,20 +6,20 @@ Every block is in exactly one of three places::
       ▲                     ▲        │
       │                  acquire   release                                      the prefix cache or an adapter does
       │                     │        ▼
-      └──────uncache─────── idle: cached only, least recently released first
+      └──────uncache─────── idle: cached only
 
-All operations are O(1): the free list is a stack, the idle blocks a linked list in order of release. Blocks are
-interchangeable, so there is no external fragmentation. Where none is free, the block idle for longest is evicted.
+The free list is a stack. Blocks are
+interchangeable, so there is no external fragmentation. Where none is free, an idle one is evicted (`eviction.py`).
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Protocol
 
 from kvarn.engine.errors import IntegrityError, OutOfBlocksError
+from kvarn.engine.memory.eviction import EvictionOrder, LeastRecentlyUsed
 
 
 class BlockOwner(Protocol):
@@ -37,7 +37,8 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
         self._owners: list[BlockOwner | None] = [None] * num_blocks
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self.idle: EvictionOrder = LeastRecentlyUsed()
+        """The idle blocks, in the order in which they go; changed only while it is empty."""
         self.released_s = array("d", bytes(8 * num_blocks))
         """Time at which each idle block was released."""
         self.now = 0.0
@@ -49,15 +50,15 @@ class BlockPool:
 
     @property
     def num_idle(self) -> int:
-        return len(self._idle)
+        return len(self.idle)
 
     @property
     def num_available(self) -> int:
-        return len(self._free) + len(self._idle)
+        return len(self._free) + len(self.idle)
 
     @property
     def num_held(self) -> int:
-        return self.num_blocks - len(self._free) - len(self._idle)
+        return self.num_blocks - len(self._free) - len(self.idle)
 
     def references(self, block: int) -> int:
         return self._references[block]
@@ -82,7 +83,7 @@ class BlockPool:
 
     def acquire(self, block: int) -> None:
         if self._references[block] == 0:
-            del self._idle[block]
+            self.idle.discard(block)
         self._references[block] += 1
 
     def release(self, block: int) -> None:
@@ -95,7 +96,7 @@ class BlockPool:
             if self._owners[block] is None:
                 self._free.append(block)
             else:
-                self._idle[block] = None
+                self.idle.add(block, self.now)
                 self.released_s[block] = self.now
 
     def release_all(self, blocks: Iterable[int]) -> None:
@@ -107,8 +108,8 @@ class BlockPool:
         self._owners[block] = owner
 
     def evict(self) -> bool:
-        """Have the block that was released longest ago evicted; False where none is idle."""
-        block = next(iter(self._idle), None)
+        """Have the block that goes next evicted; False where none is idle."""
+        block = self.idle.first(self.now)
         owner = None if block is None else self._owners[block]
         if block is None or owner is None:
             return False
@@ -116,7 +117,7 @@ class BlockPool:
         return True
 
     def uncache(self, block: int) -> None:
-        del self._idle[block]
+        self.idle.discard(block)
         self._owners[block] = None
         self._free.append(block)
 
@@ -128,10 +129,10 @@ class BlockPool:
             references, expected = self._references[block], expected_references.get(block, 0)
             if references != expected:
                 raise IntegrityError(f"block {block} counts {references} references, {expected} exist")
-            places = (block in free) + (block in self._idle) + (references > 0)
+            places = (block in free) + (block in self.idle) + (references > 0)
             if places != 1:
                 raise IntegrityError(f"block {block} is in {places} places, not in one")
-            if block in self._idle and self._owners[block] is None:
+            if block in self.idle and self._owners[block] is None:
                 raise IntegrityError(f"block {block} is idle, but has no owner")
             if block in free and self._owners[block] is not None:
                 raise IntegrityError(f"block {block} is free, but has an owner")

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kvarn.engine.errors import IntegrityError
 from kvarn.engine.memory.adapters import AdapterResidency, AdapterStore
+from kvarn.engine.memory.announced import AnnouncedTurns
 from kvarn.engine.memory.block_pool import BlockPool
+from kvarn.engine.memory.eviction import EvictionOrder
 from kvarn.engine.memory.prefix_cache import PrefixCache, PrefixNode
 from kvarn.engine.memory.snapshots import Snapshots
 from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.plan import AdapterLoad, BlockCopy, BlockTransfer, BlockUpdate, StateSave
-from kvarn.engine.request import Sequence
+from kvarn.engine.request import Request, Sequence
+from kvarn.engine.sessions.branch import Branch
+from kvarn.engine.sessions.table import Sessions
 from kvarn.shapes import BLOCK_SIZE
+from kvarn.wire.sessions import SessionEvent, SessionNews
 
 
 def blocks_for(num_tokens: int) -> int:
@@ -49,14 +54,70 @@ class KVCacheManager:
         tiers: KVTiers | None = None,
         adapters: AdapterStore | None = None,
         num_snapshots: int | None = None,
+        eviction: Callable[[Mapping[int, PrefixNode]], EvictionOrder] | None = None,
     ) -> None:
+        """`eviction` makes the order in which idle blocks go, from the nodes of cached ones; None: LRU."""
         self.pool = BlockPool(num_blocks)
         self.snapshots = None if num_snapshots is None else Snapshots(num_snapshots if prefix_cache else 0)
         """Snapshots of recurrent states; None where the model has none."""
-        self.cache = PrefixCache(self.pool, namespace, None if self.snapshots is None else self.snapshots.forget)
+        self.cache = PrefixCache(self.pool, namespace, self._removed)
+        self.sessions = Sessions()
+        if eviction is not None:
+            self.pool.idle = eviction(self.cache.nodes)
         self.tiers = tiers  # blocks beyond the device; None where none are kept
+        self.announced = None if tiers is None else AnnouncedTurns(tiers)
         self.adapters = AdapterResidency(self.pool, adapters)
         self._reuse = prefix_cache
+
+    # Sessions ---------------------------------------------------------------------------------------------------------
+
+    def begin_turn(self, request: Request, now: float) -> int:
+        """A request has come: find the conversation that it goes on with. Returns the tokens of that one's own path
+        that are cached."""
+        turn = request.session
+        if turn is None or not self._reuse:
+            return 0
+        found = self.cache.match(request.prompt, request.scope, len(request.prompt))
+        blocks = len(request.prompt) // BLOCK_SIZE
+        request.branch, spent = self.sessions.begin(turn, request.scope.tenant, found, blocks, now)
+        if spent is not None:
+            self.pool.idle.spend(spent)
+        return len(found) * BLOCK_SIZE if found and found[-1].branch is request.branch else 0
+
+    def end_turn(self, request: Request, now: float) -> None:
+        if request.session is None or request.branch is None:
+            return
+        branch, request.branch = request.branch, None
+        if self.announced is not None:
+            self.announced.end(branch)
+        self.sessions.end(request.session, request.request_id, branch, now)
+        if branch.has_ended and branch.tip is not None:
+            self.pool.idle.spend(branch.tip)
+
+    def take_news(self, news: SessionNews, now: float) -> None:
+        for branch in self.sessions.note(news, now):
+            if branch.has_ended and branch.tip is not None:
+                self.pool.idle.spend(branch.tip)
+            if self.announced is not None and news.event is SessionEvent.RETURNS:
+                self.announced.fetch(branch, now)
+
+    def _claim(self, request: Request, nodes: list[PrefixNode]) -> None:
+        """A prompt begins with this path. Before a common node all are common, before one of a branch all are its own
+        or common."""
+        mine = request.branch or Branch.ONCE
+        for node in reversed(nodes):
+            theirs = node.branch
+            if theirs is Branch.COMMON or (theirs is mine and mine is not Branch.ONCE):
+                break
+            node.branch = mine if theirs is None or theirs.has_ended else Branch.COMMON
+
+    def _removed(self, node: PrefixNode) -> None:
+        if self.snapshots is not None:
+            self.snapshots.forget(node)
+        self.sessions.removed(node)
+        self.pool.idle.removed(node)
+
+    # Prefixes ---------------------------------------------------------------------------------------------------------
 
     def match_prefix(self, sequence: Sequence) -> PrefixMatch:
         """The best start for a waiting sequence: its sibling's prompt, or the longest prefix that is cached or stored.
@@ -135,6 +196,9 @@ class KVCacheManager:
 
     def place(self, sequence: Sequence, match: PrefixMatch) -> None:
         """Give the sequence the blocks it shares and loads. Nothing may have been allocated since `match`."""
+        if match.nodes and sequence.leads and not sequence.last_step:
+            self.pool.idle.reused(match.nodes[-1], self.pool.now)
+            self._claim(sequence.request, match.nodes)
         for block in match.blocks:
             self.pool.acquire(block)
         self.adapters.acquire(sequence.request.scope.adapter)
@@ -187,7 +251,7 @@ class KVCacheManager:
         nodes, num_full = sequence.nodes, sequence.num_computed_tokens // BLOCK_SIZE
         if len(nodes) == num_full or not self._reuse:
             return
-        scope = sequence.request.scope
+        scope, branch = sequence.request.scope, sequence.request.branch or Branch.ONCE
         for index in range(len(nodes), num_full):
             key = tuple(sequence.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
             node = self.cache.insert(scope, nodes[-1] if nodes else None, key, sequence.blocks[index])
@@ -196,6 +260,8 @@ class KVCacheManager:
                 self._replace(sequence, index, node.block)
             elif self.tiers is not None:
                 self.tiers.store(node.block, node.hash, scope)
+            if node.branch is not branch:
+                node.branch = branch if node.branch is None else Branch.COMMON
             nodes.append(node)
         if self.snapshots is not None:
             self.snapshots.publish(sequence)
@@ -205,6 +271,10 @@ class KVCacheManager:
 
     def release(self, sequence: Sequence) -> None:
         self.adapters.release(sequence.request.scope.adapter)
+        if sequence.request.branch is not None and sequence.nodes:
+            self.sessions.set_tip(sequence.request.branch, sequence.nodes[-1])
+            if self.announced is not None:
+                self.announced.remember(sequence.request.branch, sequence.nodes)
         self.pool.release_all(reversed(sequence.blocks))
         if self.snapshots is not None:
             self.snapshots.release(sequence)
@@ -236,7 +306,9 @@ class KVCacheManager:
     def forget(self, tenant: str) -> None:
         """Delete a tenant's blocks wherever they are, but for those that its running sequences hold."""
         self.cache.forget(tenant)
-        if self.tiers is not None:
+        self.sessions.forget(tenant)
+        if self.tiers is not None and self.announced is not None:
+            self.announced.forget_tenant(tenant)
             self.tiers.connector.forget(tenant)
 
     def _replace(self, sequence: Sequence, index: int, block: int) -> None:
@@ -262,3 +334,5 @@ class KVCacheManager:
         if self.snapshots is not None:
             self.snapshots.check_integrity(running)
         self.cache.check_integrity()
+        self.pool.idle.check_integrity()
+        self.sessions.check_integrity(self.cache.nodes)

@@ -6,14 +6,14 @@ tokens themselves; the chained hash is only the block's *name* in other processe
 block.
 
 A sequence that holds a block of the tree holds the whole path to it. Sequences release their blocks last to first, so
-among idle blocks a child always comes before its parent: the block released longest ago is always a leaf, and eviction
-in LRU order is O(1) without searching for leaves.
+among idle blocks a child always comes before its parent: the block released longest ago is always a leaf.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from kvarn.engine.errors import IntegrityError
 from kvarn.engine.memory.block_inventory import BlockInventory
@@ -21,11 +21,17 @@ from kvarn.engine.memory.block_pool import BlockPool
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.block_names import PrefixScope, chain_hash, root_hash
 
+if TYPE_CHECKING:
+    from kvarn.engine.sessions.branch import Branch
+
 
 class PrefixNode:
     """One cached block. A root has no block and no parent."""
 
-    __slots__ = ("block", "children", "hash", "parent", "scope", "scope_number", "snapshot", "tokens")
+    __slots__ = (
+        *("block", "branch", "children", "depth", "hash", "parent", "scope", "scope_number", "snapshot", "tokens"),
+    )
+    depth: int
 
     def __init__(
         self,
@@ -42,6 +48,9 @@ class PrefixNode:
         self.tokens = tokens
         self.block = block
         self.hash = name
+        self.depth = 0 if parent is None else parent.depth + 1  # number of blocks from the root up to this one
+        self.branch: Branch | None = None
+        """The conversation whose path it lies on, or a mark (`kvarn.engine.sessions.branch`)."""
         self.children: dict[tuple[int, ...], PrefixNode] = {}
         self.snapshot: int | None = None
         """Snapshot of the recurrent states after its tokens (`kvarn.engine.memory.snapshots`), if there is one."""
@@ -144,13 +153,13 @@ class PrefixCache:
     def _unlink(self, node: PrefixNode) -> None:
         if self._held is not None:
             self._held.drop(node.hash)
-        if self._on_removal is not None:
-            self._on_removal(node)
         parent = node.parent
         if parent is None:
             raise IntegrityError("a root holds no block and cannot be evicted")
         del parent.children[node.tokens]
         self.scope_numbers[node.block] = 0
+        if self._on_removal is not None:
+            self._on_removal(node)
         if parent.parent is None and not parent.children:
             del self._roots[parent.scope], self.scopes[parent.scope_number]
             self._free_numbers.append(parent.scope_number)

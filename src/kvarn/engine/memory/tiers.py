@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from kvarn.costs.step_times import pairs
 from kvarn.engine.memory.remote_prefill import RemotePrefill
-from kvarn.engine.plan import BlockTransfer, KVConnector, StepResult
+from kvarn.engine.plan import BlockTransfer, KVConnector, KVFetch, StepResult
 from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.shapes import BLOCK_SIZE
@@ -43,10 +43,14 @@ class KVTiers:
         self.remote_prefill = remote_prefill  # asks another engine to compute prompts, where there is one
         self._namespace = namespace
         self._step_time = step_time
-        self._transfer_s = 0.0
+        self.transfer_s = 0.0
         """Seconds that storing or loading one block holds a step up; 0 before it was measured."""
         self._stores: list[BlockTransfer] = []
         self._loads: list[BlockTransfer] = []
+
+    def fetch(self, names: list[bytes], scope: PrefixScope) -> KVFetch | None:
+        """Begin to bring these blocks into memory; None where there is no room."""
+        return self.connector.fetch(names, scope.tenant, root_hash(scope, self._namespace))
 
     # What waits -------------------------------------------------------------------------------------------------------
 
@@ -118,7 +122,7 @@ class KVTiers:
         their names."""
         scope = sequence.request.scope
         names = block_hashes(sequence.tokens[:computed], scope, self._namespace)
-        if self._gain_s(0, len(names), 0) >= self._transfer_s * len(names):
+        if self._gain_s(0, len(names), 0) >= self.transfer_s * len(names):
             for block, name in zip(sequence.blocks, names, strict=False):
                 self.store(block, name, scope)
         return names
@@ -131,7 +135,7 @@ class KVTiers:
     def observe(self, num_transfers: int, result: StepResult) -> None:
         if num_transfers:
             seconds = result.transfer_s / num_transfers
-            self._transfer_s += (seconds - self._transfer_s) * (_SMOOTHING if self._transfer_s else 1.0)
+            self.transfer_s += (seconds - self.transfer_s) * (_SMOOTHING if self.transfer_s else 1.0)
 
     # What pays --------------------------------------------------------------------------------------------------------
 
@@ -141,7 +145,7 @@ class KVTiers:
             return 0.0
         if not self._step_time.is_settled:
             return float(count)  # nothing is known: reading is rarely slower than computing
-        costs = self._transfer_s * count + (self.connector.fetch_s(far) if far else 0.0)
+        costs = self.transfer_s * count + (self.connector.fetch_s(far) if far else 0.0)
         return self._recompute_s(first, count) - costs
 
     def _recompute_s(self, first: int, count: int) -> float:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.responses import Response
 
-from kvarn.answers.chat.operation import render_only, start_chat
+from kvarn.answers.chat.operation import render_only
 from kvarn.answers.chat.stored import describe_completion, stored_messages
 from kvarn.gateway.answer import event_stream, json_when_done
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
@@ -20,6 +20,7 @@ from kvarn.store.repositories.conversations.stored_completions import (
 )
 from kvarn.store.repositories.pages import cut_page
 from kvarn.store.repositories.queries import delete_owned, read_owned
+from kvarn.tools.chat import start_tool_chat
 from kvarn.wire.openai.chat.answer import ChatCompletion
 from kvarn.wire.openai.chat.request import ChatCompletionRequest, CompletionChange
 from kvarn.wire.openai.lists import DeletedObject, ListObject
@@ -44,7 +45,7 @@ async def create_chat_completion(
     gateway: GatewayDep, record: RecordDep, body: ChatCompletionRequest
 ) -> Annotated[Response, ChatCompletion]:
     """Answer the messages of a chat, as one object or as a stream of events. With `store` the answer is kept."""
-    run = await start_chat(gateway, record, body)
+    run = await start_tool_chat(gateway, record, body)
     return event_stream(run.stream()) if body.stream else json_when_done(run.collect(), run.held)
 
 

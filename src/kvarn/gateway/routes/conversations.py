@@ -10,10 +10,12 @@ from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
 from kvarn.gateway.openapi import json_router
 from kvarn.gateway.query import CHECKED, OrderedQuery, QueryModel, whole_list
 from kvarn.responses.items import add_items, resolve_items
+from kvarn.responses.shown import shown_items
 from kvarn.store.models import Conversation
 from kvarn.store.repositories.conversations import conversations as stored
 from kvarn.store.repositories.queries import delete_owned, read_owned
 from kvarn.wire.openai.lists import DeletedObject, ListObject
+from kvarn.wire.openai.responses.hosted import visible
 from kvarn.wire.openai.responses.items import (
     ConversationAnswer,
     CreateConversationRequest,
@@ -29,7 +31,7 @@ Includes = Annotated[
     list[Include],
     Field(
         default_factory=list,
-        description="Further fields of the answer. All of them are always included.",
+        description="Results of tools that the answer has, such as `file_search_call.results`. All else is included.",
     ),
 ]
 
@@ -73,7 +75,7 @@ async def create_items(
     gateway: GatewayDep, record: RecordDep, conversation_id: str, body: CreateItemsRequest, query: ItemQuery
 ) -> ListObject[StoredItem]:
     items = await add_items(gateway, record, conversation_id, body.items)
-    return whole_list(items)
+    return whole_list(shown_items(items, query.include))
 
 
 @router.get("/{conversation_id}/items", summary="List a conversation's items")
@@ -82,14 +84,14 @@ async def list_items(
 ) -> ListObject[StoredItem]:
     """The items of a conversation, newest first unless `order` is `asc`."""
     page = await stored.list_items(gateway.store, owner, conversation_id, query.cursor)
-    return whole_list(page.items, has_more=page.has_more)
+    return whole_list(shown_items(page.items, query.include), has_more=page.has_more)
 
 
 @router.get("/{conversation_id}/items/{item_id}", summary="Retrieve an item")
 async def get_item(
     gateway: GatewayDep, owner: OwnerDep, conversation_id: str, item_id: str, query: ItemQuery
 ) -> StoredItem:
-    return await stored.find_item(gateway.store, owner, conversation_id, item_id)
+    return visible(await stored.find_item(gateway.store, owner, conversation_id, item_id), query.include)
 
 
 @router.delete("/{conversation_id}/items/{item_id}", summary="Delete an item")

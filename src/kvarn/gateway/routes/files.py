@@ -37,14 +37,14 @@ _MAX_LISTED = 10_000
 _BINARY = {"type": "string", "format": "binary"}
 
 
-def _form(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
+def form_schema(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
     """`openapi_extra` of a route that reads a form with these fields."""
     schema = {"type": "object", "additionalProperties": False, "required": list(required)}
     content = {"schema": {**schema, "properties": required | (optional or {})}}
     return {"requestBody": {"required": True, "content": {"multipart/form-data": content}}}
 
 
-_FILE_FORM = _form(
+_FILE_FORM = form_schema(
     {"file": _BINARY, "purpose": {"type": "string", "enum": list(PURPOSES)}},
     {
         "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
@@ -78,13 +78,13 @@ async def create_file(
     request: Request, gateway: GatewayDep, record: RecordDep, owner: OwnerDep
 ) -> Annotated[FileObject | FileMetadata, FileObject]:
     """Keep a file; it is read and written piece by piece. One larger than `retention.max_file_bytes` gets a 413."""
-    receive = _receive_form(request, gateway, record)
+    receive = receive_form(request, gateway, record)
     if record.reply.dialect is ANTHROPIC:
         return file_metadata(await take_file(gateway, owner, request, receive, anthropic_form))
     return describe_file(await take_file(gateway, owner, request, receive, openai_form))
 
 
-def _receive_form(request: Request, gateway: Gateway, record: RequestRecord) -> Receive:
+def receive_form(request: Request, gateway: Gateway, record: RequestRecord) -> Receive:
     """ASGI's `receive` for a form with a file; the memory that it takes while it is read is counted."""
     # The length of one that is compressed says nothing of the file.
     declared = None if "content-encoding" in request.headers else request.headers.get("content-length")
@@ -147,12 +147,14 @@ async def create_upload(gateway: GatewayDep, owner: OwnerDep, body: UploadReques
     return await begin_upload(gateway, owner, body)
 
 
-@router.post("/uploads/{upload_id}/parts", summary="Add a part to an upload", openapi_extra=_form({"data": _BINARY}))
+@router.post(
+    "/uploads/{upload_id}/parts", summary="Add a part to an upload", openapi_extra=form_schema({"data": _BINARY})
+)
 async def add_upload_part(
     request: Request, gateway: GatewayDep, record: RecordDep, owner: OwnerDep, upload_id: str
 ) -> UploadPart:
     """Keep a part; several may come at once, in any order."""
-    return await take_part(gateway, owner, upload_id, request, _receive_form(request, gateway, record))
+    return await take_part(gateway, owner, upload_id, request, receive_form(request, gateway, record))
 
 
 @router.post("/uploads/{upload_id}/complete", summary="Make a file of an upload's parts")

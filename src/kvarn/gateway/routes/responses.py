@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -18,6 +18,7 @@ from kvarn.responses.background import start_background
 from kvarn.responses.compaction import compact
 from kvarn.responses.events import EventEncoder
 from kvarn.responses.operation import count_input_tokens, start_response
+from kvarn.responses.shown import shown_items, shown_response
 from kvarn.store.models import StoredResponse
 from kvarn.store.repositories.pages import cut_page
 from kvarn.store.repositories.queries import read_owned
@@ -55,7 +56,9 @@ async def create_response(
     events, or in the background."""
     if body.background:
         queued = await start_background(gateway, record, body)
-        return _stream(retrieval.follow_run(gateway, queued)) if body.stream else json_response(queued.row.body)
+        if body.stream:
+            return _stream(retrieval.follow_run(gateway, queued), body.include or ())
+        return json_response(queued.row.body)
     run = await start_response(gateway, record, body)
     if body.stream:
         return event_stream(run.stream(), end=b"", encode_error=run.error_event)
@@ -82,8 +85,8 @@ async def get_response(
     """A stored response as it stands, or (`stream=true`) its events above number `starting_after`, up to its end."""
     if query.stream:
         after = -1 if query.starting_after is None else query.starting_after
-        return _stream(retrieval.follow_response(gateway, owner, response_id, after))
-    return json_response(await retrieval.retrieve_response(gateway, owner, response_id))
+        return _stream(retrieval.follow_response(gateway, owner, response_id, after), query.include)
+    return json_response(shown_response(await retrieval.retrieve_response(gateway, owner, response_id), query.include))
 
 
 @router.delete("/{response_id}", summary="Delete a response", dependencies=CHECKED)
@@ -96,7 +99,7 @@ async def delete_response(gateway: GatewayDep, owner: OwnerDep, response_id: str
 @router.post("/{response_id}/cancel", summary="Cancel a background response", dependencies=CHECKED)
 async def cancel_response(gateway: GatewayDep, owner: OwnerDep, response_id: str) -> answer.Response:
     """Stop a background response; what has been written is kept. One that has ended stays as it is."""
-    return await retrieval.cancel_response(gateway, owner, response_id)
+    return shown_response(await retrieval.cancel_response(gateway, owner, response_id), ())
 
 
 @router.get("/{response_id}/input_items", summary="List a response's input items", dependencies=CHECKED)
@@ -105,9 +108,9 @@ async def list_input_items(
 ) -> ListObject[StoredItem]:
     row = await read_owned(gateway.store, owner, StoredResponse, response_id)
     page = cut_page(row.input_items, query.cursor, lambda item: str(item["id"]))
-    return whole_list(page.items, has_more=page.has_more)
+    return whole_list(shown_items(page.items, query.include), has_more=page.has_more)
 
 
-def _stream(batches: AsyncGenerator[list[answer.StreamEvent], None]) -> Response:
-    encoder = EventEncoder()
+def _stream(batches: AsyncGenerator[list[answer.StreamEvent], None], include: Collection[str]) -> Response:
+    encoder = EventEncoder(include)
     return event_stream(encoder.encoded(batches), end=b"", encode_error=encoder.error_event)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from kvarn.observe.traces.traced import TracedRequest, TracedTurn
+from kvarn.observe.traces.traced import TracedRequest, TracedTool, TracedTurn
 
 Value = str | int | float | bool | list[str]
 Attributes = dict[str, Value]
@@ -139,6 +139,19 @@ def turn_attributes(request: TracedRequest, turn: TracedTurn) -> Attributes:
         "error.type": "refused" if turn.refused else "failed" if turn.outcome == "failed" else None,
     }
     return attributes | {name: value for name, value in optional.items() if value is not None}
+
+
+def tool_attributes(call: TracedTool) -> Attributes:
+    """Attributes of the span of a tool's call."""
+    attributes: Attributes = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": call.name,
+        "gen_ai.tool.call.id": call.id,
+        "gen_ai.tool.type": "extension",
+        "kvarn.tool.type": call.type,
+        "kvarn.tool.status": call.status,
+    }
+    return attributes | ({"error.type": call.status} if call.status != "completed" else {})
 
 
 def vllm_attributes(turn: Attributes, seconds: Mapping[str, float]) -> Attributes:

@@ -10,6 +10,8 @@
           chunk · chunk                          parts of the prompt, each a step or more
         decode
         preempted
+      run tools                                  calls of one turn, some at once
+        execute_tool NAME
 
 A part of the gateway is named after the event that ends it; parts and turns follow one another without a gap.
 """
@@ -26,10 +28,11 @@ from kvarn.observe.traces.conventions import (
     Attributes,
     operation_of,
     request_attributes,
+    tool_attributes,
     turn_attributes,
     vllm_attributes,
 )
-from kvarn.observe.traces.traced import TracedRequest, TracedTurn
+from kvarn.observe.traces.traced import TracedRequest, TracedTool, TracedTurn
 
 
 class SpanKind(IntEnum):
@@ -73,6 +76,7 @@ _PARTS = {
     "tokenized": "tokenize",
     "prompted": "prepare prompt",
     "moderated": "moderate prompt",
+    "tools": "run tools",
     "sent": "submit",
     "settled": "settle",
     "ended": "end",
@@ -95,7 +99,10 @@ def request_spans(
     for part in parts:
         if part.event is not None:
             name = _PARTS.get(part.event.name) or part.event.name.replace(".", " ", 1)
+            own = len(spans)
             spans.append(Span(name, part.begin_s, part.end_s, 0, attributes=dict(part.event.numbers)))
+            if part.event.name == "tools":
+                spans += [_tool_span(each, own) for each in request.tools if part.begin_s <= each.end_s <= part.end_s]
             continue
         own = len(spans)
         _add_turn(spans, request, next(turns, None), part)
@@ -103,6 +110,18 @@ def request_spans(
         if vllm:
             spans[own].attributes |= _vllm(spans[own:], request)
     return spans
+
+
+def _tool_span(call: TracedTool, parent: int) -> Span:
+    attributes = tool_attributes(call)
+    return Span(
+        f"execute_tool {call.name}",
+        call.begin_s,
+        call.end_s,
+        parent,
+        attributes=attributes,
+        failed=call.status == "failed",
+    )
 
 
 def _vllm(spans: Sequence[Span], request: TracedRequest) -> Attributes:

@@ -35,6 +35,17 @@ class TracedTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finish_reasons: Sequence[str] = ()
 
 
+class TracedTool(msgspec.Struct, frozen=True):
+    """A call of a tool that the platform ran; times on the clock of the request's events."""
+
+    id: str
+    type: str
+    name: str
+    status: str
+    begin_s: float
+    end_s: float
+
+
 class TracedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request that is over."""
 
@@ -74,6 +85,7 @@ class TracedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Seconds from the clock of `events` to 1970's."""
     events: Sequence[Event]
     turns: Sequence[TracedTurn] = ()
+    tools: Sequence[TracedTool] = ()
 
     @property
     def is_error(self) -> bool:

@@ -12,6 +12,7 @@ from kvarn.replica.client.block_events import BlockWatcher
 from kvarn.replica.endpoint import Endpoint
 from kvarn.wire.kv_map import KVMap, KVPath
 from kvarn.wire.messages import AdapterInfo, EngineStats, ModelCard, RefusalReason, Submit, TokenDelta
+from kvarn.wire.sessions import SessionNews
 from kvarn.wire.step_records import LiveSteps, TurnSteps
 
 ReportPending = Callable[[int], None]
@@ -117,6 +118,9 @@ class ReplicaClient(Protocol):
 
     def forget_tenant(self, tenant: str) -> bool:
         """Have the engine delete a deleted tenant's cached blocks, on every tier; False where it is not ready."""
+
+    def tell_session(self, news: SessionNews) -> bool:
+        """Tell the engine of a session's event; False where it is not ready."""
 
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
         """Let this watcher hear which blocks the replica caches, after each of its starts; None: no watcher."""

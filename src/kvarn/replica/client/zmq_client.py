@@ -44,6 +44,7 @@ from kvarn.wire.messages import (
     UnloadAdapter,
 )
 from kvarn.wire.questions import EngineAnswer
+from kvarn.wire.sessions import SessionNews
 from kvarn.wire.step_records import LiveSteps, TurnSteps
 
 log = logging.getLogger(__name__)
@@ -152,6 +153,9 @@ class ZmqReplicaClient:
             await answer
         finally:
             del self._changes[request_id]
+
+    def tell_session(self, news: SessionNews) -> bool:
+        return self._send(news)
 
     def forget_tenant(self, tenant: str) -> bool:
         return self._send(ForgetTenant(tenant=tenant))

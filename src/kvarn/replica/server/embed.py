@@ -26,6 +26,7 @@ from kvarn.wire.messages import (
     UnloadAdapter,
 )
 from kvarn.wire.questions import Question
+from kvarn.wire.sessions import SessionNews
 
 if TYPE_CHECKING:  # it brings torch
     from kvarn.worker.encoder_runner import EncoderRunner
@@ -81,6 +82,9 @@ class EmbedService:
         self._jobs[request.request_id] = _Job(deque(request.inputs))
         self._waiting_tokens += sum(map(len, request.inputs))
         return None
+
+    def take_session_news(self, news: SessionNews) -> None:
+        """Do nothing: an encoder has no sessions."""
 
     def forget_tenant(self, tenant: str) -> None:
         """Do nothing: nothing of a tenant is kept."""

@@ -31,6 +31,7 @@ from kvarn.wire.messages import (
     UnloadAdapter,
 )
 from kvarn.wire.questions import Question
+from kvarn.wire.sessions import SessionNews
 
 if TYPE_CHECKING:  # these bring torch
     from kvarn.replica.server.adapters import AdapterHost
@@ -138,6 +139,9 @@ class GenerateService:
 
     def join(self, message: Join) -> Adapters | None:
         return None if self._adapters is None else self._adapters.join(message)
+
+    def take_session_news(self, news: SessionNews) -> None:
+        self._core.take_session_news(news)
 
     def forget_tenant(self, tenant: str) -> None:
         self._core.forget_tenant(tenant)

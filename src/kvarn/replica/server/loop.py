@@ -46,6 +46,7 @@ from kvarn.wire.messages import (
     UnloadAdapter,
 )
 from kvarn.wire.questions import Ask, EngineAnswer
+from kvarn.wire.sessions import SessionNews
 from kvarn.wire.supervision import Drain, Sleep, Supervise
 
 _IDLE_WAIT_S = 0.5
@@ -264,6 +265,8 @@ class EngineLoop:
                     self._forget(gateway)
             case Ask():
                 self._questions.append(message)
+            case SessionNews():
+                self._service.take_session_news(message)
             case ForgetTenant():
                 self._service.forget_tenant(message.tenant)
             case Supervise():

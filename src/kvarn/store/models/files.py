@@ -9,8 +9,9 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from kvarn.store.models.base import Base, CountedOwned, ExactJson, Id, Name, Number, Owned, Seconds
 
-PROCESSED, INCOMPLETE, PART = "processed", "incomplete", "part"
-"""The states of a file; a part of an upload that is whole is none that can be seen."""
+PROCESSED, INCOMPLETE, PART, IN_CONTAINER = "processed", "incomplete", "part", "in_container"
+"""The states of a file; a part of an upload that is whole is none that can be seen, and one of a container is seen in
+that."""
 
 
 class File(Owned, Base):
@@ -37,6 +38,9 @@ class File(Owned, Base):
     """Whether its content lies at `store.blobs`; else in `file_chunks`."""
     upload_id: Mapped[Id | None] = mapped_column(index=True)
     """The upload whose part it is: clients do not see it, and it goes with that."""
+    container_id: Mapped[Id | None] = mapped_column(index=True)
+    """The container of the code interpreter in which it lies, `filename` is its path there and `purpose` who wrote it:
+    `user` or `assistant`."""
 
 
 class FileChunk(Base):

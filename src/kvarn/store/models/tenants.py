@@ -53,6 +53,10 @@ class Project(Base):
     """Whether the organisation was made with it: administrators' keys belong to it, so it is never archived."""
     log_prompts: Mapped[bool] = mapped_column(default=False)
     """Whether its prompts may be sampled and kept, encrypted."""
+    cache_generation: Mapped[Number | None]
+    """Number of times that its cached prompts were given up: they quoted what was deleted. None: never."""
+    tools: Mapped[list[Any] | None]
+    """Tools that it may use, such as `file_search` or `mcp:github`; None: all."""
 
 
 class User(Base):
@@ -98,7 +102,7 @@ class ApiKey(Base):
     redacted: Mapped[str] = mapped_column(String(32))
     role: Mapped[str] = mapped_column(String(16))
     scopes: Mapped[dict[str, Any]]
-    """`models`, `endpoints`, `adapters`: lists; one that is missing restricts nothing."""
+    """`models`, `endpoints`, `adapters`, `tools`: lists; one that is missing restricts nothing."""
     created_at: Mapped[Seconds]
     expires_at: Mapped[Seconds | None]
     revoked_at: Mapped[Seconds | None]

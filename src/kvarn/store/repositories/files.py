@@ -18,13 +18,14 @@ from kvarn.store.blobs import CHUNK_BYTES, BlobWriter
 from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError, StoreAwayError
 from kvarn.store.ids import new_id
-from kvarn.store.models import Batch, File, Upload
+from kvarn.store.models import Batch, Container, File, Upload, VectorStoreFile
 from kvarn.store.models.files import INCOMPLETE, PROCESSED
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.contents import add_chunks, check_blobs, delete_content
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_one, is_owned_by, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_file_bytes, storing_file
+from kvarn.store.repositories.vector_stores.deletion import delete_chunks, remove_files
 
 MESSAGE_BATCH = "msgbatch_"
 """Beginning of the ids of batches whose files the server keeps itself: the requests came without one."""
@@ -37,9 +38,11 @@ _ABANDONED_S = 24 * 3600
 class FileWriter:
     """A hidden file. Write it, `finish` it and publish it (`publish_file`), all in a `with` block: an error in that
     leaves nothing of it. `counted`: it counts before it is published, and has a bound. `part_of`: the upload whose part
-    it is, which is never published and goes with that."""
+    it is, or the container in which it lies: it is never published, and goes with that."""
 
-    def __init__(self, store: Store, owner: Owner, *, counted: bool = True, part_of: Upload | None = None) -> None:
+    def __init__(
+        self, store: Store, owner: Owner, *, counted: bool = True, part_of: Upload | Container | None = None
+    ) -> None:
         self.size = 0  # bytes taken so far
         self._store = store
         self._owner = owner
@@ -92,9 +95,10 @@ class FileWriter:
         del self._buffer[:size]
 
     async def _begin(self) -> str:
-        now, upload = int(self._store.now()), self._part_of
+        now, whole = int(self._store.now()), self._part_of
+        upload = whole if isinstance(whole, Upload) else None
         file = File(
-            id=new_id("file-" if upload is None else "part_"),
+            id=new_id("cfile_" if isinstance(whole, Container) else "part_" if upload is not None else "file-"),
             organization_id=self._owner.organization_id,
             project_id=self._owner.project_id,
             filename="",
@@ -106,6 +110,7 @@ class FileWriter:
             counted=self._counted,
             in_blobs=self._store.blobs is not None,
             upload_id=None if upload is None else upload.id,
+            container_id=whole.id if isinstance(whole, Container) else None,
         )
         async with self._transaction(ROW_BYTES) as session:
             session.add(file)
@@ -160,14 +165,17 @@ async def list_files(
 
 
 async def delete_file(store: Store, owner: Owner, file_id: str, *, with_batch: bool = False) -> None:
-    """Delete an owner's file. It is gone at once; its content goes in steps, which the sweep would end. Raises
-    `ConflictError` where a batch of messages keeps it, unless that is being deleted too (`with_batch`)."""
+    """Delete an owner's file, also from vector stores. It is gone at once; its content goes in steps, which the sweep
+    would end. Raises `ConflictError` where a batch of messages keeps it, unless that is being deleted too
+    (`with_batch`)."""
     check_blobs(store, await find_file(store, owner, file_id))
     async with store.transaction() as session:
         batch_id = None if with_batch else await session.scalar(_keeping_batch(owner, file_id).limit(1))
         if batch_id is not None:
             raise ConflictError(f"The file {file_id} belongs to the batch {batch_id}, and goes with it: delete that.")
         await session.execute(update(File).where(File.id == file_id).values(status=INCOMPLETE, expires_at=0))
+        removed = await remove_files(session, VectorStoreFile.file_id == file_id, int(store.now()))
+    await delete_chunks(store, removed)
     await drop_file(store, file_id)
 
 

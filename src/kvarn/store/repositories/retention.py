@@ -18,6 +18,7 @@ from kvarn.store.engine import Store
 from kvarn.store.models import (
     Base,
     Batch,
+    Container,
     Conversation,
     EvaluationRun,
     EvaluationSet,
@@ -28,7 +29,10 @@ from kvarn.store.models import (
     PromptSample,
     StoredCompletion,
     StoredResponse,
+    StoredToolCall,
     Upload,
+    VectorStore,
+    VectorStoreFile,
 )
 from kvarn.store.models.files import INCOMPLETE
 from kvarn.store.repositories.batches.batches import OVER
@@ -37,6 +41,7 @@ from kvarn.store.repositories.conversations.background_responses import RUNNING
 from kvarn.store.repositories.evaluations.runs import RUN_OVER
 from kvarn.store.repositories.files import drop_file
 from kvarn.store.repositories.row_deletion import Condition, DropRows, delete_rows, drop_plain
+from kvarn.store.repositories.vector_stores.deletion import delete_chunks, drop_store, hide_stores, remove_files
 
 _DAY_S = 24 * 3600
 _AT_ONCE = 25
@@ -49,6 +54,8 @@ async def drop_files(store: Store, _: type[Base], condition: Condition) -> int:
     async with store.transaction() as session:
         hidden = update(File).where(condition).values(status=INCOMPLETE, expires_at=0)
         found = list(await session.scalars(hidden.returning(File.id)))
+        removed = await remove_files(session, VectorStoreFile.file_id.in_(found), int(store.now()))
+    await delete_chunks(store, removed)
     failure: Exception | None = None
     for file_id in found:
         try:
@@ -67,6 +74,25 @@ async def drop_batches(store: Store, _: type[Base], condition: Condition) -> int
     for batch_id in found:
         await delete_lines(store, batch_id)
         await drop_plain(store, Batch, Batch.id == batch_id)
+    return len(found)
+
+
+async def drop_containers(store: Store, _: type[Base], condition: Condition) -> int:
+    """Their files first: the row is found again where that is interrupted."""
+    async with store.reading() as session:
+        found = list(await session.scalars(select(Container.id).where(condition)))
+    for container_id in found:
+        await drop_files(store, File, File.container_id == container_id)
+        await drop_plain(store, Container, Container.id == container_id)
+    return len(found)
+
+
+async def drop_vector_stores(store: Store, _: type[Base], condition: Condition) -> int:
+    """Hide them first, then what was read from their files goes, some files at a time."""
+    async with store.transaction() as session:
+        found = await hide_stores(session, condition, int(store.now()))
+    for row in found:
+        await drop_store(store, row)
     return len(found)
 
 
@@ -101,9 +127,12 @@ STORED: Final = (
     StoredKind(
         StoredResponse, lambda config: config.responses_days, may_go=lambda _: StoredResponse.status.not_in(RUNNING)
     ),
+    StoredKind(StoredToolCall, lambda config: config.responses_days),
     StoredKind(StoredCompletion, lambda config: config.responses_days),
     StoredKind(Batch, lambda config: config.files_days, may_go=lambda _: Batch.status.in_(OVER), drop=drop_batches),
+    StoredKind(Container, lambda _: None, expires_at="expires_at", drop=drop_containers),
     StoredKind(File, lambda config: config.files_days, expires_at="expires_at", drop=drop_files),
+    StoredKind(VectorStore, lambda _: None, age="last_active_at", expires_at="expires_at", drop=drop_vector_stores),
     StoredKind(Upload, lambda config: config.files_days, expires_at="expires_at"),
     StoredKind(PromptSample, lambda config: config.prompt_samples_days),
     StoredKind(Feedback, lambda config: config.feedback_days),

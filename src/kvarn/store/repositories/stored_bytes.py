@@ -22,6 +22,7 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError, StoreBusyError
 from kvarn.store.models import (
     Batch,
+    Container,
     Conversation,
     EvaluationRun,
     EvaluationSet,
@@ -31,6 +32,7 @@ from kvarn.store.models import (
     StoredCompletion,
     StoredResponse,
     Upload,
+    VectorStore,
 )
 from kvarn.store.repositories.queries import is_postgresql
 
@@ -43,8 +45,8 @@ _SUMMED_AT_ONCE = 200
 """Organisations whose rows one transaction locks, so that writers of files wait for few."""
 
 _SUMMED: Final = (
-    *(Conversation, StoredResponse, StoredCompletion, Batch, Upload, PromptSample),
-    *(Feedback, EvaluationSet, EvaluationRun),
+    *(Conversation, StoredResponse, StoredCompletion, Batch, Upload, Container, PromptSample),
+    *(Feedback, EvaluationSet, EvaluationRun, VectorStore),
 )
 
 

@@ -7,6 +7,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from kvarn.wire.anthropic.hosted import HostedAnswerBlock
+
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
 
 
@@ -18,6 +20,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cache_read_input_tokens: int
     cache_creation_input_tokens: int = 0
     service_tier: str = "standard"
+    server_tool_use: dict[str, int] | UnsetType = UNSET  # calls of the server's tools that are counted
 
 
 class AnswerText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
@@ -44,7 +47,7 @@ class AppliedEdit(msgspec.Struct, frozen=True, kw_only=True):
     cleared_thinking_turns: int | UnsetType = UNSET
 
 
-AnswerBlock = AnswerText | AnswerToolUse | AnswerThinking
+AnswerBlock = AnswerText | AnswerToolUse | AnswerThinking | HostedAnswerBlock
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):

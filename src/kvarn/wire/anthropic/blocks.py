@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, model_validator
 
+from kvarn.wire.anthropic.hosted import HostedToolResult, HostedToolUse
 from kvarn.wire.openai.common import Refused, RequestModel, only, warn_ignored
 
 
@@ -102,7 +103,8 @@ class RedactedThinkingBlock(Cached):
 TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True)]
 UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
 AssistantBlock = Annotated[
-    TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock, Field(discriminator="type")
+    TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock | HostedToolUse | HostedToolResult,
+    Field(discriminator="type"),
 ]
 
 

@@ -19,6 +19,7 @@ from kvarn.wire.anthropic.blocks import (
     UserBlock,
 )
 from kvarn.wire.anthropic.context_management import ContextManagement
+from kvarn.wire.anthropic.hosted import HostedToolResult, HostedToolUse, McpServer
 from kvarn.wire.anthropic.tools import ServerTool, ToolChoice, Tools
 from kvarn.wire.openai.common import (
     SAMPLING_FIELDS,
@@ -32,6 +33,7 @@ from kvarn.wire.openai.common import (
     only,
     warn_ignored,
 )
+from kvarn.wire.openai.sessions import AgentHint
 
 _SHOWN_CHARS = 40
 
@@ -112,6 +114,7 @@ class MessagesPrompt(LenientModel):
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None  # what `output_config.format` was in the beta
     context_management: ContextManagement | None = None
+    mcp_servers: Annotated[list[McpServer], Field(fail_fast=True, max_length=32)] | None = None
     max_tokens: int | None = Field(None, ge=1)
     metadata: Metadata | None = None
     stop_sequences: Strings | None = None
@@ -122,6 +125,7 @@ class MessagesPrompt(LenientModel):
     service_tier: Literal["auto", "standard_only"] | None = None
 
     # Hints: they may be ignored without harm.
+    agent_hint: AgentHint | None = None
     speed: Annotated[str | None, ignored("ignored 'speed', there is one", "standard")] = None
     diagnostics: dict[str, Any] | None = None
     fallbacks: Annotated[
@@ -136,12 +140,12 @@ class MessagesPrompt(LenientModel):
     compaction: Refused = None
     container: Refused = None
     inference_geo: Refused = None
-    mcp_servers: Refused = None
     thread: Refused = None
 
     @model_validator(mode="after")
     def _results_belong_to_calls(self) -> MessagesPrompt:
         calls: set[str] = set()
+        hosted: set[str] = set()
         for number, message in enumerate(self.messages):
             if isinstance(message.content, str):
                 continue
@@ -152,6 +156,11 @@ class MessagesPrompt(LenientModel):
                     where = f"messages[{number}].content[{index}].tool_use_id"
                     shown = block.tool_use_id[:80]
                     raise disagreement(f"{where} is {shown!r}: no message before it has a tool_use of that id.", where)
+                elif isinstance(block, HostedToolUse):
+                    hosted.add(block.id)
+                elif isinstance(block, HostedToolResult) and block.tool_use_id not in hosted:
+                    where = f"messages[{number}].content[{index}].tool_use_id"
+                    raise disagreement(f"{where} is {block.tool_use_id[:80]!r}: no call before it has that id.", where)
         last = self.messages[-1]
         if isinstance(last, AssistantMessage) and any(isinstance(block, ToolUseBlock) for block in last.content):
             where = f"messages[{len(self.messages) - 1}]"
@@ -161,7 +170,7 @@ class MessagesPrompt(LenientModel):
     @model_validator(mode="after")
     def _says_which_tools_are_not_offered(self, info: ValidationInfo) -> MessagesPrompt:
         for number, tool in enumerate(self.tools or ()):
-            if isinstance(tool, ServerTool):
+            if isinstance(tool, ServerTool) and not tool.may_run:
                 kind = tool.type[:_SHOWN_CHARS]
                 warn_ignored(info, f"ignored the tool 'tools[{number}]', this server runs none of type {kind!a}")
         return self

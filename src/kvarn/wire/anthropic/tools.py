@@ -104,12 +104,25 @@ class ClientTool(RequestModel):
 
 
 class ServerTool(RequestModel):
-    """A tool that Anthropic's servers run, and no other: it is not offered to the model."""
+    """A tool that the server runs, where it has one of the kind (`kvarn.tools.messages`)."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
 
     type: str
     name: str | None = None
+
+    @property
+    def family(self) -> str:
+        return _family(self.type)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+    @property
+    def may_run(self) -> bool:
+        """Whether there is a tool of this kind that this server may have."""
+        return self.family in ("web_search", "code_execution") or self.type == "mcp_toolset"
 
 
 def _family(kind: str) -> str:

@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from kvarn.wire.openai.sessions import AgentHint, RetentionDirectives
 from kvarn.wire.sampling import MAX_INT
 
 _MAX_METADATA = 16
@@ -263,6 +264,10 @@ class StructuredOutputs(LenientModel):
     disable_fallback: object = None
 
 
+HINTS = frozenset({"agent_hint", "retention_directives"})
+"""Fields that may be ignored without harm where they are not known."""
+
+
 class SamplingFields(LenientModel):
     """Fields of chat and text completions alike. What depends on the model, the prompt or the server's limits is
     checked where they become `SamplingParams` (`kvarn.text.sampling`)."""
@@ -308,6 +313,8 @@ class SamplingFields(LenientModel):
     guided_regex: str | None = None
     guided_choice: Strings | None = None
     guided_grammar: str | None = None
+    agent_hint: AgentHint | None = None
+    retention_directives: RetentionDirectives | None = None
 
     @model_validator(mode="after")
     def _stream_fields_agree(self) -> SamplingFields:
@@ -333,7 +340,7 @@ class SamplingFields(LenientModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-SAMPLING_FIELDS: frozenset[str] = FIELDS_OF_OTHER_SERVERS | SamplingFields.model_fields.keys()
+SAMPLING_FIELDS: frozenset[str] = (FIELDS_OF_OTHER_SERVERS | SamplingFields.model_fields.keys()) - HINTS
 """Those too that chat and text completions know: for requests that know them not, or by other names."""
 
 

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import model_validator
 
 from kvarn.wire.openai.chat.messages import Messages, plain_messages
-from kvarn.wire.openai.chat.request import TemplateKwargs, Tools
+from kvarn.wire.openai.chat.request import TemplateKwargs, Tool, Tools
 from kvarn.wire.openai.common import LenientModel, TokenIds, disagreement
 from kvarn.wire.sampling import SamplingParams
 
@@ -38,7 +38,8 @@ class TokenizeRequest(LenientModel):
 
     @property
     def active_tools(self) -> list[dict[str, Any]] | None:
-        return [{"type": "function", "function": tool.function.shown} for tool in self.tools] if self.tools else None
+        shown = [tool.function.shown for tool in self.tools or () if isinstance(tool, Tool)]
+        return [{"type": "function", "function": each} for each in shown] or None
 
     @property
     def plain_messages(self) -> list[dict[str, Any]]:

@@ -56,10 +56,12 @@ async def get_project(admin: AdminDep, project_id: str) -> ProjectObject:
 
 @router.post("/{project_id}", summary="Modify a project")
 async def modify_project(admin: AdminDep, project_id: str, body: ProjectUpdate) -> ProjectObject:
-    """Set its name, or whether its prompts may be sampled."""
+    """Set its name, whether its prompts may be sampled, or which tools of the platform it may use."""
     if body.log_prompts and (missing := missing_extra("log_prompts", "encryption")) is not None:
         raise invalid_request(missing, "log_prompts")
     changes = body.model_dump(exclude_none=True)
+    if changes.get("tools") == ["*"]:
+        changes["tools"] = None
     return project_object(await admin.change(projects.change_project, project_id, changes))
 
 

@@ -13,6 +13,7 @@ from kvarn.gateway.dependencies import GatewayDep, PrincipalDep
 from kvarn.gateway.openapi import json_router
 from kvarn.gateway.query import CHECKED, Flag, QueryModel, Text, Texts, Time
 from kvarn.identity.scopes import check_sees_usage
+from kvarn.metering.event import TOOLS
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.metering.usage_reports import Reports
 from kvarn.store.ledger import DAY_S, HOUR_S, UsageFilter, UsageSum
@@ -171,7 +172,7 @@ async def completions(
     gateway: GatewayDep, principal: PrincipalDep, query: CompletionsUsageQuery
 ) -> UsagePage[CompletionsUsage]:
     """Requests and tokens in buckets of a minute, an hour or a day."""
-    where = replace(query.filter_for(principal), not_endpoints=EMBEDDINGS + MODERATIONS)
+    where = replace(query.filter_for(principal), not_endpoints=(*EMBEDDINGS, *MODERATIONS, TOOLS))
     return await query.answer(gateway.control.reports, where, query.groups, _completions)
 
 

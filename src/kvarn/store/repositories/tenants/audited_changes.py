@@ -38,6 +38,11 @@ _NO_NEWS = frozenset(
         "rollout.started",
         "service_account.created",
         "service_account.updated",
+        "tool_server.approved",
+        "tool_server.changed",
+        "tool_server.created",
+        "tool_server.deleted",
+        "tool_server.updated",
         "user.added",
     }
 )

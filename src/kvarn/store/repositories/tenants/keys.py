@@ -140,7 +140,7 @@ def is_in_force(key: ApiKey, now: float) -> bool:
 
 def scopes_as_json(scopes: Scopes) -> dict[str, Any]:
     """Scopes as a row holds them: without those that restrict nothing."""
-    parts = {"models": scopes.models, "endpoints": scopes.endpoints, "adapters": scopes.adapters}
+    parts = {"models": scopes.models, "endpoints": scopes.endpoints, "adapters": scopes.adapters, "tools": scopes.tools}
     return {name: list(values) for name, values in parts.items() if values is not None}
 
 

@@ -133,10 +133,17 @@ async def _principal_of(
         Owner(organization.id, project.id),
         weight=organization.weight,
         priority=organization.priority,
-        cache_salt=organization.cache_salt,
+        cache_salt=_cache_salt(organization, project),
         limits=await limit_rules_of(session, (organization.id, project.id, *limited)),
         log_prompts=project.log_prompts,
+        project_tools=None if project.tools is None else tuple(project.tools),
     )
+
+
+def _cache_salt(organization: Organization, project: Project) -> str:
+    """One salt for all projects, but for those that gave up what was cached of their prompts."""
+    given_up = project.cache_generation
+    return organization.cache_salt if given_up is None else f"{organization.cache_salt}.{project.id}.{given_up}"
 
 
 def _role(key: ApiKey) -> Role:

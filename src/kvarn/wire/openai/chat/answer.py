@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -52,6 +52,9 @@ class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
     refusal: str | None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
     function_call: FunctionCall | UnsetType = UNSET  # where the request spoke of functions
+    annotations: list[dict[str, Any]] | UnsetType = UNSET  # citations of what tools have read
+    tool_executions: list[dict[str, Any]] | UnsetType = UNSET
+    """Calls of tools that the server has run, as items of `/v1/responses` (an extension)."""
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +108,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     refusal: str | UnsetType | None = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
     function_call: FunctionCallDelta | UnsetType = UNSET
+    annotations: list[dict[str, Any]] | UnsetType = UNSET
+    tool_executions: list[dict[str, Any]] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):

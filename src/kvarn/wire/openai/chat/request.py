@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from kvarn.wire.openai.chat.messages import Messages, check_tool_results, plain_messages
 from kvarn.wire.openai.chat.response_format import FunctionName, ResponseFormat
@@ -52,7 +52,45 @@ class Tool(RequestModel):
     function: FunctionDefinition
 
 
-Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=128)]
+HOSTED_TYPES = ("file_search", "web_search", "code_interpreter", "mcp", "http", "calculator", "clock")
+"""Types of tools that the server may run, also with a version behind (`web_search_preview`)."""
+
+
+class HostedTool(RequestModel):
+    """A tool that the server runs, where it has one of the type (`kvarn.tools`): its provider reads the fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        return self.model_dump()
+
+
+class HostedChoice(RequestModel):
+    """The tool of the server that shall be called."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str
+    server_label: str | None = None
+    name: str | None = None
+
+
+def is_hosted(kind: object) -> bool:
+    return isinstance(kind, str) and any(kind == each or kind.startswith(f"{each}_") for each in HOSTED_TYPES)
+
+
+def _kind_of_tool(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "hosted" if is_hosted(kind) else "function"
+
+
+AnyTool = Annotated[
+    Annotated[Tool, Tag("function")] | Annotated[HostedTool, Tag("hosted")], Discriminator(_kind_of_tool)
+]
+Tools = Annotated[list[AnyTool], Field(fail_fast=True, max_length=128)]
 
 
 class FunctionReference(RequestModel):
@@ -78,15 +116,25 @@ class AllowedToolsChoice(RequestModel):
     allowed_tools: AllowedTools
 
 
+def _kind_of_choice(choice: Any) -> str:
+    kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
+    return "hosted" if is_hosted(kind) else str(kind)
+
+
 ToolChoice = Annotated[
     Literal["none", "auto", "required"]
-    | Annotated[NamedToolChoice | AllowedToolsChoice, Field(discriminator="type")]
+    | Annotated[
+        Annotated[NamedToolChoice, Tag("function")]
+        | Annotated[AllowedToolsChoice, Tag("allowed_tools")]
+        | Annotated[HostedChoice, Tag("hosted")],
+        Discriminator(_kind_of_choice),
+    ]
     | None,
     only(
         *("none", "auto", "required"),
-        types=("function", "allowed_tools"),
-        why="'tool_choice' must be 'none', 'auto', 'required', or an object of type 'function' or 'allowed_tools'; "
-        "custom tools are not supported.",
+        types=("function", "allowed_tools", "web_search_preview", "web_search_preview_2025_03_11", *HOSTED_TYPES),
+        why="'tool_choice' must be 'none', 'auto', 'required', or an object of type 'function' or 'allowed_tools', or "
+        "of the type of a tool that this server runs; custom tools are not supported.",
     ),
 ]
 FunctionCallChoice = Literal["none", "auto"] | FunctionReference
@@ -199,8 +247,8 @@ class ChatCompletionRequest(SamplingFields):
     def _tools_agree(self) -> None:
         if self.functions is not None and self.tools is not None:
             raise disagreement("'functions' is the older name of 'tools': give one of them.", "functions")
-        choice, offered = self.tool_choice, {tool.function.name for tool in self.tools or ()}
-        if choice not in (None, "none", "auto") and not offered:
+        choice, offered = self.tool_choice, {tool.function.name for tool in self.function_tools}
+        if choice not in (None, "none", "auto") and not self.tools:
             raise disagreement("'tool_choice' needs 'tools'.", "tool_choice")
         if isinstance(choice, NamedToolChoice):
             _check_offered(choice.function.name, offered, "tool_choice.function.name", "tools")
@@ -230,14 +278,23 @@ class ChatCompletionRequest(SamplingFields):
         return formed or called or super().is_structured
 
     @property
+    def function_tools(self) -> list[Tool]:
+        return [tool for tool in self.tools or () if isinstance(tool, Tool)]
+
+    @property
+    def hosted_tools(self) -> list[tuple[str, HostedTool]]:
+        """Tools that the server runs, where it has them, with their places."""
+        return [(f"tools[{n}]", tool) for n, tool in enumerate(self.tools or ()) if isinstance(tool, HostedTool)]
+
+    @property
     def tool_use(self) -> ToolUse | None:
         """The use of tools; None without tools, or if they are not to be used."""
         if self.functions is not None:
             return self._function_use(tuple(self.functions))
         choice = self.tool_choice
-        if not self.tools or choice == "none":
+        functions = tuple(tool.function for tool in self.function_tools)
+        if not functions or choice == "none":
             return None
-        functions = tuple(tool.function for tool in self.tools)
         parallel = self.parallel_tool_calls is not False
         if isinstance(choice, NamedToolChoice):
             return ToolUse(functions, forced=True, named=choice.function.name, parallel=False)

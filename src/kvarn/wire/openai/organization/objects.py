@@ -18,6 +18,7 @@ class ProjectObject(_NamedObject):
     archived_at: int | None
     status: str
     log_prompts: bool
+    tools: list[str] | None
 
 
 class _KeyObject(_NamedObject):

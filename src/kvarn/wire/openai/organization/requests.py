@@ -11,7 +11,7 @@ from kvarn.wire.openai.common import Refused, RequestModel, check_printable, dis
 
 UNLIMITED = 2**53 - 1  # number that means "no limit" in OpenAI's fields: the largest that every JSON client keeps
 
-_KINDS_OF_SCOPE = ("models", "endpoints", "adapters")
+_KINDS_OF_SCOPE = ("models", "endpoints", "adapters", "tools")
 
 
 def _check_scopes(values: list[str]) -> list[str]:
@@ -19,7 +19,9 @@ def _check_scopes(values: list[str]) -> list[str]:
         kind, _, rest = value.partition(":")
         if kind not in _KINDS_OF_SCOPE or not rest or (kind == "endpoints" and not rest.startswith("/")):
             raise PydanticCustomError(
-                "scope", "a scope is 'models:NAME', 'adapters:NAME' or 'endpoints:/v1/…', not {value}", {"value": value}
+                "scope",
+                "a scope is 'models:NAME', 'adapters:NAME', 'tools:TYPE' or 'endpoints:/v1/…', not {value}",
+                {"value": value},
             )
     return values
 
@@ -33,6 +35,9 @@ Scope = Annotated[str, Field(max_length=256), AfterValidator(check_printable)]
 ScopeList = Annotated[list[Scope], Field(max_length=256), AfterValidator(_check_scopes)]
 """Restrictions of a key, such as `["models:tiny", "endpoints:/v1/chat"]`. A kind that is not named is not
 restricted."""
+ToolName = Annotated[
+    str, Field(pattern=r"^(\*|[a-z][a-z0-9_]*(:.+)?)$", max_length=256), AfterValidator(check_printable)
+]
 ProjectRole = Literal["owner", "member"]
 OrganizationRole = Literal["owner", "reader"]  # OpenAI's names of administrators and of everybody else
 
@@ -47,6 +52,8 @@ class ProjectUpdate(RequestModel):
     name: Name | None = None
     external_key_id: Refused = None
     log_prompts: bool | None = None  # ours: let prompts be sampled and kept, encrypted
+    tools: Annotated[list[ToolName], Field(max_length=256)] | None = None
+    """Ours: tools of the platform that it may use, such as `file_search` or `mcp:github`; `["*"]`: all again."""
 
 
 class ProjectKeyCreate(RequestModel):

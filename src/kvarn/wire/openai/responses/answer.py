@@ -114,6 +114,8 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     input: str | UnsetType = UNSET
-    code: str | UnsetType | None = UNSET
+    annotation: dict[str, Any] | UnsetType = UNSET
+    annotation_index: int | UnsetType = UNSET
+    code: str | UnsetType | None = UNSET  # of an error; or the code that an interpreter runs
     message: str | UnsetType = UNSET
     param: str | UnsetType | None = UNSET

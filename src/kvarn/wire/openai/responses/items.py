@@ -14,7 +14,6 @@ import msgspec
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from kvarn.wire.openai.common import (
-    EMPTY_IS_NULL,
     Metadata,
     RequestModel,
     only,
@@ -22,6 +21,8 @@ from kvarn.wire.openai.common import (
     validation_error,
     warn_ignored,
 )
+from kvarn.wire.openai.responses.hosted import HOSTED_PREFIXES, HostedItem, KeptHostedItem, hosted_fields
+from kvarn.wire.openai.responses.item_ids import ItemId, OptionalId
 
 _BEGIN = "kvarn-summary-1."
 
@@ -43,8 +44,6 @@ def summary_of(content: str) -> str:
 
 StoredItem = dict[str, Any]  # an item as it is kept: valid as OpenAI's `ItemResource` and as its `ConversationItem`
 
-ItemId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-OptionalId = Annotated[ItemId | None, EMPTY_IS_NULL]
 CallId = Annotated[str, Field(min_length=1, max_length=64)]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -202,6 +201,7 @@ KeptItem = (
     | CustomToolCallOutputItem
     | ReasoningItem
     | CompactionItem
+    | KeptHostedItem
 )
 AnyItem = KeptItem | ItemReference
 InputItem = Annotated[Annotated[AnyItem, Field(discriminator="type")], BeforeValidator(_name_the_type)]
@@ -215,6 +215,7 @@ PREFIXES = {
     "custom_tool_call": "ctc_",
     "custom_tool_call_output": "ctco_",
     "compaction": "cmp_",
+    **HOSTED_PREFIXES,
 }
 CALLS = frozenset({"function_call", "custom_tool_call"})
 OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
@@ -227,6 +228,8 @@ def stored_item(item: KeptItem, new_id: Callable[[str], str]) -> StoredItem:
         return kept | {"status": item.status or "completed", "role": item.role, "content": _parts(item)}
     if isinstance(item, CompactionItem):
         return kept | {"encrypted_content": item.encrypted_content}
+    if isinstance(item, HostedItem):
+        return kept | hosted_fields(item)
     if isinstance(item, FunctionCallItem | CustomToolCallItem):
         said = {"arguments": item.arguments} if isinstance(item, FunctionCallItem) else {"input": item.input}
         named = {"namespace": item.namespace} if item.namespace else {}
@@ -254,9 +257,11 @@ def user_message(text: str, item_id: str) -> StoredItem:
     }
 
 
-def output_text(text: str, logprobs: list[Any] | None = None) -> dict[str, Any]:
+def output_text(
+    text: str, logprobs: list[Any] | None = None, annotations: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
     """A part of what the model says."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
+    return {"type": "output_text", "text": text, "annotations": annotations or [], "logprobs": logprobs or []}
 
 
 def reasoning_text(text: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, model_validator
 
 from kvarn.wire.openai.chat.request import ReasoningEffort
 from kvarn.wire.openai.common import (
@@ -22,12 +22,10 @@ from kvarn.wire.openai.common import (
     ignored,
     only,
     refused,
-    warn_ignored,
 )
 from kvarn.wire.openai.responses.items import InputItems
 from kvarn.wire.openai.responses.tools import HostedTool, ResponseTool, ToolChoice
-
-_SHOWN_CHARS = 40
+from kvarn.wire.openai.sessions import AgentHint, RetentionDirectives
 
 Include = Literal[
     "file_search_call.results",
@@ -39,7 +37,7 @@ Include = Literal[
     "reasoning.encrypted_content",
     "message.output_text.logprobs",
 ]
-"""Values of `include`. Only log-probabilities exist here; the others belong to items that never come."""
+"""Values of `include`; those of pictures and computers belong to items that never come."""
 
 
 class TextFormat(RequestModel):
@@ -98,13 +96,10 @@ class ContextFields(LenientModel):
             raise disagreement("Give 'input', 'previous_response_id' or 'conversation'.", "input")
         return self
 
-    @model_validator(mode="after")
-    def _says_which_tools_are_not_offered(self, info: ValidationInfo) -> ContextFields:
-        for number, tool in enumerate(self.tools or ()):
-            if isinstance(tool, HostedTool):
-                kind = tool.type[:_SHOWN_CHARS]
-                warn_ignored(info, f"ignored the tool 'tools[{number}]', this server runs none of type {kind!a}")
-        return self
+    @property
+    def hosted_tools(self) -> list[tuple[str, HostedTool]]:
+        """Tools that the server runs, where it has them, with their places."""
+        return [(f"tools[{n}]", tool) for n, tool in enumerate(self.tools or ()) if isinstance(tool, HostedTool)]
 
     @property
     def conversation_id(self) -> str | None:
@@ -147,13 +142,16 @@ class ResponseRequest(ContextFields):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     service_tier: str | None = None
 
+    max_tool_calls: int | None = Field(None, ge=0)  # of tools that the server runs
+
     # Hints: they may be ignored without harm.
-    max_tool_calls: int | None = None  # of built-in tools, which there are none of: functions are called by the client
     user: str | None = None
     safety_identifier: str | None = Field(None, max_length=64)
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
+    agent_hint: AgentHint | None = None
+    retention_directives: RetentionDirectives | None = None
     client_metadata: dict[str, Any] | None = None
     image: dict[str, Any] | None = None
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from kvarn.wire.openai.chat.response_format import FunctionName
-from kvarn.wire.openai.common import EMPTY_IS_NULL, RequestModel, disagreement, only
+from kvarn.wire.openai.common import EMPTY_IS_NULL, RequestModel, disagreement, is_empty, only, validation_error
 
 OFFERED_TYPES = ("function", "custom", "namespace")  # types of the tools that the model is offered
+_SECRETS = frozenset({"authorization", "headers"})
 _CALLED_DIRECTLY = only(["direct"])
 
 
@@ -64,11 +65,20 @@ class NamespaceTool(RequestModel):
 
 
 class HostedTool(RequestModel):
-    """A tool that OpenAI's servers run, or of a type of its own: it is not offered to the model."""
+    """A tool that the server runs, where it has one of the type (`kvarn.tools`): its provider reads the fields."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
 
     type: str
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        return self.model_dump()
+
+    @property
+    def without_secrets(self) -> dict[str, Any]:
+        """The entry as it may be shown and kept."""
+        return {name: value for name, value in self.entry.items() if name not in _SECRETS and value is not None}
 
 
 def _kind(tool: Any) -> str:
@@ -92,13 +102,18 @@ class ToolReference(RequestModel):
     name: str
 
 
-class AllowedTool(RequestModel):
-    """A tool that the model may use this time; those that are not offered are passed over."""
+class HostedChoice(RequestModel):
+    """The tool of the server that shall be called: of a type, of an MCP server any or the one of this name."""
 
     model_config = ConfigDict(extra="ignore")
 
     type: str
+    server_label: str | None = None
     name: str | None = None
+
+
+class AllowedTool(HostedChoice):
+    """A tool that the model may use this time; those that are not offered are passed over."""
 
 
 class AllowedTools(RequestModel):
@@ -109,11 +124,37 @@ class AllowedTools(RequestModel):
     tools: Annotated[list[AllowedTool], Field(fail_fast=True, min_length=1, max_length=128)]
 
 
+_CHOICES = ("none", "auto", "required")
+
+
+def _check_choice(value: Any) -> Any:
+    """Let through the named values and objects with a type; what is empty is null."""
+    if is_empty(value):
+        return None
+    if value in _CHOICES if isinstance(value, str) else isinstance(value, dict) and isinstance(value.get("type"), str):
+        return value
+    why = (
+        "'tool_choice' may be 'none', 'auto', 'required', or an object with the type of a tool, such as 'function', "
+        "'custom', 'allowed_tools' or 'file_search'."
+    )
+    raise validation_error("unsupported_value", why)
+
+
+def _kind_of_choice(choice: Any) -> str:
+    kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
+    if kind in ("function", "custom"):
+        return "reference"
+    return "allowed" if kind == "allowed_tools" else "hosted"
+
+
 ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | Annotated[ToolReference | AllowedTools, Field(discriminator="type")] | None,
-    only(
-        *("none", "auto", "required"),
-        types=("function", "custom", "allowed_tools"),
-        why="'tool_choice' may be 'none', 'auto', 'required', or of type 'function', 'custom' or 'allowed_tools'.",
-    ),
+    Literal["none", "auto", "required"]
+    | Annotated[
+        Annotated[ToolReference, Tag("reference")]
+        | Annotated[AllowedTools, Tag("allowed")]
+        | Annotated[HostedChoice, Tag("hosted")],
+        Discriminator(_kind_of_choice),
+    ]
+    | None,
+    BeforeValidator(_check_choice),
 ]

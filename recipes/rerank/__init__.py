@@ -1,0 +1,1 @@
+"""The recipe of kvarn-demo-rerank: a small cross-encoder that orders passages by how well they answer a query."""

@@ -1,0 +1,157 @@
+"""Documents, their chunks, and what a search finds, as the parts of this package hand them to each other.
+
+parse     bytes of a file  -> Document      retrieval/parsing
+chunk     Document         -> [Chunk]       retrieval/chunking.py
+embed     texts            -> vectors       an `Embedder`
+index     chunks, vectors                   a `ChunkIndex`
+search    queries          -> SearchResult
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from kvarn.store.owner import Owner, Principal
+
+Vectors = np.ndarray[tuple[int, int], np.dtype[np.float16]]
+"""[texts, dimensions], each of length 1."""
+BlockKind = Literal["heading", "paragraph", "list_item", "table", "code"]
+AttributeValue = str | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of a document's text that is kept together where it fits into a chunk."""
+
+    start: int
+    end: int
+    kind: BlockKind = "paragraph"
+    level: int = 0
+    """Depth of a heading, from 1; 0: no heading."""
+    page: int | None = None
+    """Page of a PDF, row of a table's sheet; from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A parsed file. Offsets count characters of `text`."""
+
+    text: str
+    blocks: tuple[Block, ...]
+    parser: str
+    """Name and version of the parser: part of a chunk's identity, since another one gives other offsets."""
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A passage of a document: `text == document.text[start:end]`."""
+
+    ordinal: int
+    start: int
+    end: int
+    text: str
+    tokens: int
+    section: str = ""
+    """Headings above it, from the outermost, joined by ` > `."""
+    page: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A chunk that a search found."""
+
+    store_id: str
+    file_id: str
+    filename: str
+    chunk: Chunk
+    score: float
+    """From 0 to 1; the higher, the more relevant. Comparable within one search only."""
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    hits: tuple[Hit, ...]
+    degraded: tuple[str, ...] = ()
+    """Parts of the search that were left out, as sentences for the answer's metadata; empty: none."""
+
+
+class Embedder(Protocol):
+    """A served embedding model."""
+
+    @property
+    def identity(self) -> str:
+        """Model and version: vectors of different identities are not comparable."""
+        ...
+
+    async def embed(self, principal: Principal, texts: Sequence[str], *, query: bool = False) -> Vectors:
+        """Embed texts for a principal, whose limits hold and whose usage it is; texts that are no `query` wait in the
+        batch tier. Raises `EmbedderAwayError` where the model cannot answer now."""
+        ...
+
+
+class EmbedderAwayError(Exception):
+    """The embedding model cannot answer now; the message says why."""
+
+
+class ChunkIndex(Protocol):
+    """Chunks and vectors of the database, and the indexes over them."""
+
+    async def put_file(
+        self,
+        owner: Owner,
+        store_id: str,
+        file_id: str,
+        *,
+        filename: str,
+        attributes: Mapping[str, AttributeValue],
+        readers: Sequence[str] | None = None,
+    ) -> None:
+        """Say what searches need to know of a file: before its first chunks, and where it changes. Within a
+        transaction of one's own: `put_file` of `store/repositories/chunks.py`; so with `remove_file`."""
+        ...
+
+    async def replace_file(
+        self,
+        owner: Owner,
+        store_id: str,
+        file_id: str,
+        chunks: Sequence[Chunk],
+        vectors: Vectors | None,
+        *,
+        embedder: str,
+        version: str,
+    ) -> None:
+        """Put a file's chunks in the place of those of earlier versions, in one transaction. The same again changes
+        nothing. `vectors` is None where no embedder answers: only words are searched; `embedder` is then empty."""
+        ...
+
+    async def read_file(self, owner: Owner, store_id: str, file_id: str) -> Sequence[Chunk]:
+        """A file's chunks, in order; of an unknown one none."""
+        ...
+
+    async def remove_file(self, owner: Owner, store_id: str, file_id: str) -> None: ...
+
+    async def remove_store(self, owner: Owner, store_id: str) -> None: ...
+
+    async def search(
+        self,
+        principal: Principal,
+        store_ids: Sequence[str],
+        queries: Sequence[str],
+        *,
+        filters: Mapping[str, Any] | None = None,
+        max_results: int = 10,
+        score_threshold: float = 0.0,
+        ranker: str = "auto",
+        readers: frozenset[str] | None = None,
+    ) -> SearchResult:
+        """Find the chunks that answer the queries best. Owner, filters (OpenAI's comparison and compound filters over
+        attributes) and readers (of documents with an access list; None: whoever asks may read all) hold before
+        anything is ranked."""
+        ...

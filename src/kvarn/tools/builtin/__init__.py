@@ -1,0 +1,1 @@
+"""Tools that come with Kvarn: a calculator and a clock."""

@@ -1,0 +1,59 @@
+"""The calculator: a few lines of Python in a worker process that has no files, no network and no clock of its own.
+
+pydantic-monty interprets a part of Python; time and memory are bounded from outside the interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from kvarn.config.extras import missing_extra
+from kvarn.tools.builtin.function import FunctionTool
+from kvarn.tools.execution import failed
+from kvarn.tools.types import ToolDefinition, ToolResult
+
+_LIMITS = {"max_feed_duration_secs": 2.0, "max_memory": 64 * 1024 * 1024}
+_DEFINITION = ToolDefinition(
+    "calculator",
+    "Compute exactly. Give a Python expression, or statements of which the last is an expression. The modules math, "
+    "datetime, json and re can be imported; files and the network cannot be reached.",
+    {
+        "type": "object",
+        "properties": {
+            "expression": {
+                "type": "string",
+                "maxLength": 500,
+                "description": "Python, such as `math.sqrt(2) * 3` or `17 % 5`.",
+            }
+        },
+        "required": ["expression"],
+        "additionalProperties": False,
+    },
+)
+
+
+async def _calculate(arguments: Mapping[str, Any]) -> ToolResult:
+    from pydantic_monty import AsyncMonty, CollectString, MontyError
+
+    expression, printed = str(arguments.get("expression", "")), CollectString()
+    try:
+        async with AsyncMonty(max_processes=1) as pool, pool.checkout(limits=_LIMITS) as session:  # type: ignore[arg-type]
+            value = await session.feed_run(_with_math(expression), print_callback=printed)
+    except MontyError as error:
+        return failed(str(error))
+    lines = [*printed.output.splitlines(), *([] if value is None else [_shown(value)])]
+    return ToolResult("\n".join(lines) or "There is no value: end with an expression.")
+
+
+def _with_math(expression: str) -> str:
+    """Models write `math.sqrt` without importing it."""
+    return expression if "import math" in expression else f"import math\n{expression}"
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+CALCULATOR = FunctionTool(_DEFINITION, _calculate, partial(missing_extra, "The tool 'calculator'", "tools"))

@@ -1,0 +1,195 @@
+"""Running one call of a tool: noted before it begins, bounded in time, entered into the ledger, shown as data."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from kvarn.answers.record import RequestRecord
+from kvarn.clock import SYSTEM_CLOCK
+from kvarn.config.tools import ToolsConfig
+from kvarn.jobs.run_to_completion import run_to_completion
+from kvarn.metering.service import Metering
+from kvarn.observe.tools import ToolMetrics
+from kvarn.observe.traces.traced import TracedTool
+from kvarn.store.engine import Store
+from kvarn.store.errors import StoreAwayError
+from kvarn.store.repositories import tool_calls as stored
+from kvarn.tools.ledger import enter_call
+from kvarn.tools.types import Quote, Tool, ToolCall, ToolContext, ToolResult, WrittenFile
+from kvarn.wire.openai.errors import ApiError
+
+_log = logging.getLogger("kvarn.tools")
+
+CANCELLED = "cancelled"
+
+
+@dataclass(slots=True)
+class EarlierCalls:
+    """Calls that earlier runs of a response in the background have made; each is used once, in its order."""
+
+    found: dict[tuple[str, str], list[ToolResult]] = field(default_factory=lambda: defaultdict(list))
+
+    def take(self, call: ToolCall) -> ToolResult | None:
+        mine = self.found.get((call.name, digest_of(call.arguments)))
+        return mine.pop(0) if mine else None
+
+
+def digest_of(arguments: str) -> str:
+    """SHA-256 of a call's arguments: the same for the same JSON, however it is spaced and ordered."""
+    with suppress(ValueError, RecursionError):
+        arguments = json.dumps(json.loads(arguments or "{}"), sort_keys=True)
+    return hashlib.sha256(arguments.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class ToolRunner:
+    """Runs calls of tools for one gateway process."""
+
+    def __init__(self, config: ToolsConfig, store: Store, metering: Metering, metrics: ToolMetrics) -> None:
+        self.config = config
+        self.metrics = metrics
+        self._store = store
+        self._metering = metering
+
+    async def earlier(self, record: RequestRecord, answer_id: str) -> EarlierCalls:
+        """Calls of a response in the background that another run of it has begun. One that came to no end may have run:
+        it is not run again."""
+        calls = EarlierCalls()
+        for row in await stored.calls_of(self._store, record.principal, answer_id):
+            result = _MAY_HAVE_RUN if row.result is None else _from_json(row.result)
+            calls.found[row.name, row.arguments].append(result)
+        return calls
+
+    async def forget(self, answer_id: str) -> None:
+        """Drop what was kept of a response's results: it has ended."""
+        try:
+            await stored.forget_results(self._store, answer_id)
+        except StoreAwayError as error:
+            _log.warning("results of the tools of %s stay in the database until they expire: %s", answer_id, error)
+
+    async def run(
+        self, context: ToolContext, kind: str, tool: Tool, call: ToolCall, answer_id: str, *, kept: bool = False
+    ) -> ToolResult:
+        """Run a call. `answer_id`: what `StoredToolCall` has under this name. `kept`: another gateway that goes on with
+        the request shall find the result. Raises `ApiError` where the tool ends the request."""
+        record, began_s = context.record, SYSTEM_CLOCK.now()
+        digest = digest_of(call.arguments)
+        try:
+            call_id = await stored.note_started(
+                self._store, record.principal, answer_id, record.request_id, kind, call.name, digest
+            )
+        except StoreAwayError:
+            self.metrics.calls.labels(kind, "failed").inc()
+            return failed("The call was not run: the server's database, which notes calls, does not answer.")
+        result: ToolResult | None = None
+        status, error = CANCELLED, None
+        try:
+            result = await self._bounded(context, tool, call)
+            status, error = result.status, None if result.error is None else json.dumps(result.error)
+            return result
+        except ApiError as refusal:
+            status, error = "failed", refusal.message
+            raise
+        finally:
+            ended_s = SYSTEM_CLOCK.now()
+            self.metrics.calls.labels(kind, status).inc()
+            self.metrics.seconds.labels(kind).observe(ended_s - began_s)
+            record.tools.append(TracedTool(call.id, kind, call.name, status, began_s, ended_s))
+            enter_call(self._metering, record, call_id, kind, status, began_s)
+            size = 0 if result is None else len(result.output.encode("utf-8", "surrogatepass"))
+            ending = stored.note_ended(
+                self._store,
+                record.principal,
+                call_id,
+                status,
+                duration_ms=round(1000 * (ended_s - began_s)),
+                result_bytes=size,
+                error=error,
+                result=_as_json(result) if kept and result is not None else None,
+            )
+            try:
+                await run_to_completion(ending)
+            except StoreAwayError as away:
+                _log.warning("the end of tool call %s was not written: %s", call_id, away)
+
+    async def _bounded(self, context: ToolContext, tool: Tool, call: ToolCall) -> ToolResult:
+        left_s = context.deadline - SYSTEM_CLOCK.now()
+        try:
+            async with asyncio.timeout(left_s):
+                return await tool.call(context, call)
+        except TimeoutError:
+            why = f"The tool was stopped after {max(0.0, left_s):.0f} s, without a result."
+            return ToolResult(why, "incomplete", _error(why))
+        except ApiError:
+            raise
+        except Exception:
+            _log.exception("the tool %r failed", call.name)
+            return failed("The tool failed; the server's log says why.")
+
+
+_UNKNOWN = "It is not known whether this call has run: the server stopped meanwhile. It was not run again."
+_MAY_HAVE_RUN = ToolResult(_UNKNOWN, "incomplete", {"type": "mcp_tool_execution_error", "content": []})
+
+
+def failed(why: str) -> ToolResult:
+    return ToolResult(why, "failed", _error(why))
+
+
+def _error(why: str) -> dict[str, Any]:
+    return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": why}]}
+
+
+def cut(text: str, max_bytes: int) -> tuple[str, bool]:
+    """The beginning of a text that has at most so many bytes in UTF-8, and whether that is less than all."""
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= max_bytes:
+        return raw.decode(), False
+    return raw[:max_bytes].decode("utf-8", "ignore"), True
+
+
+def texts_of(result: ToolResult, name: str, max_bytes: int) -> tuple[list[str], list[str], list[Quote]]:
+    """Texts that the model is shown of a result, before they are quoted, with their sources, and the quotes among them,
+    which are the last. What is longer than `max_bytes` together is cut off, and says so."""
+    pairs: list[tuple[str, str, Quote | None]] = [
+        (each.text, f"{each.filename} {each.url}".rstrip(), each) for each in result.quotes
+    ]
+    if result.output or not pairs:
+        pairs.insert(0, (result.output, f"the tool {name}", None))
+    texts, sources, quotes, left = [], [], [], max_bytes
+    for number, (text, source, quote) in enumerate(pairs):
+        shown, is_cut = cut(text, left)
+        left -= len(shown.encode())
+        if is_cut:
+            rest = len(pairs) - number - 1
+            shown += "\n[The rest was cut off: it is longer than a result may be"
+            shown += f". {rest} more texts were left out.]" if rest else ".]"
+        texts.append(shown)
+        sources.append(source)
+        if quote is not None:
+            quotes.append(quote)
+        if is_cut:
+            break
+    return texts, sources, quotes
+
+
+def _as_json(result: ToolResult) -> dict[str, Any]:
+    return {
+        **asdict(result),
+        "item": dict(result.item),
+        "quotes": [asdict(quote) for quote in result.quotes],
+        "files": [asdict(file) for file in result.files],
+        "metadata": list(result.metadata),
+    }
+
+
+def _from_json(kept: Mapping[str, Any]) -> ToolResult:
+    quotes, files = kept["quotes"], kept.get("files", ())
+    made = {"quotes": [Quote(**quote) for quote in quotes], "files": [WrittenFile(**file) for file in files]}
+    return ToolResult(**{**kept, **made})

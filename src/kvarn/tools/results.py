@@ -1,0 +1,34 @@
+"""Ends of calls of servers' tools: texts that fit, and failures that the model may act on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kvarn.tools.execution import cut
+from kvarn.tools.server import ToolCallError, ToolServer, execution_error, without_secrets
+from kvarn.tools.types import ToolCall, ToolResult
+
+
+def completed(text: str, max_bytes: int, name: str) -> ToolResult:
+    shown, is_cut = cut(text, max_bytes)
+    note = f"The result of {name} was cut: it is longer than {max_bytes} bytes."
+    return ToolResult(shown, item={"output": shown}, metadata=(note,) if is_cut else ())
+
+
+def failed(error: ToolCallError, server: ToolServer, max_bytes: int) -> ToolResult:
+    """The model gets the failure's sentence as the call's output: it may try otherwise."""
+    shown, _ = cut(without_secrets(f"The call failed: {error}", server), max_bytes)
+    told = json.loads(without_secrets(json.dumps(error.error), server))
+    return ToolResult(shown, status="failed", error=told, item={"output": None})
+
+
+def arguments_of(call: ToolCall) -> dict[str, Any]:
+    """The arguments that the model wrote. Raises `ToolCallError` where they are no object."""
+    try:
+        parsed = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise execution_error("the arguments are no JSON object")
+    return parsed

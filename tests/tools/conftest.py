@@ -1,0 +1,3 @@
+from __future__ import annotations
+
+from key_server import api, open_api  # noqa: F401
