@@ -7,6 +7,7 @@ import os
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -218,12 +219,23 @@ async def test_disk_bombs_end_at_the_size_of_the_work_folder(hostile: Hostile) -
     assert said.split() == ["27", "28", "True", "1"]  # EFBIG, ENOSPC, EPERM
 
 
-async def test_output_bomb_ends_the_program(hostile: Hostile) -> None:
+async def test_output_bomb_ends_the_program_and_leaves_no_open_pipes(
+    hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, start = [], ProgramRunner.start
+
+    async def noted(self: ProgramRunner, *given: Any) -> asyncio.subprocess.Process:
+        started.append(await start(self, *given))
+        return started[-1]
+
+    monkeypatch.setattr(ProgramRunner, "start", noted)
     outcome = await hostile.run(
         "while True: print('x' * 10_000)", ProgramLimits(timeout_s=GENEROUS_S, output_bytes=100_000)
     )
     assert outcome.limit == "output"
     assert len(outcome.output) == 100_000
+    (process,) = started
+    assert process.stdout is not None and process.stdout.at_eof()
 
 
 async def test_errors_without_end_are_cut_not_kept(hostile: Hostile) -> None:
@@ -273,9 +285,14 @@ async def test_system_calls_of_administrators_are_refused(hostile: Hostile) -> N
 
 
 async def test_cancelled_run_leaves_nothing_running(hostile: Hostile, box: ProgramRunner) -> None:
+    before = set(children(os.getpid()))
+
+    def started() -> set[int]:
+        return set(children(os.getpid())) - before
+
     running = asyncio.create_task(hostile.run("import time; time.sleep(3600)", ProgramLimits(timeout_s=3600)))
-    await until(lambda: children(os.getpid()))  # while the sandbox is being made: some do not yet die with others
-    found = children(os.getpid())
+    await until(started)  # while the sandbox is being made: some do not yet die with others
+    found = started()
     running.cancel()
     await asyncio.wait([running])
     await until(lambda: not any(map(lives, found)))

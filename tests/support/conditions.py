@@ -10,7 +10,7 @@ from typing import Any
 from kvarn.wire.messages import Submit
 
 
-async def until(condition: Callable[[], bool], what: str = "what is waited for", within_s: float = 120.0) -> None:
+async def until(condition: Callable[[], object], what: str = "what is waited for", within_s: float = 120.0) -> None:
     """Wait until it holds; fails where that takes too long."""
     deadline = asyncio.get_running_loop().time() + within_s
     while not condition():

@@ -273,8 +273,18 @@ async def kill(process: asyncio.subprocess.Process) -> None:
         with suppress(ProcessLookupError):  # it has ended
             os.killpg(process.pid, signal.SIGKILL)  # all: what bubblewrap forks does not die with it from the start
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_EVERY_S):  # asyncio may wait for its pipes, too, and miss their end
+            async with asyncio.timeout(_LOOK_EVERY_S):
+                await _drain(process)
                 await process.wait()
+
+
+async def _drain(process: asyncio.subprocess.Process) -> None:
+    """Read what is left of a dead process's output: asyncio waits for the end of its pipes, and reads none that is
+    full."""
+    for stream in (process.stdout, process.stderr):
+        with suppress(RuntimeError):  # somebody reads it
+            while stream is not None and await stream.read(65536):
+                pass
 
 
 class _OutputPassedError(Exception):

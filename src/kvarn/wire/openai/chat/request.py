@@ -58,7 +58,7 @@ HOSTED_TYPES = ("file_search", "web_search", "code_interpreter", "mcp", "http", 
 
 
 class HostedChoice(RequestModel):
-    """The tool of the server that shall be called."""
+    """The tool of the server that shall be called: of a type, of an MCP server any or the one of this name."""
 
     model_config = ConfigDict(extra="ignore")
 

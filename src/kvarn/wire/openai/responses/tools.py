@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from kvarn.wire.openai.chat.request import HostedChoice
 from kvarn.wire.openai.chat.response_format import FunctionName
 from kvarn.wire.openai.common import EMPTY_IS_NULL, RequestModel, disagreement, is_empty, only, validation_error
 from kvarn.wire.openai.hosted import HostedTool
@@ -83,16 +84,6 @@ class ToolReference(RequestModel):
 
     type: Literal["function", "custom"]
     name: str
-
-
-class HostedChoice(RequestModel):
-    """The tool of the server that shall be called: of a type, of an MCP server any or the one of this name."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: str
-    server_label: str | None = None
-    name: str | None = None
 
 
 class AllowedTool(HostedChoice):
