@@ -25,6 +25,7 @@ from kvarn.answers.stages.arrivals import ArrivalsStage
 from kvarn.answers.stages.ledger import LedgerStage
 from kvarn.answers.stages.limits import LimitsStage
 from kvarn.answers.stages.replica import ReplicaStage
+from kvarn.answers.stages.response_cache import ResponseCacheStage
 from kvarn.answers.storage_quota import StorageQuota
 from kvarn.answers.structured.grammar_pool import GrammarPool
 from kvarn.answers.traces import Traces
@@ -239,14 +240,19 @@ async def _read_metrics(metrics: GatewayMetrics, shared: SharedState | None) -> 
 def _steps(
     services: Services, text: TextPool, external: Mapping[str, Generator], observers: Sequence[Observer]
 ) -> LifecycleSteps:
-    """The parts of an answer's life, in order: arrivals are counted first, the ledger comes last."""
-    stages: list[Stage] = [
-        ArrivalsStage(services.arrivals),
-        LimitsStage(services.limiter, services.metering.prices, services.config.limits, services.limit_metrics),
-        *_copy_stages(services, text),
-        LedgerStage(services.metering),
-    ]
-    return LifecycleSteps(stages, ENGINES, external, observers)
+    """The parts of an answer's life, in order: what the cache has is no work for an engine, of which arrivals are
+    counted first; the ledger comes last."""
+    limits = LimitsStage(services.limiter, services.metering.prices, services.config.limits, services.limit_metrics)
+    ledger = LedgerStage(services.metering)
+    cache = ResponseCacheStage(
+        services.config.response_cache,
+        services.config.safety,
+        services.cached_answers,
+        (limits, ledger),
+        services.response_cache_metrics,
+    )
+    stages: list[Stage] = [cache, ArrivalsStage(services.arrivals), limits, *_copy_stages(services, text), ledger]
+    return LifecycleSteps(stages, ENGINES, external, (*observers, cache))
 
 
 def _copy_stages(services: Services, text: TextPool) -> list[Stage]:
