@@ -26,6 +26,7 @@ from kvarn.config.retrieval import RetrievalConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.retrieval.index.products import products
 from kvarn.retrieval.index.ranking import bm25
+from kvarn.retrieval.index.usearch import UsearchSearch
 from kvarn.retrieval.index.views import view_of
 from kvarn.retrieval.index.words import query_hashes
 from kvarn.retrieval.search import Retriever
@@ -130,6 +131,8 @@ async def measure(folder: Path, count: int, size: int, searches: int, index: str
     second = retriever()
     mapped_s = await timed(lambda: begin(second))
     memory = resident_mib() - before
+    if isinstance(second._vectors, UsearchSearch):
+        second._vectors._builder.submit(int).result()  # the graph, which is made in the background
     seconds: dict[str, list[float]] = {"words": [], "vectors": [], "hybrid": []}
     recall = cpu_s = 0.0
     nearest: list[set[int]] = []

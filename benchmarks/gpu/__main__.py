@@ -63,6 +63,7 @@ def _run(options: argparse.Namespace) -> int:
         engine_stages,
         grouped_stages,
         kernel_stages,
+        life_stages,
         profile,
         variety_stages,
     )
@@ -91,6 +92,9 @@ def _run(options: argparse.Namespace) -> int:
         ("tokens", 1, engine_stages.tokens),
         ("peer", 4, engine_stages.peer),
         ("load", 3, engine_stages.load),
+        ("fp8_cache", 1, life_stages.fp8_cache),
+        ("sleep", 0.7, life_stages.sleep),
+        ("step_kernels", 1, life_stages.step_kernels),
         ("profile", 2, profile.profile),
     ]
     if options.quick:

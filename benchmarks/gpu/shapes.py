@@ -15,6 +15,7 @@ from kvarn.models.families.decoder_spec import decoder_spec
 from kvarn.models.families.hf_config import DecoderConfig
 from kvarn.models.loading.weights import WeightLoader
 from kvarn.models.parallel import Parallel
+from kvarn.shapes import KvDtype
 from kvarn.text.json_file import validate
 
 
@@ -96,11 +97,15 @@ class RandomCheckpoint:
         pass
 
 
-def random_decoder(shape: str, kernels: Kernels, quantization: Quantization | None = None) -> Decoder:
-    """A decoder of one of `SHAPES`, in bfloat16, or float32 where bfloat16 is not multiplied."""
+def random_decoder(
+    shape: str, kernels: Kernels, quantization: Quantization | None = None, kv_dtype: KvDtype | None = None
+) -> Decoder:
+    """A decoder of one of `SHAPES`, in bfloat16, or float32 where bfloat16 is not multiplied; its cache likewise."""
     checkpoint: Any = RandomCheckpoint(SHAPES[shape], kernels.device.torch_device)
     loader = WeightLoader(checkpoint, kernels, kernels.packer.preferred_dtype(), Parallel(), quantization)
     config = checkpoint.validated(DecoderConfig)
     spec = decoder_spec(checkpoint.config["architectures"][0], config)
-    dtype = "float32" if kernels.packer.preferred_dtype() == torch.float32 and quantization is None else "bfloat16"
-    return Decoder(spec, loader, dtype)
+    dtype: KvDtype = (
+        "float32" if kernels.packer.preferred_dtype() == torch.float32 and quantization is None else "bfloat16"
+    )
+    return Decoder(spec, loader, kv_dtype or dtype)

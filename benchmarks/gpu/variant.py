@@ -23,3 +23,5 @@ class Variant:
     most_registers: int = 255
     wide_loads: bool = False
     """Whether it is bound by memory: 16 bytes must be loaded at a time."""
+    most_spills: int = 0
+    """In the loop of products."""

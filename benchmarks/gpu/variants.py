@@ -9,9 +9,19 @@ import triton.language as tl
 
 from benchmarks.gpu.grouped_variants import grouped_variants
 from benchmarks.gpu.variant import TYPES, Variant
-from kvarn.kernels.triton.attention import COMPARED, FEW_ROWS, KEYS, ROWS, STAGES, WARPS
+from kvarn.kernels.triton.attention import COMPARED, FEW_ROWS, HEADS_TOGETHER, KEYS, ROWS, STAGES, WARPS, stages_for
 from kvarn.kernels.triton.delta import COLUMNS
-from kvarn.kernels.triton.jit import attention, cascade, delta, elementwise, latent, linear, sampling, segments
+from kvarn.kernels.triton.jit import (
+    attention,
+    cascade,
+    delta,
+    elementwise,
+    latent,
+    linear,
+    many_rows,
+    sampling,
+    segments,
+)
 from kvarn.kernels.triton.latent import COLUMNS as LATENT_COLUMNS
 from kvarn.kernels.triton.latent import KEYS as LATENT_KEYS
 from kvarn.kernels.triton.segments import AHEAD, COUNTED, WIDE
@@ -19,6 +29,7 @@ from kvarn.kernels.triton.tiles import (
     TILES,
     Tile,
     apart_below,
+    many_rows_tile,
     splits_of,
     tiles_for,
 )
@@ -30,6 +41,7 @@ LAYERS = {
 }
 """Inputs, outputs, activation and formats of some layers. int8 is read as fp8 is."""
 HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
+WIDE_HEADS = (16, 8, 256)
 WHERE = {"programs": "*i32", "partials": "*i32"}
 """Types of what `segments.plan_splits` writes."""
 
@@ -40,14 +52,17 @@ def variants() -> Iterator[Variant]:
         for form in formats:
             for _, tile in tiles_for(bool(activation), form != "bf16"):
                 yield _product(layer, form, tile, inputs, outputs, activation)
+        yield _many_rows(layer, inputs, outputs, activation)
     for model, heads in HEADS.items():
         for apart in (True, False):
             for rows in (FEW_ROWS, ROWS):
                 yield _attention(model, "bf16", *heads, rows, apart=apart)
         yield _join(model, heads[0], heads[0] // heads[1], heads[2])
         yield _prepare(model, *heads)
+    yield _attention("8B", "fp8e4nv", *HEADS["8B"], ROWS, apart=True)
     for rows in (FEW_ROWS, ROWS):
-        yield _attention("8B", "fp8e4nv", *HEADS["8B"], rows, apart=True)
+        yield _attention("heads of 256", "bf16", *WIDE_HEADS, rows, apart=True)
+    for rows in (FEW_ROWS, ROWS):
         yield _attention("8B, window and softcap", "bf16", *HEADS["8B"], rows, apart=True, window=1024, softcap=True)
     yield _plan_splits()
     yield from _latent()
@@ -104,6 +119,22 @@ def _product(layer: str, form: str, tile: Tile, inputs: int, outputs: int, activ
     return Variant(name, linear.multiply, types, constants, tile.warps, tile.stages, 255, tile.rows <= 16)
 
 
+def _many_rows(layer: str, inputs: int, outputs: int, activation: str) -> Variant:
+    length, splits = splits_of(outputs, inputs, quantized=False)
+    tile = many_rows_tile(bool(activation))
+    chunk = f"tensordesc<bf16[{many_rows.CHUNK.value}, {tile.outs}]>"
+    types = {
+        "x": f"tensordesc<bf16[{tile.rows}, {tile.step}]>",
+        "weight": f"tensordesc<bf16[{tile.outs}, {tile.step}]>",
+    }
+    types |= {"out": chunk, "num_rows": "i32"} | ({} if activation else {"bias": "*fp32", "add_to": chunk})
+    constants = {"INPUTS": inputs, "OUTPUTS": outputs, "SPLIT": length, "SPLITS": splits, "HAS_BIAS": not activation}
+    constants |= {"ADDS": not activation, "ACTIVATION": activation, "DOT": tl.bfloat16}
+    constants |= {"ROWS": tile.rows, "OUTS": tile.outs, "STEP": tile.step}
+    name = f"product, {layer}, bf16, many rows"
+    return Variant(name, many_rows.multiply_many, types, constants, tile.warps, tile.stages, 255, True, 2)
+
+
 def _attention(
     model: str,
     cache: str,
@@ -126,10 +157,11 @@ def _attention(
         "WINDOW": window,
         "HAS_SOFTCAP": softcap,
         "HAS_SINKS": False,
+        "TOGETHER": rows * kv // heads,
     }
     constants |= {"APART": apart, "NUMBERS": tl.bfloat16, "DOT": tl.bfloat16, "ROWS": rows, "KEYS": KEYS, "BLOCK": dim}
     name = f"attention, {model}, {cache} cache, {rows} rows{', segments apart' if apart else ''}"
-    return Variant(name, attention.attend, types, constants, WARPS, STAGES, 255, True)
+    return Variant(name, attention.attend, types, constants, WARPS, stages_for(dim), 255, True)
 
 
 def _join(model: str, heads: int, group: int, dim: int) -> Variant:
@@ -156,8 +188,8 @@ def _prepare(model: str, heads: int, kv: int, dim: int) -> Variant:
     types = {"qkv": "*bf16", "cos": "*fp32", "sin": "*fp32", "norm": "*fp32", "slots": "*i64", "queries": "*bf16"}
     types |= {"keys": "*bf16", "values": "*bf16", "eps": "fp32"}
     constants = {"QKV_STRIDE": (heads + 2 * kv) * dim, "QUERY_HEADS": heads, "KV_HEADS": kv, "DIM": dim}
-    constants |= {"HALF": dim // 2, "HAS_NORM": True, "BLOCK": dim}
-    return Variant(f"norm, rotate, cache, {model}", attention.prepare, types, constants, 1)
+    constants |= {"HALF": dim // 2, "HAS_NORM": True, "BLOCK": dim, "HEADS": HEADS_TOGETHER}
+    return Variant(f"norm, rotate, cache, {model}", attention.prepare, types, constants)
 
 
 def _latent() -> Iterator[Variant]:
@@ -183,7 +215,7 @@ def _cascade() -> Iterator[Variant]:
     types |= {"scale": "fp32", "softcap": "fp32", "partials": "*i32"}
     constants = {"QUERY_HEADS": heads, "KV_HEADS": kv, "DIM": dim, "HAS_SOFTCAP": False, "TOGETHER": 16, "SLOTS": 16}
     constants |= {"NUMBERS": tl.bfloat16, "DOT": tl.bfloat16, "ROWS": ROWS, "KEYS": KEYS, "BLOCK": dim}
-    yield Variant("attention, 8B, shared prefixes", cascade.attend, types, constants, 4, 2, 255, True)
+    yield Variant("attention, 8B, shared prefixes", cascade.attend, types, constants, WARPS, STAGES, 255, True)
 
 
 def _delta() -> Iterator[Variant]:

@@ -58,7 +58,10 @@ class Outcomes:
 
 def main() -> int:
     outcomes = Outcomes()
-    pytest.main(["-q", "-m", "attack", TESTS], plugins=[outcomes])
+    sys.path.insert(0, str(PAGE.parents[2]))  # as `python -m pytest` does
+    ended = pytest.main(["-q", "-m", "attack", TESTS], plugins=[outcomes])
+    if ended not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return int(ended)
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
     _, _, after = rest.partition(_END)
     results = "\n".join(["", *outcomes.lines(), ""])

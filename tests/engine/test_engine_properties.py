@@ -238,6 +238,10 @@ def test_the_totals_add_up_once_all_is_quiet(make_world: Callable, config, scrip
     assert stats.finished_total == len(taken)
     assert stats.kv_blocks_free == stats.kv_blocks_total
     assert stats.running == stats.waiting == 0
+    pool = world.engine.scheduler.memory.pool
+    while pool.evict():
+        world.engine.check_integrity()
+    assert pool.num_idle == 0, "what is idle can go, whatever was hoped of it"
 
 
 @settings(PROPERTY, max_examples=examples(100))

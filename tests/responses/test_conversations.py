@@ -72,7 +72,7 @@ def test_items_are_added_listed_in_pages_read_and_deleted(sdk):
             {"items": [{"type": "message", "role": "user", "content": [{"type": "input_file"}]}]},
             "items[0].content[0].type",
         ),
-        ({"items": [{"type": "mcp_call"}]}, "items[0].type"),
+        ({"items": [{"type": "computer_call"}]}, "items[0].type"),
         ({"metadata": {"k": "v" * 513}}, "metadata.k"),
         ({"colour": "red"}, "colour"),
     ],

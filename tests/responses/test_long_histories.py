@@ -99,7 +99,7 @@ def test_what_a_history_costs_is_not_paid_on_the_event_loop(kept, monkeypatch, w
         return noted
 
     monkeypatch.setattr(turns, "decode_item", noting("decode", histories.decode_item))
-    for module in ("operation", "background"):
+    for module in ("fitting", "background"):
         users = sys.modules[f"kvarn.responses.{module}"]
         monkeypatch.setattr(users, "chat_request", noting("chat", chat_request))
     kept.served["tiny"].require_ready()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,19 +15,23 @@ import pytest
 from gateway_process import answer_length
 from kvarn.config.schema import KvarnConfig
 from ledger_kills import Gateway
+from silent_search import SearchServer
 
 
-@pytest.fixture
-def gateway(database_url: str, checkpoint: Path, tmp_path: Path) -> Iterator[Gateway]:
-    """A gateway in a process of its own, on each database."""
-    config = {
+def settings(database_url: str, tmp_path: Path) -> dict[str, Any]:
+    return {
         "gateway": {"port": 0, "drain_timeout_s": 0.5},
         "data_dir": str(tmp_path / "data"),
         "models": [{"name": "tiny", "path": "tiny"}, {"name": "vec", "path": "vec"}],
         "store": {"url": database_url, "timeout_s": 20},
         "responses": {"lease_s": 3},
     }
-    made = Gateway(KvarnConfig.model_validate(config), checkpoint, tmp_path)
+
+
+@pytest.fixture
+def gateway(database_url: str, checkpoint: Path, tmp_path: Path) -> Iterator[Gateway]:
+    """A gateway in a process of its own, on each database."""
+    made = Gateway(KvarnConfig.model_validate(settings(database_url, tmp_path)), checkpoint, tmp_path)
     try:
         yield made
     finally:
@@ -82,3 +87,40 @@ def test_every_response_comes_to_its_end_where_its_gateway_is_killed(gateway):
             assert [item["role"] for item in items] == ["user", "assistant"]
             more = client.post("/v1/responses", json={"model": "tiny", "input": "z", "conversation": conversation})
             assert more.status_code == 200, more.text
+
+
+@pytest.fixture
+def search() -> Iterator[SearchServer]:
+    server = SearchServer()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.closing.set()
+    server.shutdown()
+    server.server_close()
+    thread.join(60)
+
+
+@pytest.mark.thorough
+def test_a_tool_whose_gateway_is_killed_is_not_called_again(
+    database_url: str, checkpoint: Path, tmp_path: Path, search: SearchServer
+):
+    address = f"http://127.0.0.1:{search.server_address[1]}/search"
+    config = settings(database_url, tmp_path)
+    config["tools"] = {"servers": [{"name": "web", "kind": "web_search", "url": address}]}
+    gateway = Gateway(KvarnConfig.model_validate(config), checkpoint, tmp_path)
+    try:
+        gateway.start()
+        with client_of(gateway) as client:
+            response_id = queue(client, "Search.", tools=[{"type": "web_search"}])
+            assert search.first.wait(60)
+        gateway.end()
+        gateway.start()
+        with client_of(gateway) as client:
+            made = ended(client, response_id)
+    finally:
+        gateway.close()
+    assert made["status"] == "completed", made
+    call, message = made["output"]
+    assert (call["type"], call["status"]) == ("web_search_call", "failed")
+    assert message["content"][0]["text"].startswith("x") and len(search.asked) == 1

@@ -41,7 +41,8 @@ def test_the_type_may_be_left_out_of_messages_and_references():
     ("item", "param"),
     [
         ({}, "input[0].type"),
-        ({"type": "file_search_call", "id": "x"}, "input[0].type"),
+        ({"type": "computer_call", "id": "x"}, "input[0].type"),
+        ({"type": "file_search_call", "id": "x"}, "input[0].queries"),
         ({"role": "tool", "content": "x"}, "input[0].role"),
         ({"role": "user"}, "input[0].content"),
         ({"role": "user", "content": "x", "colour": 1}, "input[0].colour"),

@@ -98,7 +98,7 @@ async def test_nothing_is_left_of_what_is_deleted(ingesting, alice, clock, way):
     )
     await ingesting.work()
     retriever = ingesting.retrieval.retriever
-    assert len((await retriever.search(alice, [store_id], ["some more"])).hits) == 2
+    assert len((await retriever.search(alice, [store_id], ["text more"])).hits) == 2
     if way == "the file":
         await delete_uploaded(store, owner, row.file_id)
     elif way == "of the store":
@@ -112,7 +112,7 @@ async def test_nothing_is_left_of_what_is_deleted(ingesting, alice, clock, way):
     async with store.reading() as session:
         for table in (StoredChunk.id, ChunkVector.chunk_id, ChunkFile.file_id):
             assert len(list(await session.scalars(select(table)))) == left
-    assert len((await retriever.search(alice, [store_id], ["some more"])).hits) == left
+    assert len((await retriever.search(alice, [store_id], ["text more"])).hits) == left
 
 
 async def test_a_gateway_that_stops_hands_its_files_over_at_once(ingesting, alice):

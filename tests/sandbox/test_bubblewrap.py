@@ -7,10 +7,11 @@ import os
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from conditions import lives, until
+from conditions import children, lives, until
 from kvarn.sandbox.bubblewrap import Outcome, Program, ProgramLimits, ProgramRunner, find_bubblewrap
 from kvarn.sandbox.errors import NoSandboxError
 
@@ -218,12 +219,23 @@ async def test_disk_bombs_end_at_the_size_of_the_work_folder(hostile: Hostile) -
     assert said.split() == ["27", "28", "True", "1"]  # EFBIG, ENOSPC, EPERM
 
 
-async def test_output_bomb_ends_the_program(hostile: Hostile) -> None:
+async def test_output_bomb_ends_the_program_and_leaves_no_open_pipes(
+    hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, start = [], ProgramRunner.start
+
+    async def noted(self: ProgramRunner, *given: Any) -> asyncio.subprocess.Process:
+        started.append(await start(self, *given))
+        return started[-1]
+
+    monkeypatch.setattr(ProgramRunner, "start", noted)
     outcome = await hostile.run(
         "while True: print('x' * 10_000)", ProgramLimits(timeout_s=GENEROUS_S, output_bytes=100_000)
     )
     assert outcome.limit == "output"
     assert len(outcome.output) == 100_000
+    (process,) = started
+    assert process.stdout is not None and process.stdout.at_eof()
 
 
 async def test_errors_without_end_are_cut_not_kept(hostile: Hostile) -> None:
@@ -273,9 +285,14 @@ async def test_system_calls_of_administrators_are_refused(hostile: Hostile) -> N
 
 
 async def test_cancelled_run_leaves_nothing_running(hostile: Hostile, box: ProgramRunner) -> None:
+    before = set(children(os.getpid()))
+
+    def started() -> set[int]:
+        return set(children(os.getpid())) - before
+
     running = asyncio.create_task(hostile.run("import time; time.sleep(3600)", ProgramLimits(timeout_s=3600)))
-    await until(lambda: _children(os.getpid()))  # while the sandbox is being made: some do not yet die with others
-    found = _children(os.getpid())
+    await until(started)  # while the sandbox is being made: some do not yet die with others
+    found = started()
     running.cancel()
     await asyncio.wait([running])
     await until(lambda: not any(map(lives, found)))
@@ -313,7 +330,7 @@ async def test_killed_server_leaves_nothing_running(box: ProgramRunner, tmp_path
     )
     assert server.stdout is not None
     assert await server.stdout.readline() == b"running\n"
-    found = _children(server.pid)
+    found = children(server.pid)
     assert len(found) == 3  # bubblewrap, process 1 of its namespace, the program
     server.kill()
     await server.wait()
@@ -323,16 +340,3 @@ async def test_killed_server_leaves_nothing_running(box: ProgramRunner, tmp_path
 def _write(folder: Path, code: str) -> None:
     folder.chmod(0o755)  # the program is another user
     (folder / "hostile.py").write_text(textwrap.dedent(code))
-
-
-def _children(pid: int) -> list[int]:
-    """All processes below one."""
-    found = []
-    for each in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = each.read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue  # it has ended
-        if int(parent) == pid and state != "Z":
-            found += [int(each.parent.name), *_children(int(each.parent.name))]
-    return found

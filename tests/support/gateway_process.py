@@ -16,6 +16,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from fake_replica import EMBED_CARD, GENERATE_CARD, FakeReplica, answer_text
 from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import KvarnConfig
@@ -23,6 +25,7 @@ from kvarn.gateway.app import create_app
 from kvarn.gateway.server import bind, build_server
 from kvarn.observe.logging import configure_logging
 from kvarn.wire.messages import Submit
+from scripted_answers import called
 
 STEP_S, SLOW_STEP_S = 0.002, 0.05
 TOKENS_PER_STEP = 2
@@ -34,6 +37,9 @@ def answer_length(prompt_tokens: int) -> int:
 
 
 def answer(request: Submit, _: int) -> list[int]:
+    prompt = bytes(token for token in request.prompt_token_ids if token < 256)
+    if b"web_search" in prompt and b"quoted data" not in prompt:  # the tool is offered, and has not been called
+        return answer_text(called("web_search", query="kvarn"))
     return answer_text("x" * answer_length(len(request.prompt_token_ids)))
 
 
@@ -47,7 +53,9 @@ def logging_replica(log: Path) -> FakeReplica:
 
 
 async def serve(config: KvarnConfig, directory: Path, *logs: str) -> None:
-    chat = FakeReplica(GENERATE_CARD, answer, tokens_per_step=TOKENS_PER_STEP, step_s=STEP_S)
+    chat = FakeReplica(
+        replace(GENERATE_CARD, max_context_length=8192), answer, tokens_per_step=TOKENS_PER_STEP, step_s=STEP_S
+    )
     chat = logging_replica(Path(logs[0])) if logs else chat
     replicas = (chat, FakeReplica(EMBED_CARD, step_s=STEP_S))
     models = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvarn.tools.addresses import AllowedPlace
+from kvarn.config.allowed_places import AllowedPlace
 from rogue_mcp import RogueMcp, tool
 from scripted_server import Script, ScriptedServer, scripted_server
 

@@ -6,7 +6,9 @@ from ipaddress import ip_address
 
 import pytest
 
-from kvarn.tools.addresses import AddressRefusedError, AddressRules, AllowedPlace, is_public, plain
+from kvarn.config.allowed_places import AllowedPlace
+from kvarn.config.tools import ToolsConfig
+from kvarn.tools.addresses import AddressRefusedError, AddressRules, is_public, plain
 
 PUBLIC = ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"]
 NOT_PUBLIC = {
@@ -86,3 +88,5 @@ def test_the_deployment_allows_places_by_host_network_and_port(
 def test_a_place_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"no host, address or network|no port"):
         AllowedPlace.parse(text)
+    with pytest.raises(ValueError, match="allow_private"):
+        ToolsConfig(allow_private=[text])

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from asking import CHAT, chat, code_of, events_of, prompt_of
+from fake_tools import FakeProvider, FakeTool
+from kvarn.store.models import StoredResponse
 from scripted_answers import called
 
 SUM: Any = {"type": "calculator"}
@@ -69,3 +71,38 @@ def test_a_tool_that_is_not_served_is_ignored_with_a_warning(scripted, client):
     scripted("Hello.")
     answer = client.post(CHAT, json=chat(tools=[{"type": "web_search_preview"}]))
     assert answer.status_code == 200 and "web_search_preview" in answer.headers["x-kvarn-warning"]
+
+
+def test_a_stored_chat_has_its_calls_and_no_secret(server, scripted, sdk, client, monkeypatch):
+    monkeypatch.setitem(server.gateway.tools._providers, "mcp", FakeProvider([FakeTool("files__read")]))
+    scripted(called("files__read", path="a"), "Read.")
+    tool: Any = {"type": "mcp", "server_label": "files", "server_url": "https://x", "authorization": "hunter2"}
+    made = sdk.chat.completions.create(**chat("?", tools=[tool], store=True))
+    stored = client.get(f"{CHAT}/{made.id}").json()
+    assert stored["choices"][0]["message"]["tool_executions"][0]["status"] == "completed"
+    assert stored["tools"][0]["server_label"] == "files" and "hunter2" not in str(stored)
+
+
+def test_a_response_neither_shows_nor_stores_a_secret(server, scripted, client, monkeypatch, wait_for):
+    monkeypatch.setitem(server.gateway.tools._providers, "mcp", FakeProvider([FakeTool("files__read")]))
+    scripted("Hello.")
+    tool: Any = {"type": "mcp", "server_label": "files", "server_url": "https://x", "headers": {"x-key": "hunter2"}}
+    for background in (False, True):
+        body = {"model": "tiny", "input": "x", "tools": [tool], "background": background}
+        made = client.post("/v1/responses", json=body).json()
+        where = f"/v1/responses/{made['id']}"
+        wait_for(lambda where=where: client.get(where).json()["status"] == "completed", "the response to end")
+
+        async def read(name: str = made["id"]) -> str:
+            async with server.gateway.store.reading() as session:
+                row = await session.get(StoredResponse, name)
+                return str([row.body, row.request])
+
+        assert "files" in server.do(read()) and "hunter2" not in server.do(read()) + str(made)
+
+
+def test_a_tool_that_waits_for_approval_is_refused(server, client, monkeypatch):
+    waiting = FakeProvider([FakeTool("files__read", needs_approval=True)])
+    monkeypatch.setitem(server.gateway.tools._providers, "mcp", waiting)
+    refused = client.post(CHAT, json=chat(tools=[{"type": "mcp", "server_label": "files"}]))
+    assert code_of(refused) == (400, "approval_needed")

@@ -81,6 +81,20 @@ async def test_however_loopback_is_spelt_it_is_not_asked(host: str) -> None:
         assert server.asked == []
 
 
+@pytest.mark.attack("request forgery")
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize(
+    "addresses",
+    [["10.0.0.7"], ["169.254.169.254"], ["fd00:ec2::254"], ["fe80::1%eth0"], ["1.1.1.1", "127.0.0.1"], ["::"], []],
+    ids=str,
+)
+async def test_a_name_that_leads_inside(scheme: str, addresses: list[str]) -> None:
+    """Whatever the name is, an alias (CNAME) of another one too: its addresses are what is judged."""
+    http = SafeHttp(ToolsConfig(), Names(metadata=[addresses]))
+    with pytest.raises(AddressRefusedError):
+        await get(http, f"{scheme}://metadata.google.internal/")
+
+
 async def test_a_server_of_the_operators_configuration_may_have_any_address() -> None:
     async with scripted_server(always(b"fine")) as server:
         assert (await get(SafeHttp(ToolsConfig()), server.url, trusted=True)).text == "fine"

@@ -177,10 +177,12 @@ def test_calls_cost_what_the_price_of_their_type_says(bounded, work, wait_for):
         assert sum(each["num_model_requests"] for bucket in usage for each in bucket["results"]) == 2
 
 
-def test_a_spent_budget_ends_the_rounds(bounded, work):
+def test_a_spent_budget_ends_the_rounds_and_keeps_what_was_done(bounded, work):
     with bounded.add_tenant("poor", role=Role.ADMIN) as client:
         script(bounded, called("work"), "Done.")
         budget = {"unit": "cost", "period": "month", "hard_limit": 0.2}
         client.post("/v1/organization/budgets", json=budget).raise_for_status()
-        refused = client.post("/v1/responses", json=ASK | {"max_output_tokens": 300})
-        assert code_of(refused) == (429, "insufficient_quota") and len(work.calls) == 1
+        made = client.post("/v1/responses", json=ASK | {"max_output_tokens": 300}).json()
+        assert made["status"] == "incomplete" and made["output"][0]["output"] == "got {}"
+        assert "has spent its budget" in made["warnings"][0] and len(work.calls) == 1
+        assert code_of(client.post("/v1/responses", json=ASK)) == (429, "insufficient_quota")

@@ -6,19 +6,19 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import text
 
 from kvarn.answers.errors import ApiError
-from kvarn.config.tools import ToolsConfig
 from kvarn.gateway.state import Gateway
 from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
 from kvarn.store.owner import Owner, Principal
-from kvarn.tools.http_client import SafeHttp
 from mcp_servers import call, context
 from rogue_mcp import RogueMcp, tool
-from scripted_server import ScriptedServer, always, scripted_server
+from scripted_server import always
+from served_mcp import served
 
 OWNER = Owner(DEFAULT_ORGANIZATION, DEFAULT_PROJECT)
 PATH = "/v1/organization/projects/proj_default/tool_servers"
@@ -30,28 +30,17 @@ def rogue() -> RogueMcp:
 
 
 @pytest.fixture
-def server(api: Any) -> Any:
-    """The gateway, which may ask servers on loopback."""
-    provider = api.server.gateway.control.tool_servers.provider
-    provider.http.allowed = SafeHttp(ToolsConfig(allow_private=["127.0.0.1"])).allowed
-    return api.server
-
-
-def served(server: Any, script: Any) -> Iterator[ScriptedServer]:
-    manager = scripted_server(script)
-    yield server.do(manager.__aenter__())
-    server.do(manager.__aexit__(None, None, None))
-
-
-@pytest.fixture
 def place(server: Any, rogue: RogueMcp) -> Iterator[str]:
-    for each in served(server, rogue):
-        yield each.url
+    with served(server, rogue) as made:
+        yield made.url
 
 
 @pytest.fixture
-def root(api: Any) -> Any:
-    return api.client(api.admin_key)
+def root(client: httpx.Client) -> Iterator[httpx.Client]:
+    """The administrator of an open server; what is registered is deleted again."""
+    yield client
+    for each in client.get(PATH).json()["data"]:
+        client.delete(f"{PATH}/{each['id']}")
 
 
 def opened(server: Any, label: str, owner: Owner = OWNER, **fields: Any) -> Any:
@@ -100,7 +89,8 @@ def test_a_changed_tool_waits_for_approval_and_the_others_work_on(
     opened(server, "notes")
     shown = root.get(f"{PATH}/{made['id']}").json()
     assert shown["waiting_tools"] == {"write": "changed", "erase": "new"}
-    entries = root.get("/v1/organization/audit_logs", params={"event_types[]": "tool_server.changed"}).json()["data"]
+    wanted = {"event_types[]": "tool_server.changed", "resource_ids[]": made["id"]}
+    entries = root.get("/v1/organization/audit_logs", params=wanted).json()["data"]
     assert len(entries) == 1, "it is told once"
     looked = root.get(f"{PATH}/{made['id']}/tools").json()
     assert {each["name"]: each["status"] for each in looked["data"]} == {
@@ -127,7 +117,7 @@ def test_where_all_tools_wait_the_item_says_so(server: Any, root: Any, place: st
 
 
 def test_an_openapi_document_makes_tools(server: Any, root: Any) -> None:
-    for api in served(server, always(b'{"temperature": 21}', "content-type: application/json")):
+    with served(server, always(b'{"temperature": 21}', "content-type: application/json")) as api:
         document = {
             "openapi": "3.1.0",
             "servers": [{"url": api.url}],
@@ -167,11 +157,13 @@ def test_a_tool_server_is_its_projects_alone(server: Any, root: Any, place: str)
 
 
 @pytest.mark.attack("confused deputy")
-def test_who_is_no_administrator_and_other_tenants_reach_none(server: Any, api: Any, root: Any, place: str) -> None:
-    made = root.post(PATH, json={"name": "notes", "url": place}).json()
+def test_who_is_no_administrator_and_other_tenants_reach_none(api: Any) -> None:
+    root = api.client(api.admin_key)
+    document = {"openapi": "3.1.0", "servers": [{"url": "https://a/"}], "paths": {"/a": {"get": {}}}}
+    made = root.post(PATH, json={"name": "notes", "kind": "http", "document": document}).json()
     key = root.post("/v1/organization/projects/proj_default/api_keys", json={"name": "k", "role": "member"}).json()
     member = api.client(key["value"])
-    assert member.post(PATH, json={"name": "mine", "url": place}).status_code == 403
+    assert member.post(PATH, json={"name": "mine", "url": "https://a/"}).status_code == 403
     assert member.post(f"{PATH}/{made['id']}/approve", json={}).status_code == 403
     tenant = root.post("/v1/organization/tenants", json={"name": "b"}).json()
     theirs = api.client(tenant["admin_api_key"]["value"])

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from kvarn.config.section import Section
 
-ToolServerName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9-]*(_[A-Za-z0-9-]+)*$", max_length=32)]
+OWN_LABEL = "kvarn"
+"""The label under which built-in tools are told: no server's."""
+
+
+def check_label(label: str) -> str:
+    if label.lower() == OWN_LABEL:
+        raise ValueError(f"{label!r} is the label of built-in tools: choose another")
+    return label
+
+
+ToolServerName = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z][A-Za-z0-9-]*(_[A-Za-z0-9-]+)*$", max_length=32),
+    AfterValidator(check_label),
+]
 """No two underscores in a row: those separate it from the name of a tool."""
 ToolServerKind = Literal["mcp", "http", "web_search"]
 

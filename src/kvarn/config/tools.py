@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
+from kvarn.config.allowed_places import AllowedPlace
 from kvarn.config.section import Section
 from kvarn.config.tool_servers import ToolServerConfig
 
@@ -52,6 +53,13 @@ class ToolsConfig(Section):
 
     request_servers: bool = True
     """Let requests name MCP servers by `server_url`, beside those that are registered."""
+
+    @field_validator("allow_private")
+    @classmethod
+    def _can_be_read(cls, places: list[str]) -> list[str]:
+        for place in places:
+            AllowedPlace.parse(place)
+        return places
 
     @field_validator("servers")
     @classmethod

@@ -17,13 +17,13 @@ import kvarn
 from kvarn.answers.errors import HANDLED, to_api_error
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.record import RequestRecord
-from kvarn.config.extras import missing_extra
 from kvarn.gateway.body import limit_body
 from kvarn.gateway.mcp_operations import LISTED, OPERATIONS, Asking, ServerOperation, bytes_of, run_operation
 from kvarn.gateway.state import Gateway
 from kvarn.identity.scopes import check_endpoint
 from kvarn.store.repositories.files import find_file, list_files
 from kvarn.store.repositories.pages import Cursor
+from kvarn.tools.mcp.library import SdkMissingError, load_sdk
 from kvarn.wire.openai.errors import ApiError
 
 if TYPE_CHECKING:
@@ -59,8 +59,10 @@ class McpAnswer(Response):
 
 async def read_exchange(gateway: Gateway, record: RequestRecord, request: Request) -> McpAnswer:
     """The answer to a request of a client. Raises `ApiError`: 501 without the extra, and as bodies do."""
-    if (missing := missing_extra("the MCP server", "mcp")) is not None:
-        raise ApiError(501, missing, type="server_error", code="mcp_not_installed")
+    try:
+        await load_sdk("the MCP server")
+    except SdkMissingError as error:
+        raise ApiError(501, str(error), type="server_error", code="mcp_not_installed") from None
     config = gateway.gateway_config
     receive = limit_body(request, config.max_body_bytes, config.body_timeout_s, "gateway.max_body_bytes")
     held, parts, more = HeldBytes(gateway.held, record), list[bytes](), True

@@ -33,9 +33,9 @@ from kvarn.store.repositories.conversations import background_responses as store
 from kvarn.store.repositories.conversations.conversations import Lock
 from kvarn.store.repositories.tenants.principals import find_bearer
 from kvarn.wire.openai.errors import RETRY_AFTER_S, ApiError
+from kvarn.wire.openai.hosted import HostedTool
 from kvarn.wire.openai.responses.answer import Response
 from kvarn.wire.openai.responses.request import ResponseRequest
-from kvarn.wire.openai.responses.tools import HostedTool
 
 _log = logging.getLogger("kvarn.responses")
 

@@ -22,9 +22,9 @@ from kvarn.tools.loop import ToolLoop
 from kvarn.tools.registry import OfferedTools
 from kvarn.wire.openai.chat.messages import Message
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.hosted import HostedTool
 from kvarn.wire.openai.responses.items import StoredItem
 from kvarn.wire.openai.responses.request import ContextFields, ResponseRequest
-from kvarn.wire.openai.responses.tools import HostedTool
 
 
 def served_tools(serving: ResponsesContext, record: RequestRecord, request: ResponseRequest) -> ResponseRequest:

@@ -11,8 +11,9 @@ from kvarn.answers.tiers import requested_tier
 from kvarn.responses.chat_messages import chat_messages
 from kvarn.responses.tools import OfferedTool, chat_tool, check_chat_names, offered_tools
 from kvarn.tools.registry import OfferedTools
-from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.chat.request import ChatCompletionRequest, HostedChoice
 from kvarn.wire.openai.errors import ApiError, invalid_request
+from kvarn.wire.openai.hosted import HostedTool
 from kvarn.wire.openai.parse import validate
 from kvarn.wire.openai.responses.answer import Response
 from kvarn.wire.openai.responses.items import StoredItem
@@ -21,8 +22,6 @@ from kvarn.wire.openai.responses.tools import (
     OFFERED_TYPES,
     AllowedTools,
     FunctionTool,
-    HostedChoice,
-    HostedTool,
     NamespaceTool,
     ResponseTool,
     ToolReference,

@@ -82,7 +82,7 @@ class Embedders:
             raise EmbedderAwayError(
                 f"several embedding models are served ({names}): name one (retrieval.embedding_model)"
             )
-        if self._kinds.any_unknown:
+        if self._kinds.any_starts:
             raise EmbedderAwayError("models are still starting, and one of them may embed")
         return None if self._start_small is None else SMALL_EMBEDDER
 

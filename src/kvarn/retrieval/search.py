@@ -141,7 +141,8 @@ class Retriever(StoredChunks):
     async def _rerank(
         self, principal: Principal, model: str, query: str, candidates: list[_Candidate], degraded: list[str]
     ) -> list[_Candidate]:
-        """The first candidates by the reranker's scores; the others are left out, for they have no such score."""
+        """The first candidates by the means of the reranker's scores and their own: a small reranker alone is no better
+        than the fusion, both together are. The others are left out, for the reranker has not read them."""
         first = candidates[: self._config.rerank_candidates]
         texts = [embedded_text(chunk_of(each.passage)) for each in first]
         try:
@@ -149,7 +150,7 @@ class Retriever(StoredChunks):
         except RerankerAwayError as error:
             degraded.append(f"Results were not reranked, and are as they were fused: {error}")
             return candidates
-        scored = [replace(each, score=score) for each, score in zip(first, scores, strict=True)]
+        scored = [replace(each, score=(each.score + score) / 2) for each, score in zip(first, scores, strict=True)]
         return sorted(scored, key=lambda each: -each.score)
 
     async def _choose(

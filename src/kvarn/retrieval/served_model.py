@@ -12,6 +12,7 @@ from kvarn.answers.context import ServingContext
 from kvarn.answers.errors import to_api_error
 from kvarn.answers.observer import tell_ended
 from kvarn.answers.record import Deferred, RequestRecord
+from kvarn.catalog.held_requests import may_have_no_replica
 from kvarn.catalog.models import ServedModel
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.jobs.run_to_completion import run_to_completion
@@ -34,8 +35,13 @@ class ModelsByKind:
         return [model.name for model in self._serving().models if self._kind(model) == kind]
 
     @property
-    def any_unknown(self) -> bool:
-        return any(self._kind(model) == "auto" for model in self._serving().models)
+    def any_starts(self) -> bool:
+        """Whether a model of unknown kind is still to come. One that is started on demand, or by another server, may
+        never come."""
+        return any(
+            self._kind(model) == "auto" and model.config.external is None and not may_have_no_replica(model)
+            for model in self._serving().models
+        )
 
     def _kind(self, model: ServedModel) -> str:
         if model.card is not None:

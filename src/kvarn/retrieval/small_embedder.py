@@ -26,13 +26,10 @@ class SmallEmbedder:
         self._store = store
         self._wake = wake
         self._lock = asyncio.Lock()
-        self._deployed = False
 
     async def start(self) -> None:
-        """Deploy it, once; where it is deployed already nothing changes. Raises `StoreAwayError`."""
+        """Deploy it; where it is deployed already nothing changes. Raises `StoreAwayError`."""
         async with self._lock:
-            if self._deployed:
-                return
             spec = spec_of(changed(None, SMALL_EMBEDDER, _SETTINGS))
             try:
                 async with audited_change(self._store, Actor("server")) as change:
@@ -41,5 +38,4 @@ class SmallEmbedder:
                 pass
             else:
                 _log.info("vector stores need an embedding model: %s is started", SMALL_EMBEDDER)
-            self._deployed = True
             self._wake()

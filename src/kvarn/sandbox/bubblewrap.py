@@ -41,6 +41,7 @@ _FIRST_USER = 0x6B760000
 """The programs of a server that is root run as one of the 65,536 users from here, above those that systems give out."""
 
 _PROBE_TIMEOUT_S = 60.0
+_LOOK_EVERY_S = 1.0
 _ERROR_BYTES = 64 * 1024
 """The most of standard error that is kept."""
 
@@ -268,10 +269,22 @@ def limits_alone() -> ProgramRunner:
 
 async def kill(process: asyncio.subprocess.Process) -> None:
     """End a program that `start` began, and wait for its end."""
-    if process.returncode is None:
+    while process.returncode is None:
         with suppress(ProcessLookupError):  # it has ended
             os.killpg(process.pid, signal.SIGKILL)  # all: what bubblewrap forks does not die with it from the start
-    await process.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_EVERY_S):
+                await _drain(process)
+                await process.wait()
+
+
+async def _drain(process: asyncio.subprocess.Process) -> None:
+    """Read what is left of a dead process's output: asyncio waits for the end of its pipes, and reads none that is
+    full."""
+    for stream in (process.stdout, process.stderr):
+        with suppress(RuntimeError):  # somebody reads it
+            while stream is not None and await stream.read(65536):
+                pass
 
 
 class _OutputPassedError(Exception):

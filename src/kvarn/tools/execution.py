@@ -7,10 +7,11 @@ import hashlib
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from kvarn.answers.record import RequestRecord
 from kvarn.clock import SYSTEM_CLOCK
@@ -23,7 +24,7 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.repositories import tool_calls as stored
 from kvarn.tools.ledger import enter_call
-from kvarn.tools.types import Quote, Tool, ToolCall, ToolContext, ToolResult, WrittenFile
+from kvarn.tools.types import Quote, Tool, ToolCall, ToolContext, ToolResult
 from kvarn.wire.openai.errors import ApiError
 
 _log = logging.getLogger("kvarn.tools")
@@ -63,7 +64,7 @@ class ToolRunner:
         it is not run again."""
         calls = EarlierCalls()
         for row in await stored.calls_of(self._store, record.principal, answer_id):
-            result = _MAY_HAVE_RUN if row.result is None else _from_json(row.result)
+            result = _MAY_HAVE_RUN if row.result is None else msgspec.convert(row.result, ToolResult)
             calls.found[row.name, row.arguments].append(result)
         return calls
 
@@ -112,7 +113,7 @@ class ToolRunner:
                 duration_ms=round(1000 * (ended_s - began_s)),
                 result_bytes=size,
                 error=error,
-                result=_as_json(result) if kept and result is not None else None,
+                result=msgspec.to_builtins(result) if kept and result is not None else None,
             )
             try:
                 await run_to_completion(ending)
@@ -177,19 +178,3 @@ def texts_of(result: ToolResult, name: str, max_bytes: int) -> tuple[list[str], 
         if is_cut:
             break
     return texts, sources, quotes
-
-
-def _as_json(result: ToolResult) -> dict[str, Any]:
-    return {
-        **asdict(result),
-        "item": dict(result.item),
-        "quotes": [asdict(quote) for quote in result.quotes],
-        "files": [asdict(file) for file in result.files],
-        "metadata": list(result.metadata),
-    }
-
-
-def _from_json(kept: Mapping[str, Any]) -> ToolResult:
-    quotes, files = kept["quotes"], kept.get("files", ())
-    made = {"quotes": [Quote(**quote) for quote in quotes], "files": [WrittenFile(**file) for file in files]}
-    return ToolResult(**{**kept, **made})

@@ -21,8 +21,9 @@ from typing import Any
 import httpcore
 import httpx
 
+from kvarn.config.allowed_places import AllowedPlace
 from kvarn.config.tools import ToolsConfig
-from kvarn.tools.addresses import AddressRefusedError, AddressRules, AllowedPlace, shown
+from kvarn.tools.addresses import AddressRefusedError, AddressRules, shown
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """Gives the addresses of a host."""

@@ -12,7 +12,7 @@ import httpx
 from kvarn.tools.addresses import AddressRefusedError
 from kvarn.tools.http_client import SafeHttp, ToolServerError, check_url
 from kvarn.tools.openapi import MAX_DOCUMENT_BYTES, DocumentError, Operation, operations_of, request_of
-from kvarn.tools.server import ToolServer, execution_error, http_error, protocol_error
+from kvarn.tools.server import ToolServer, http_error, protocol_error, tool_error
 
 _SHOWN_ERROR = 500
 _INVALID = -32602
@@ -45,7 +45,7 @@ async def call_operation(server: ToolServer, http: SafeHttp, operation: Operatio
     try:
         request = request_of(operation, arguments)
     except ValueError as error:
-        raise execution_error(str(error)) from None
+        raise tool_error(str(error)) from None
     content = json.dumps(request.body, ensure_ascii=False).encode() if request.has_body else None
     status, kind, body = await exchange(server, http, request.method, request.url, content)
     text = body.decode("utf-8", "replace") if _is_text(kind) else f"[{kind or 'no type'}, {len(body)} bytes: not shown]"

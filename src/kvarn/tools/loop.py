@@ -35,9 +35,11 @@ from kvarn.tools.types import ToolCall, ToolContext, ToolResult
 from kvarn.wire.openai.chat.answer import FinishReason
 from kvarn.wire.openai.chat.messages import Message
 from kvarn.wire.openai.chat.request import AllowedToolsChoice, ChatCompletionRequest
-from kvarn.wire.openai.errors import ContextLengthError
+from kvarn.wire.openai.errors import ApiError, ContextLengthError
 from kvarn.wire.openai.usage import Usage, usage
 
+_NO_MORE = 429
+"""Status of a turn that a limit or a budget refuses: what has been done so far is the answer."""
 _MIN_ANSWER_TOKENS = 256
 _MIN_RESULT_BYTES = 256
 _BYTES_PER_TOKEN = 2
@@ -169,7 +171,14 @@ class ToolLoop:
                 return
             self.before = [*chat.prompt, *turn.token_ids]
             self.exchange.add_turn(turn, [(each.begun.call, each.shown) for each in ran])
-            chat = await self._ask(self._mode_after_limits())
+            try:
+                chat = await self._ask(self._mode_after_limits())
+            except ApiError as error:
+                if error.status != _NO_MORE:
+                    raise
+                self.exchange.warnings.append(f"The answer ends here: {error.message}")
+                yield ChoiceDelta(0, finish_reason="length", warnings=list(self.exchange.warnings))
+                return
 
     def _split(self, calls: Sequence[ToolCall]) -> tuple[list[ApprovalAsked], list[CallBegun]]:
         """Calls that wait for approval, and those that run: of these no more than the request may have."""

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from kvarn.tools.execution import cut
-from kvarn.tools.server import ToolCallError, ToolServer, execution_error, without_secrets
+from kvarn.tools.server import ToolCallError, ToolServer, tool_error, without_secrets
 from kvarn.tools.types import ToolCall, ToolResult
 
 
@@ -30,5 +30,5 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        raise execution_error("the arguments are no JSON object")
+        raise tool_error("the arguments are no JSON object")
     return parsed

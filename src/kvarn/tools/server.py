@@ -66,7 +66,7 @@ def protocol_error(code: int, message: str) -> ToolCallError:
     return ToolCallError({"type": "mcp_protocol_error", "code": code, "message": message}, message)
 
 
-def execution_error(text: str) -> ToolCallError:
+def tool_error(text: str) -> ToolCallError:
     content = [{"type": "text", "text": text}]
     return ToolCallError({"type": "mcp_tool_execution_error", "content": content}, text or "the tool failed")
 

@@ -8,8 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarn.retrieval.index.products import products
-from kvarn.retrieval.index.ranking import cap_by_source, diversify, fuse, top
+from kvarn.retrieval.index.ranking import bm25, cap_by_source, diversify, fuse, top
+from kvarn.retrieval.index.segment import FileVersion, make_segment
+from kvarn.retrieval.index.views import View
+from kvarn.retrieval.index.words import pack_words, query_hashes
+from kvarn.store.repositories.chunks import IndexedChunk
 from profiles import examples
+from retrieval_world import Row, plain_bm25
 
 
 @settings(max_examples=examples(100))
@@ -20,6 +25,22 @@ def test_the_best_rows_are_those_of_a_sort(scores: list[int], count: int, data: 
     found = top(np.array(scores, np.float32), ids, np.array(allowed), count)
     rows = [(100 + i, score) for i, (score, may) in enumerate(zip(scores, allowed, strict=True)) if may]
     assert found == sorted(rows, key=lambda each: (-each[1], each[0]))[:count]
+
+
+WORDS = st.lists(st.sampled_from(["red", "green", "blue", "black"]), max_size=6).map(" ".join)
+
+
+@settings(max_examples=examples(100))
+@given(st.lists(st.tuples(WORDS, st.booleans()), min_size=1, max_size=12), st.integers(0, 12), WORDS)
+def test_bm25_scores_are_those_of_the_visible_rows_alone(rows: list[tuple[str, bool]], cut: int, query: str) -> None:
+    views = []
+    for first, part in ((0, rows[:cut]), (cut, rows[cut:])):  # two segments
+        chunks = [IndexedChunk(first + i, "f", pack_words(text), None) for i, (text, _) in enumerate(part)]
+        visible = np.array([may for _, may in part], bool)
+        views.append(View(make_segment([FileVersion("f", 1)], chunks, ""), visible, bool(visible.all())))
+    plain = [Row(i, "f", text) for i, (text, may) in enumerate(rows) if may]
+    found = bm25(views, query_hashes(query), 20)
+    assert found == [(row.number, pytest.approx(score, abs=2e-6)) for row, score in plain_bm25(plain, query)]
 
 
 def test_scores_that_differ_by_the_order_of_a_sum_are_equal() -> None:

@@ -32,7 +32,12 @@ def test_words_are_packed_with_their_counts() -> None:
     expected = {word_hash("to"): 2, word_hash("be"): 2, word_hash("or"): 1, word_hash("not"): 1}
     assert dict(zip(hashes.tolist(), counts.tolist(), strict=True)) == expected
     assert hashes.tolist() == sorted(hashes.tolist())
-    assert set(query_hashes("not to to")) == {word_hash("not"), word_hash("to")}
+    assert set(query_hashes("red blue red")) == {word_hash("red"), word_hash("blue")}
+
+
+def test_stop_words_count_where_a_query_has_no_others() -> None:
+    assert query_hashes("What is the colour of a meadow?").tolist() == query_hashes("meadow colour").tolist()
+    assert len(query_hashes("To be, or not to be")) == 4
 
 
 def test_a_text_without_words_and_one_with_half_a_character_are_packed() -> None:

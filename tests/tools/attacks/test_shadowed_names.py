@@ -56,7 +56,9 @@ async def test_names_that_differ_in_characters_which_functions_cannot_have() -> 
         assert len(await world.open()) == 3
 
 
-@pytest.mark.parametrize("label", ["a__b", "a__", "__a", "a b", "a.b", "bank\n", "", "x" * 65, "bаnk", "a/b"])
+@pytest.mark.parametrize(
+    "label", ["a__b", "a__", "__a", "a b", "a.b", "bank\n", "", "x" * 65, "bаnk", "a/b", "kvarn", "Kvarn"]
+)
 async def test_a_label_that_could_be_part_of_another_servers_name(label: str) -> None:
     async with facing(RogueMcp([tool("read")])) as world:
         with pytest.raises(ApiError, match="server_label"):

@@ -51,6 +51,13 @@ def test_the_model_runs_code_and_its_files_can_be_fetched(server, scripted, sdk)
     assert again.output[0].outputs is None and "6" in prompt_of(server)  # outputs are told to those who ask
 
 
+def test_two_calls_of_one_turn_have_one_container(scripted, sdk):
+    scripted(called("code_interpreter", code="1 + 1") + called("code_interpreter", code="2 + 2"), "Done.")
+    made = sdk.responses.create(**ASK, tools=[CODE], include=["code_interpreter_call.outputs"])
+    assert [call.outputs[0].logs for call in made.output[:2]] == ["2\n", "4\n"]
+    assert made.output[0].container_id == made.output[1].container_id
+
+
 def test_an_answer_that_names_a_file_cites_it(scripted, sdk):
     code = "open('a.csv', 'w').write('1'); open('a.csv.bak', 'w').write('2')"
     answer = "Here: [data](sandbox:/mnt/data/a.csv), once more /mnt/data/a.csv.bak, not /mnt/data/b.csv."

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conditions import lives
+from conditions import children, lives, until
 from kvarn.config.sandbox import SandboxConfig
 from kvarn.sandbox.bubblewrap import find_bubblewrap
 from kvarn.sandbox.errors import NoSandboxError
@@ -196,6 +197,48 @@ async def test_a_cancelled_call_and_the_end_leave_nothing_running(
     (pid,) = world.containers.pids
     await world.containers.stop()
     assert not lives(pid) and world.containers.pids == []
+
+
+SERVER = """
+import asyncio, sys
+from pathlib import Path
+from kvarn.config.platform import StoreConfig
+from kvarn.config.sandbox import SandboxConfig
+from kvarn.config.schema import KvarnConfig
+from kvarn.store.engine import Store
+from kvarn.store.owner import Owner
+from kvarn.tools.code_interpreter.containers import Containers
+
+async def main(url, folder, organization, project, container, code):
+    store = Store.open(KvarnConfig(store=StoreConfig(url=url), data_dir=folder))
+    store.is_prepared = True
+    containers = Containers(store, SandboxConfig(code_files_mib=4), Path(folder))
+    await containers.run(Owner(organization, project), container, "x = 1; open('kept', 'w').write('1')", 600)
+    print("begun", flush=True)
+    await containers.run(Owner(organization, project), container, code, 600)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_a_killed_server_leaves_nothing_running_and_the_files_of_calls_that_ended(
+    world: World, database_url: str, tmp_path: Path
+) -> None:
+    container = await world.container()
+    code = "import time; open('half', 'w').write('2'); time.sleep(3600)"
+    named = (world.owner.organization_id, world.owner.project_id, container)
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SERVER, database_url, str(tmp_path), *named, code, stdout=asyncio.subprocess.PIPE
+    )
+    assert server.stdout is not None and await server.stdout.readline() == b"begun\n"
+    running = children(server.pid)
+    assert len(running) == 3
+    server.kill()
+    await server.wait()
+    await until(lambda: not any(map(lives, running)))
+    after = await world.run(container, "print(open('kept').read(), 'x' in globals())")
+    assert after.logs == "1 False\n" and "are gone" in after.notes[0]
+    assert list(await world.files(container)) == ["kept"]
 
 
 async def test_deleted_and_strangers_containers_are_not_there(world: World) -> None:

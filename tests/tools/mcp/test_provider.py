@@ -165,6 +165,7 @@ async def test_a_server_that_speaks_the_older_protocol_is_understood(store: Stor
         assert result.output == "Oslo: sunny for 1 days"
 
 
+@pytest.mark.thorough
 async def test_a_command_of_the_operator_runs_once_for_all_and_again_when_it_died(
     store: Store, principal: Principal, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +208,9 @@ async def test_a_server_that_others_wrote_is_used(store: Store, principal: Princ
     assert (converted.status, "Asia/Tokyo" in converted.output) == ("completed", True)
     wrong = await named["time__get_current_time"].call(asked, call("time__get_current_time", '{"timezone": "Mars"}'))
     assert wrong.status == "failed"
+    kept = tools.sessions._commands._kept["time"]
+    kept.end()
+    await asyncio.wait_for(kept._task, 60)
 
 
 @pytest.mark.parametrize(

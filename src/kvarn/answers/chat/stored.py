@@ -14,7 +14,8 @@ from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import StoredCompletion
 from kvarn.store.repositories.conversations.stored_completions import add_completion
 from kvarn.wire.openai.chat.answer import ChatCompletion
-from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.chat.request import ChatCompletionRequest, Tool
+from kvarn.wire.openai.hosted import HostedTool
 
 _log = logging.getLogger("kvarn.answers")
 
@@ -39,13 +40,13 @@ async def keep_completion(
         return [
             f"The answer could not be stored: its log-probabilities take more than gateway.max_body_bytes, {max_bytes}."
         ]
-    fields_sent = request.model_dump(include={*_REQUEST_FIELDS, "tools"}, exclude_none=True)
+    fields_sent = request.model_dump(include=set(_REQUEST_FIELDS), exclude_none=True)
     fields = msgspec.structs.asdict(answer).items()
     body = {name: value for name, value in fields if value is not UNSET} | {
         "request_id": record.request_id,
         "input_user": request.user,
         **{name: fields_sent.get(name) for name in _REQUEST_FIELDS},
-        "tools": fields_sent.get("tools"),
+        "tools": None if request.tools is None else [_as_kept(tool) for tool in request.tools],
     }
     messages = [message.model_dump(exclude_unset=True) for message in request.messages]
     try:
@@ -79,3 +80,7 @@ def _message(message_id: str, message: dict[str, Any]) -> dict[str, Any]:
         "content": content if parts is None else "\n".join(part["text"] for part in parts),
         "content_parts": parts,
     }
+
+
+def _as_kept(tool: Tool | HostedTool) -> dict[str, Any]:
+    return tool.without_secrets if isinstance(tool, HostedTool) else tool.model_dump(exclude_none=True)

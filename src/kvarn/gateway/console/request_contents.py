@@ -11,6 +11,7 @@ from kvarn.gateway.console.viewer import Viewer
 from kvarn.gateway.dependencies import actor_of
 from kvarn.gateway.state import Gateway
 from kvarn.identity.scopes import insufficient_permissions
+from kvarn.responses.shown import shown_items
 from kvarn.safety.errors import SafetyError
 from kvarn.store.models import KeptRequest, StoredCompletion, StoredResponse
 from kvarn.store.owner import Owner, Role
@@ -18,6 +19,7 @@ from kvarn.store.repositories.prompt_samples import sample_of
 from kvarn.store.repositories.queries import find_owned_or_none
 from kvarn.store.repositories.tenants.audited_changes import audited_change
 from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.openai.responses.hosted import ALL_RESULTS
 
 
 class RequestContents(Struct, kw_only=True):
@@ -51,8 +53,8 @@ async def read_contents(gateway: Gateway, viewer: Viewer, row: KeptRequest) -> R
         instructions = response.body.get("instructions")
         first = [{"type": "message", "role": "system", "content": instructions}] if instructions else []
         return RequestContents(
-            prompt=[*first, *response.input_items],
-            answer=response.body.get("output"),
+            prompt=[*first, *shown_items(response.input_items, ALL_RESULTS)],
+            answer=shown_items(response.body.get("output", ()), ALL_RESULTS),
             is_whole=response.previous_response_id is None and response.conversation_id is None,
             source="stored",
         )

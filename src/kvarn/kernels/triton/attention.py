@@ -19,13 +19,19 @@ from kvarn.kernels.triton.segments import SplitPlan, num_parts, num_segments, sp
 ROWS = 64
 """Query heads that a program multiplies: those of one key/value head and as many queries as fit."""
 FEW_ROWS = 16
-"""The same where each sequence has one query. It changes no bit."""
+"""The same where each sequence has one query. It changes no bit. With keys and values of 8 bits there are 64 all the
+same: as the right operand of products they are converted once, many at a time, on their way to shared memory."""
 FEW_FROM = 64
 """Numbers of a head, rounded up to a power of two, from which there may be few rows: values are the left operand then,
 and smaller heads would not fill its 64 rows, so that other instructions would multiply them."""
 KEYS = 64
 WARPS = 4
-STAGES = 2
+STAGES = 3
+"""Steps of keys that are multiplied or on their way."""
+KEPT_AHEAD = 128
+"""Heads of more numbers have room for one less."""
+HEADS_TOGETHER = 8
+"""Heads of a token that a program brings into the cache."""
 COMPARED = 64
 """Sequences whose blocks are compared at a time."""
 
@@ -76,11 +82,12 @@ class TritonAttentionMetadata:
             "HAS_SOFTCAP": layer.softcap is not None,
             "NUMBERS": TRITON_TYPES[kind],
             "DOT": multiplied_type(kind),
-            "ROWS": self.rows,
+            "TOGETHER": self.together,
+            "ROWS": ROWS if keys.element_size() == 1 else self.rows,
             "KEYS": KEYS,
             "BLOCK": head_block(heads),
             "num_warps": WARPS,
-            "num_stages": STAGES,
+            "num_stages": stages_for(head_block(heads)),
             **launch_options(len(qkv)),
         }
         parts, part_stats = (None, None) if splits is None else splits.memory(heads.query, heads.dim)
@@ -90,7 +97,6 @@ class TritonAttentionMetadata:
                 members=self.members,
                 parts=parts,
                 part_stats=part_stats,
-                TOGETHER=self.together,
                 SLOTS=self.members.shape[2],
                 **same,
             )
@@ -121,7 +127,7 @@ class TritonAttentionMetadata:
         check_rows(qkv, (tokens, (heads.query + 2 * heads.kv) * heads.dim), qkv.dtype)
         queries = torch.empty((tokens, heads.query, heads.dim), dtype=qkv.dtype, device=qkv.device)
         if tokens:
-            attention.prepare[(tokens, heads.query + 2 * heads.kv)](
+            attention.prepare[(tokens, triton.cdiv(heads.query + 2 * heads.kv, HEADS_TOGETHER))](
                 qkv,
                 rotation.cos,
                 rotation.sin,
@@ -138,7 +144,7 @@ class TritonAttentionMetadata:
                 HALF=rotation.cos.shape[1],
                 HAS_NORM=norm is not None,
                 BLOCK=head_block(heads),
-                num_warps=1,
+                HEADS=HEADS_TOGETHER,
                 **launch_options(tokens),
             )
         return queries
@@ -159,6 +165,11 @@ def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None) -> T
         splits = SplitPlan.of(batch, rows // group, heads.kv, bytes_each, window=window or 0, always=shared)
     members = _find_shared(batch, rows // group) if shared else None
     return TritonAttentionMetadata(batch, heads, window, splits, members, rows)
+
+
+def stages_for(block: int) -> int:
+    """Stages of heads of so many numbers."""
+    return STAGES if block <= KEPT_AHEAD else STAGES - 1
 
 
 def head_block(heads: HeadShape) -> int:

@@ -14,6 +14,7 @@ from kvarn.kernels.linear import Norm
 from kvarn.kernels.triton.device_weight import DeviceWeight
 from kvarn.kernels.triton.jit import elementwise, linear
 from kvarn.kernels.triton.launch import TRITON_TYPES, launch_options, multiplied_type
+from kvarn.kernels.triton.many_rows import multiply_many, takes_many
 from kvarn.kernels.triton.tiles import FEW_APART_BELOW, Tile, apart_below, splits_of, tile_of, tiles_for
 from kvarn.kernels.weights import Weight
 
@@ -31,10 +32,13 @@ class Workspace:
     """float32."""
     arrivals: torch.Tensor = field(init=False)
     """int32 zeros, one for each tile."""
+    multiprocessors: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.partials = torch.empty(0, dtype=torch.float32, device=self.device)
         self.arrivals = torch.zeros(FEW_APART_BELOW, dtype=torch.int32, device=self.device)
+        on_gpu = self.device.type == "cuda"
+        self.multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count if on_gpu else 3
 
     def reserve(self, sums: int) -> None:
         if len(self.partials) < sums:
@@ -115,9 +119,15 @@ class TritonLinear:
         check_rows(out, (num_rows, outputs), x.dtype if out is add_to else out.dtype)
         if num_rows == 0:
             return out
+        length, splits = self._splits
+        if norm is None and takes_many(x, held, out, activation is not None):
+            multiply_many(
+                x, held, out, length, splits, self._workspace.multiprocessors,
+                bias=self.bias, add_to=add_to, activation=activation,
+            )  # fmt: skip
+            return out
         tile = tile_of(num_rows, activation is not None, held.is_quantized)
         tiles = -(-outputs // tile.outs) * -(-num_rows // tile.rows)
-        length, splits = self._splits
         apart = splits > 1 and tiles < apart_below(tile.rows, held.is_quantized)
         launch_product(
             (tiles, splits if apart else 1), x, held, out, tile, inputs=self.in_features, split=length, splits=splits,

@@ -64,6 +64,24 @@ GATED_QUANTIZED_TILES: Tiles = (
 )
 
 
+MANY_ROWS = Tile(256, 128, 64, 8, 4)
+GATED_MANY_ROWS = Tile(128, 128, 64, 8, 4)
+"""Tiles of `jit.many_rows`."""
+MANY_ROWS_FROM = 129
+"""Rows from which on there are such tiles: fewer fill the tiles above."""
+
+
+def many_rows_tile(gated: bool) -> Tile:
+    """The tile of plain weights for rows that fill a GPU with such."""
+    return GATED_MANY_ROWS if gated else MANY_ROWS
+
+
+def many_rows_from_tiles(inputs: int, gated: bool) -> int:
+    """Tiles of `many_rows_tile` from which on a product is faster so than by splits that are computed apart: a program
+    computes all inputs of its tile, and a gated product has few splits."""
+    return 48 if gated else 20 + inputs // 256
+
+
 def tiles_for(gated: bool, quantized: bool) -> Tiles:
     """Those of a layer."""
     if quantized:

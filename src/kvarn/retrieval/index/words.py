@@ -3,8 +3,8 @@
 A word is a run of letters and digits, in lower case and without the accents of Latin, Greek and Cyrillic letters; the
 signs that are part of letters in Arabic, Hebrew and India's scripts stay. Where a script puts no spaces between words
 (Chinese, Japanese, Thai, Lao, Khmer, Burmese; Korean too, whose endings cling to words) each two neighbouring letters
-are a word. There is no stemming and no list of stop words: neither suits all languages, and BM25 gives words that stand
-everywhere next to no weight.
+are a word. There is no stemming, which suits one language at a time. BM25 gives words that stand everywhere next to no
+weight, but a small store does not know them: so those of English do not count in a query that has others.
 """
 
 from __future__ import annotations
@@ -26,6 +26,13 @@ _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u30ff\u
 _UNSPACED += "\U00020000-\U0003ffff"
 _WORD = re.compile(f"(?P<unspaced>[{_UNSPACED}]+)|(?:(?![{_UNSPACED}])[^\\W_]|[{_SIGNS}])+")
 _ASCII_WORD = re.compile("[a-z0-9]+")
+_FUNCTION_WORDS = (
+    "a about after all also am an and any are as at be been but by can could did do does for from had has have how i "
+    "if in into is it its me my no not of on or our should so some such than that the their them then there these "
+    "they this those to was we were what when where which who whom why will with would you your"
+)
+STOP_WORDS = frozenset(_FUNCTION_WORDS.split())
+"""Words that tell what a sentence is, and not what it is about."""
 _MAX_COUNT = (1 << 16) - 1
 _HASH_BYTES, _COUNT_BYTES = 8, 2
 
@@ -67,5 +74,6 @@ def unpack_words(packed: bytes) -> tuple[Array, Array]:
 
 
 def query_hashes(text: str) -> Array:
-    """Hashes of a query's words, each once, in ascending order."""
-    return np.array(sorted({word_hash(word) for word in words(text)}), dtype=np.uint64)
+    """Hashes of a query's words, each once, in ascending order; without stop words where it has others."""
+    found = set(words(text))
+    return np.array(sorted(map(word_hash, found - STOP_WORDS or found)), dtype=np.uint64)

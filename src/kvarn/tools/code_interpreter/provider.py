@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -148,6 +148,8 @@ class CodeTool:
     container: Container
     missing: Sequence[str] | None
     """Ids of the files for a container that is not stored yet; None: it is."""
+    filling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Calls of one turn run at once: one of them stores the container, the others wait."""
     needs_approval: bool = False
     item_type: str = "code_interpreter_call"
 
@@ -177,13 +179,10 @@ class CodeTool:
         code = _code_of(call.arguments)
         if code is None:
             return ToolResult("The arguments are no JSON object with a text 'code'.", "failed", item={"code": ""})
-        if self.missing is not None:
-            files, self.missing = self.missing, None
-            try:
-                await fill_container(self.containers, self.owner, self.container, files)
-            except BaseException:
-                self.missing = files
-                raise
+        async with self.filling:
+            if self.missing is not None:
+                await fill_container(self.containers, self.owner, self.container, self.missing)
+                self.missing = None
         left_s = context.deadline - SYSTEM_CLOCK.now() - _MARGIN_S
         timeout_s = max(0.1, min(self.containers.config.code_timeout_s, left_s))
         try:

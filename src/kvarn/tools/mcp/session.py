@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 import httpx
 
 import kvarn
-from kvarn.config.extras import missing_extra
 from kvarn.tools.addresses import AddressRefusedError
 from kvarn.tools.functions import MAX_TOOLS, ServerTool, named_once
 from kvarn.tools.http_client import MAX_RESPONSE_BYTES, SafeHttp, SafeTransport, ToolServerError, check_url
 from kvarn.tools.mcp.commands import CommandSessions
-from kvarn.tools.server import ToolCallError, ToolServer, execution_error, http_error, protocol_error
+from kvarn.tools.mcp.library import SdkMissingError, load_sdk
+from kvarn.tools.server import ToolCallError, ToolServer, http_error, protocol_error, tool_error
 
 if TYPE_CHECKING:
     import httpx2
@@ -64,8 +64,10 @@ class McpSessions:
         self, server: ToolServer, mode: str, max_bytes: int = MAX_RESPONSE_BYTES
     ) -> AsyncGenerator[Client, None]:
         """A session, within the server's time. Whatever goes wrong in it is a `ToolCallError`."""
-        if (missing := missing_extra("a tool of type mcp", "mcp")) is not None:
-            raise protocol_error(_INTERNAL, missing)
+        try:
+            await load_sdk("a tool of type mcp")
+        except SdkMissingError as error:
+            raise protocol_error(_INTERNAL, str(error)) from None
         wire = _Wire(self._http.transport(trusted=server.trusted, max_bytes=max_bytes))
         async with _told_errors(server, wire), asyncio.timeout(server.timeout_s):
             if server.command:
@@ -101,7 +103,7 @@ async def call_tool(
         result = await client.call_tool(name, dict(arguments))
     text = text_of(result)
     if result.is_error:
-        raise execution_error(text)
+        raise tool_error(text)
     return text
 
 

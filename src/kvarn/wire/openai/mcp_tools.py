@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from kvarn.config.tool_servers import check_label
 from kvarn.wire.openai.common import DefaultsModel, LenientModel, Refused, disagreement
 
-Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]+(_[A-Za-z0-9-]+)*$", max_length=64)]
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]+(_[A-Za-z0-9-]+)*$", max_length=64), AfterValidator(check_label)]
 """No two underscores in a row: those separate it from the name of a tool."""
 ToolNames = Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=256)]
 

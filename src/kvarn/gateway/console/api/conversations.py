@@ -16,12 +16,14 @@ from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import actor_of
 from kvarn.gateway.query import CHECKED, ListQuery, OldestFirstQuery, Text
 from kvarn.identity.scopes import insufficient_permissions
+from kvarn.responses.shown import shown_items
 from kvarn.store.models import Conversation
 from kvarn.store.owner import Owner, Role
 from kvarn.store.repositories.conversations.conversations import count_items, list_conversations, list_items
 from kvarn.store.repositories.queries import find_owned
 from kvarn.store.repositories.tenants.audited_changes import audited_change
 from kvarn.store.repositories.tenants.projects import get_project
+from kvarn.wire.openai.responses.hosted import ALL_RESULTS
 
 router = console_router()
 
@@ -82,7 +84,7 @@ async def open_conversation(viewer: ConsoleViewer, conversation_id: str, query: 
     counts = await count_items(viewer.store, [conversation_id])
     return OpenedConversation(
         conversation=_row(found, counts.get(conversation_id, 0)),
-        data=page.items,
+        data=shown_items(page.items, ALL_RESULTS),
         has_more=page.has_more,
         last_id=page.items[-1]["id"] if page.items else None,
     )

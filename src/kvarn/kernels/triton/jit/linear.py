@@ -77,7 +77,7 @@ def multiply(
         out += head * OUTPUTS
     num_tiles: tl.constexpr = (OUTPUTS + OUTS - 1) // OUTS
     gated: tl.constexpr = ACTIVATION != ""
-    tile, block = _place(tl.program_id(0), num_tiles, tl.cdiv(num_rows, ROWS))
+    tile, block = place_of(tl.program_id(0), num_tiles, tl.cdiv(num_rows, ROWS))
     n = tile * OUTS + tl.arange(0, OUTS)
     m = block * ROWS + tl.arange(0, ROWS)
     if APART:
@@ -226,7 +226,7 @@ def finished(
 
 
 @triton.jit
-def _place(program, num_tiles: tl.constexpr, num_blocks):
+def place_of(program, num_tiles: tl.constexpr, num_blocks):
     """The outputs and the rows that a program computes."""
     in_group = BLOCKS_TOGETHER * num_tiles
     first = program // in_group * BLOCKS_TOGETHER

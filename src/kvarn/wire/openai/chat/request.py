@@ -24,6 +24,7 @@ from kvarn.wire.openai.common import (
     refused,
     validation_error,
 )
+from kvarn.wire.openai.hosted import HostedTool
 from kvarn.wire.sampling import MAX_INT
 
 
@@ -56,20 +57,8 @@ HOSTED_TYPES = ("file_search", "web_search", "code_interpreter", "mcp", "http", 
 """Types of tools that the server may run, also with a version behind (`web_search_preview`)."""
 
 
-class HostedTool(RequestModel):
-    """A tool that the server runs, where it has one of the type (`kvarn.tools`): its provider reads the fields."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: str
-
-    @property
-    def entry(self) -> dict[str, Any]:
-        return self.model_dump()
-
-
 class HostedChoice(RequestModel):
-    """The tool of the server that shall be called."""
+    """The tool of the server that shall be called: of a type, of an MCP server any or the one of this name."""
 
     model_config = ConfigDict(extra="ignore")
 

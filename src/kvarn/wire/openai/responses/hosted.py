@@ -111,6 +111,10 @@ def hosted_fields(item: HostedItem) -> dict[str, Any]:
     return fields
 
 
+ALL_RESULTS = ("file_search_call.results", "code_interpreter_call.outputs", "web_search_call.action.sources")
+"""Values of `include` that add what is left out otherwise."""
+
+
 def visible(item: dict[str, Any], include: Collection[str]) -> dict[str, Any]:
     """A kept item as a client sees it. `include`: the fields that it asks for, such as `file_search_call.results`."""
     if item["type"] not in HOSTED_PREFIXES:

@@ -24,8 +24,9 @@ from kvarn.wire.openai.common import (
     only,
     refused,
 )
+from kvarn.wire.openai.hosted import HostedTool
 from kvarn.wire.openai.responses.items import InputItems
-from kvarn.wire.openai.responses.tools import HostedTool, ResponseTool, ToolChoice
+from kvarn.wire.openai.responses.tools import ResponseTool, ToolChoice
 from kvarn.wire.openai.sessions import AgentHint, RetentionDirectives
 
 Include = Literal[

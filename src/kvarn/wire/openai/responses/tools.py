@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from kvarn.wire.openai.chat.request import HostedChoice
 from kvarn.wire.openai.chat.response_format import FunctionName
 from kvarn.wire.openai.common import EMPTY_IS_NULL, RequestModel, disagreement, is_empty, only, validation_error
+from kvarn.wire.openai.hosted import HostedTool
 
 OFFERED_TYPES = ("function", "custom", "namespace")  # types of the tools that the model is offered
-_SECRETS = frozenset({"authorization", "headers"})
 _CALLED_DIRECTLY = only(["direct"])
 
 
@@ -64,23 +65,6 @@ class NamespaceTool(RequestModel):
     ]
 
 
-class HostedTool(RequestModel):
-    """A tool that the server runs, where it has one of the type (`kvarn.tools`): its provider reads the fields."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: str
-
-    @property
-    def entry(self) -> dict[str, Any]:
-        return self.model_dump()
-
-    @property
-    def without_secrets(self) -> dict[str, Any]:
-        """The entry as it may be shown and kept."""
-        return {name: value for name, value in self.entry.items() if name not in _SECRETS and value is not None}
-
-
 def _kind(tool: Any) -> str:
     kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
     return kind if kind in OFFERED_TYPES else "hosted"
@@ -100,16 +84,6 @@ class ToolReference(RequestModel):
 
     type: Literal["function", "custom"]
     name: str
-
-
-class HostedChoice(RequestModel):
-    """The tool of the server that shall be called: of a type, of an MCP server any or the one of this name."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: str
-    server_label: str | None = None
-    name: str | None = None
 
 
 class AllowedTool(HostedChoice):
