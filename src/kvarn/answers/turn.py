@@ -79,7 +79,7 @@ class AnswerIdentity:
 
 
 @dataclass(slots=True)
-class Caching:
+class CacheUse:
     """The part of the response cache in a turn."""
 
     key: bytes
@@ -138,7 +138,7 @@ class Turn:
     sequences: int = 1
     slo: SloConfig | None = None  # its latency targets in the engine; None: it has none
     usage: TokenUsage = field(default_factory=TokenUsage)
-    caching: Caching | None = None  # None: the response cache has no part in it
+    caching: CacheUse | None = None  # None: the response cache has no part in it
     answer: Deltas | None = None  # the answer of a stage that had it; None: a model generates
     closing: ExitStack = field(default_factory=ExitStack)
     """Settles the stages that took it, last one first; they read `outcome` and `usage`."""

@@ -14,7 +14,7 @@ from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.observer import AnswerListener, Observer
 from kvarn.answers.packed_answer import joined_deltas, packed_delta, unpacked
 from kvarn.answers.question import Question
-from kvarn.answers.turn import AnswerIdentity, Caching, Deltas, GeneratedPrompt, Stage, Turn
+from kvarn.answers.turn import AnswerIdentity, CacheUse, Deltas, GeneratedPrompt, Stage, Turn
 from kvarn.catalog.models import ReadyModel
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import SafetyConfig
@@ -67,23 +67,23 @@ class ResponseCacheStage(Observer):
         prompt, principal = turn.prompt, turn.record.principal
         if not isinstance(prompt, GeneratedPrompt) or (principal.response_cache or self._config.mode) == "off":
             return None
-        wishes = wishes_of(turn, prompt.identity)
-        if (wishes.no_cache and wishes.no_store) or (not wishes.sampled and is_sampled(prompt.identity)):
+        options = options_of(turn, prompt.identity)
+        if (options.no_cache and options.no_store) or (not options.sampled and is_sampled(prompt.identity)):
             self._tell(turn, "bypass")
             return None
-        turn.caching = caching = Caching(answer_key(turn, prompt, wishes, self._safety))
-        if not wishes.no_store:
-            caching.ttl_s = min(wishes.ttl or self._config.ttl_s, self._config.ttl_s)
-        found = None if wishes.no_cache else await self._find(turn, caching.key, wishes)
+        turn.caching = caching = CacheUse(answer_key(turn, prompt, options, self._safety))
+        if not options.no_store:
+            caching.ttl_s = min(options.ttl or self._config.ttl_s, self._config.ttl_s)
+        found = None if options.no_cache else await self._find(turn, caching.key, options)
         if found is None:
-            self._tell(turn, "bypass" if wishes.no_cache else "miss")
+            self._tell(turn, "bypass" if options.no_cache else "miss")
             return None
         caching.hit = "exact"
         return await self._give(turn, *found)
 
-    async def _find(self, turn: Turn, key: bytes, wishes: CacheOptions) -> tuple[Answer, list[ChoiceDelta]] | None:
+    async def _find(self, turn: Turn, key: bytes, options: CacheOptions) -> tuple[Answer, list[ChoiceDelta]] | None:
         answer = await self.store.get(turn.record.principal, key)
-        if answer is None or (wishes.s_maxage is not None and _age_s(answer) > wishes.s_maxage):
+        if answer is None or (options.s_maxage is not None and _age_s(answer) > options.s_maxage):
             return None
         try:
             return answer, unpacked(answer.content)
@@ -104,7 +104,7 @@ class ResponseCacheStage(Observer):
         caching = turn.caching
         return None if caching is None or caching.hit or not caching.ttl_s else _Kept(self, turn, caching)
 
-    def keep(self, turn: Turn, caching: Caching, deltas: list[bytes]) -> None:
+    def keep(self, turn: Turn, caching: CacheUse, deltas: list[bytes]) -> None:
         now, usage, timeline = SYSTEM_CLOCK.time(), turn.usage, turn.record.timeline
         seconds = SYSTEM_CLOCK.now() - timeline.received_s
         tokens = usage.prompt_tokens, usage.completion_tokens, usage.reasoning_tokens
@@ -131,7 +131,7 @@ def _age_s(answer: Answer) -> float:
 class _Kept(AnswerListener):
     """Gathers an answer, and has it kept once it is over: whole, not moderated, and not too large."""
 
-    def __init__(self, stage: ResponseCacheStage, turn: Turn, caching: Caching) -> None:
+    def __init__(self, stage: ResponseCacheStage, turn: Turn, caching: CacheUse) -> None:
         self._stage = stage
         self._turn = turn
         self._caching = caching
@@ -166,8 +166,8 @@ async def _replayed(turn: Turn, answer: Answer, deltas: list[ChoiceDelta]) -> De
         yield delta
 
 
-def wishes_of(turn: Turn, identity: AnswerIdentity) -> CacheOptions:
-    """The wishes in a request's headers and body together."""
+def options_of(turn: Turn, identity: AnswerIdentity) -> CacheOptions:
+    """The options in a request's headers and body together."""
     headers, body = turn.record.cache, identity.request.cache
     if body is None:
         return headers
@@ -185,7 +185,7 @@ def is_sampled(identity: AnswerIdentity) -> bool:
     return identity.request.temperature != 0
 
 
-def answer_key(turn: Turn, prompt: GeneratedPrompt, wishes: CacheOptions, more: str = "") -> bytes:
+def answer_key(turn: Turn, prompt: GeneratedPrompt, options: CacheOptions, more: str = "") -> bytes:
     """The digest of everything that changes the answer: the model with its version and adapter, the prompt's tokens (or
     the messages, where another server makes them), and every field of the request that is not known to have no part in
     it. The owner is not in it: each has a store of its own."""
@@ -196,7 +196,7 @@ def answer_key(turn: Turn, prompt: GeneratedPrompt, wishes: CacheOptions, more: 
     fields = identity.request.model_dump(exclude=leave_out, exclude_none=True)
     seed = identity.request.seed
     elsewhere = None if identity.samplings else seed
-    parts = (turn.model, turn.adapter, model.fingerprint, is_chat, wishes.namespace, elsewhere, more, fields)
+    parts = (turn.model, turn.adapter, model.fingerprint, is_chat, options.namespace, elsewhere, more, fields)
     digest = hashlib.blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16)
     for sampling in identity.samplings:
         has_seed = seed is not None and not _is_greedy(sampling)

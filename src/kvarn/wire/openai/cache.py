@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class CacheOptions(BaseModel):
-    """What a request wants of its project's response cache. Unknown fields are ignored, as those of other hints."""
+    """Options of a request about the response cache of its project. Unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True, populate_by_name=True)
 
