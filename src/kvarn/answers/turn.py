@@ -15,6 +15,7 @@ from kvarn.answers.timeline import RequestTimeline
 from kvarn.catalog.models import BuiltInModel, ReadyModel
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import SloConfig
+from kvarn.response_cache.questions import AskedQuestion
 from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.router import ReplicaChoice
 from kvarn.store.ids import new_id
@@ -85,6 +86,7 @@ class CacheUse:
     key: bytes
     ttl_s: float = 0.0  # seconds that the answer is kept; 0: it is not
     hit: Literal["exact", "semantic"] | None = None  # the cache that has the answer; None: a model is asked
+    asked: AskedQuestion | None = None  # None: it is not compared with others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

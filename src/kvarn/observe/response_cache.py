@@ -19,6 +19,12 @@ class ResponseCacheMetrics:
             ("model",),
             registry=registry,
         )
+        self.comparisons = Counter(
+            "kvarn_response_cache_comparisons_total",
+            "Answers compared with that of the nearest question, by whether they were the same.",
+            ("model", "result"),
+            registry=registry,
+        )
         self.bytes = Gauge(
             "kvarn_response_cache_bytes", "Answers in the memory of this gateway process.", registry=registry
         )
