@@ -72,6 +72,9 @@ class IngestionWorld:
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     async def current(self, principal: Principal, model: str | None = None) -> FakeEmbedder | None:
+        return self.ready(principal, model)
+
+    def ready(self, principal: Principal, model: str | None = None) -> FakeEmbedder | None:
         return None if self.identity is None else FakeEmbedder(self, self.identity)
 
     async def parse(self, path: Path, filename: str, media_type: str) -> Document:

@@ -81,6 +81,10 @@ class Embedders(Protocol):
         `EmbedderAwayError`."""
         ...
 
+    def ready(self, principal: Principal, model: str | None = None) -> Embedder | None:
+        """The same, if it is ready now: nothing is started or waited for."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class IngestionJob(Job):
@@ -256,11 +260,12 @@ class IngestionWorker(Worker[IngestionJob]):
         return lambda part: len(tokenizer.encode(part, add_special_tokens=False)), text.version
 
     async def _mark_stale(self) -> None:
-        """Have new vectors made where another version of the embedding model is served by now, or the first one."""
+        """Have new vectors made where another version of the embedding model is served by now, or the first one. A look
+        waits for no model, since leases are to be renewed, and wakes none."""
         for model, owner in (await stored.read_models(self._store)).items():
             principal = await find_bearer(self._store, owner, None)
             try:
-                embedder = None if principal is None else await self._embedders.current(principal, model)
+                embedder = None if principal is None else self._embedders.ready(principal, model)
             except EmbedderAwayError:
                 continue  # it is looked for again
             if embedder is not None and (files := await stored.mark_stale(self._store, model, embedder.identity)):

@@ -179,11 +179,13 @@ class Snapshots:
 def _portions(files: Sequence[FileState]) -> Iterator[list[FileState]]:
     """Files in portions of about so many chunks that are read at once."""
     portion: list[FileState] = []
+    chunks = 0
     for each in files:
         portion.append(each)
-        if sum(file.chunks for file in portion) >= _PORTION:
+        chunks += each.chunks
+        if chunks >= _PORTION:
             yield portion
-            portion = []
+            portion, chunks = [], 0
     if portion:
         yield portion
 
