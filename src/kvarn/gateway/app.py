@@ -252,7 +252,7 @@ def _workers(gateway: Gateway, services: Services) -> list[_Worker]:
     if control.shared is None or control.shared.is_main:
         deleted = DeletedTenants(gateway.store, lambda: replicas_with_tiers(gateway.models))
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, TELL_EVERY_S))
-        workers.append(Periodic("deletions of lost chunks", gateway.retrieval.index.sweep, _SWEEP_EVERY_S))
+        workers.append(Periodic("deletions of lost indexes", gateway.retrieval.index.sweep, _SWEEP_EVERY_S))
         workers.append(Periodic("samples of the history", control.history.sample, EVERY_S))
     if control.fleet is not None:
         reconciler = AdapterReconciler(gateway.models, gateway.store)

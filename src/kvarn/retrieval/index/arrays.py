@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from kvarn.store.directories import sync_directory
 
 Array = NDArray[Any]
+HALF_WRITTEN = ".*.tmp"
+"""Pattern of the names of files that are being written."""
 _ALIGNMENT = 64
 _MAGIC = b"kvarnix1"
 _HEAD_BYTES = len(_MAGIC) + 8

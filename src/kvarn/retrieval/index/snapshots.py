@@ -16,17 +16,19 @@ import shutil
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from kvarn.retrieval.index.arrays import Array, DamagedFileError
+from kvarn.clock import SYSTEM_CLOCK
+from kvarn.retrieval.index.arrays import HALF_WRITTEN, Array, DamagedFileError
 from kvarn.retrieval.index.segment import SUFFIX, FileVersion, Segment, make_segment, merge_segments, read_segment
 from kvarn.retrieval.index.views import Snapshot
 from kvarn.store.engine import Store
-from kvarn.store.repositories.chunks import FileState, IndexedChunk, StoreState, read_files, read_indexed
+from kvarn.store.repositories.chunks import FileState, IndexedChunk, StoreState, known_stores, read_files, read_indexed
 
 ResultT = TypeVar("ResultT")
 
@@ -39,6 +41,8 @@ _PORTION = 20_000
 """Chunks that are made a segment at once: some 100 MB while that is done."""
 _MOST_ROWS = 100_000
 """Rows of a segment at most: to merge them takes a second and 500 MB."""
+_HALF_WRITTEN_S = 3600.0
+"""Age of a file that is written no more."""
 _FILE_ROWS = 1000
 """A smaller segment is not written to a file: to make it again takes less."""
 
@@ -76,6 +80,22 @@ class Snapshots:
         self._held.pop(store_id, None)
         self._locks.pop(store_id, None)
         await asyncio.to_thread(shutil.rmtree, self._folder_of(store_id), ignore_errors=True)
+
+    async def sweep(self) -> None:
+        """Drop the stores that are no more, and what processes that were killed have left half-written."""
+        names = {*await asyncio.to_thread(self._folders), *self._held}
+        for store_id in names - await known_stores(self._store, sorted(names)):
+            await self.drop(store_id)
+        await asyncio.to_thread(self._unlink_half_written, SYSTEM_CLOCK.time() - _HALF_WRITTEN_S)
+
+    def _folders(self) -> list[str]:
+        return [path.name for path in self._folder.glob("*") if path.is_dir()]
+
+    def _unlink_half_written(self, before: float) -> None:
+        for path in self._folder.glob(f"*/{HALF_WRITTEN}"):
+            with suppress(FileNotFoundError):  # it is whole by now
+                if path.stat().st_mtime < before:
+                    path.unlink()
 
     def _keep(self, snapshot: Snapshot) -> None:
         self._held[snapshot.state.store_id] = snapshot
