@@ -122,8 +122,8 @@ class StoredChunks:
         await repository.delete_chunks(self._store, store_id, file_id)
 
     async def sweep(self) -> None:
-        """Delete the indexes' files of stores that are no more: they expired, went with their organisation, or were
-        deleted by a server that has files of its own. Chunks are swept with the database's other rows."""
+        """Delete what the indexes of this process hold of stores and files that are no more: they expired, went with
+        their organisation, or were deleted elsewhere. Chunks are swept with the database's other rows."""
         await self._snapshots.sweep()
 
     async def remove_store(self, owner: Owner, store_id: str) -> None:

@@ -63,11 +63,6 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], notes: Any) -> None:
     sync_directory(path.parent)
 
 
-def read_notes(path: Path) -> Any:
-    """The notes of a file alone. Raises `OSError`, `DamagedFileError`."""
-    return msgspec.msgpack.decode(_read_header(path)[0].notes)
-
-
 def map_arrays(path: Path) -> tuple[dict[str, Array], Any]:
     """The arrays of a file, mapped into memory, and its notes. Raises `OSError`, `DamagedFileError`."""
     header, start = _read_header(path)
