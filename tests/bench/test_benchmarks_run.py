@@ -38,7 +38,7 @@ SMOKE = {
     "quality": ("--every 60", r"int8, KV int8 \| \d+ of \d+"),
     "request_path": ("", r"token: +\d"),
     "retrieval": (
-        "--sets generated --pages 8 --questions 6 --tokens 100 --overlap 20",
+        "--sets generated --pages 3 --questions 4 --tokens 100 --overlap 20",
         r"hybrid \+ rerank \| \d+(.|\n)*groundedness 100\.0%",
     ),
     "routing": ("--requests 40 --rate 20", r"prefix .+ \d+\.\d% .+ busiest / mean \d"),
