@@ -86,6 +86,17 @@ class Embedders:
                 self._queries.put(owner, identity, query, vector)
         return np.stack([np.asarray(found[query], dtype=np.float32) for query in queries])
 
+    async def embed_question(self, principal: Principal, text: str) -> tuple[str, Array] | None:
+        """The identity of the embedder that new stores get, and a text's vector in float32; None: there is none now."""
+        try:
+            embedder = await self.current(principal)
+            if embedder is None:
+                return None
+            vectors = await self.embed_queries(principal, embedder.identity, [text])
+        except EmbedderAwayError:
+            return None
+        return embedder.identity, vectors[0]
+
     def forget(self, owner: Owner) -> None:
         """Forget the queries of a project."""
         self._queries.forget(owner)

@@ -93,6 +93,12 @@ def test_file_is_refused_with_a_reason(tmp_path: Path, data: bytes, reason: str)
         read_file(opened, suffix, "", 5_000_000, libraries=True)
 
 
+def test_comments_that_could_be_read_in_many_ways_take_no_time(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"<!---->" * 8000 + b"text")
+    with (tmp_path / "file").open("rb") as opened:
+        assert read_file(opened, "", "", 100_000, libraries=True).parser == "text-1"
+
+
 def test_encrypted_pdf_is_refused(tmp_path: Path) -> None:
     guard = "<< /Filter /Standard /V 1 /R 2 /O <" + "00" * 32 + "> /U <" + "00" * 32 + "> /P -4 >>"
     data = pdf([[(11, "text")]], {6: guard}, trailer=f"/Encrypt 6 0 R /ID [<{'00' * 16}> <{'00' * 16}>]")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import Field, ValidationError
 
+from kvarn.answers.chat.tool_calls import arguments_object
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.sandbox.bubblewrap import WORK_FOLDER, find_bubblewrap
 from kvarn.sandbox.errors import NoSandboxError
@@ -160,11 +160,13 @@ class CodeTool:
     @property
     def definition(self) -> ToolDefinition:
         packages = self.containers.packages
-        also = sorted(each.name for each in packages.iterdir() if _is_package(each.name)) if packages else []
+        found = (each.name.removesuffix(".py") for each in packages.iterdir()) if packages else ()
+        also = ", ".join(sorted(name for name in found if _is_package(name))[:40])
+        importable = f"The standard library and {also}" if also else "Only the standard library"
         description = (
             "Run Python code and see what it prints, and the value of an expression at its end. Variables are kept "
             f"between calls. Files are in {WORK_FOLDER}; write files there for the user. There is no network and no "
-            f"subprocess. The standard library can be imported{', and ' + ', '.join(also[:40]) if also else ' only'}."
+            f"subprocess. {importable} can be imported."
         )
         code = {"type": "string", "description": "Python code"}
         parameters = {
@@ -176,8 +178,8 @@ class CodeTool:
         return ToolDefinition(NAME, description, parameters)
 
     async def call(self, context: ToolContext, call: ToolCall) -> ToolResult:
-        code = _code_of(call.arguments)
-        if code is None:
+        code = arguments_object(call.arguments).get("code")
+        if not isinstance(code, str):
             return ToolResult("The arguments are no JSON object with a text 'code'.", "failed", item={"code": ""})
         async with self.filling:
             if self.missing is not None:
@@ -222,15 +224,6 @@ def _read_auto(named: object) -> AutoContainer:
         wrong = error.errors()[0]
         where = ".".join(["tools.container", *map(str, wrong["loc"])])
         raise invalid_request(f"Invalid value for '{where}': {wrong['msg']}.", where) from None
-
-
-def _code_of(arguments: str) -> str | None:
-    try:
-        given = json.loads(arguments)
-    except ValueError:
-        return None
-    code = given.get("code") if isinstance(given, dict) else None
-    return code if isinstance(code, str) else None
 
 
 def _is_package(name: str) -> bool:
