@@ -136,6 +136,8 @@ def test_an_openapi_document_makes_tools(server: Any, root: Any) -> None:
         }
         made = root.post(PATH, json={"name": "weather", "kind": "http", "document": document})
         assert made.json()["approved_tools"] == ["weather"], made.text
+        (told,) = root.get(f"{PATH}/{made.json()['id']}/tools").json()["data"]
+        assert (told["request"], told["status"]) == (f"GET {api.url}/cities/{{city}}", "approved")
         (weather,) = opened(server, "weather", require_approval="never").tools
         assert weather.definition.name == "weather__weather"
         asked = call("weather__weather", '{"city": "a/../b c", "days": 2}')
