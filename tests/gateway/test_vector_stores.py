@@ -153,6 +153,7 @@ WRONG = [
         "static",
     ),
     ("/S/files/F", {}, "attributes"),
+    ("/S/files/F", {"readers": ["user-a", "role:admins"]}, "readers[1]"),
     ("/S/file_batches", {}, "file_ids"),
     ("/S/file_batches", {"file_ids": ["f"], "files": [{"file_id": "f"}]}, "file_ids"),
     ("/S/search", {}, "query"),

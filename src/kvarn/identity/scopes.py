@@ -47,7 +47,8 @@ def may_use_tool(principal: Principal, kind: str, label: str = "") -> bool:
 
 def check_tool(principal: Principal, kind: str, label: str = "") -> None:
     if not may_use_tool(principal, kind, label):
-        raise insufficient_permissions(f"scope: tools:{f'{kind}:{label}' if label else kind}"[:96])
+        missing = f"scope or project tool: tools:{f'{kind}:{label}' if label else kind}"
+        raise insufficient_permissions(missing[:120])
 
 
 def _tool_lists(principal: Principal) -> tuple[tuple[str, ...] | None, ...]:

@@ -29,6 +29,7 @@ from kvarn.store.repositories.containers import (
 from kvarn.store.repositories.contents import read_content
 from kvarn.tools.code_interpreter.containers import CodeOutcome, Containers
 from kvarn.tools.code_interpreter.interpreter import CodeReply, Interpreter
+from kvarn.tools.code_interpreter.provider import CodeTool
 from new_tenants import create_organization
 
 GENEROUS_S = 60.0
@@ -65,6 +66,18 @@ class World:
 
         container = await find_container(self.store, self.owner, container_id)
         await write_container_file(self.store, container, path, pieces(), source="user", max_bytes=2**20)
+
+
+async def test_the_model_is_told_which_packages_there_are(store: Store, tmp_path: Path) -> None:
+    containers = Containers(store, SandboxConfig(), tmp_path)
+    owner = Owner("org", "project")
+    container = new_container(owner, name="c", idle_s=600, memory_mib=512, now=0)
+    tool = CodeTool(containers, owner, container, [])
+    assert "Only the standard library can be imported." in tool.definition.description
+    for name in ("numpy", "numpy.libs", "six-1.17.0.dist-info", "__pycache__", "bin"):
+        (tmp_path / "code_packages" / name).mkdir(parents=True)
+    (tmp_path / "code_packages" / "six.py").touch()
+    assert "The standard library and numpy, six can be imported." in tool.definition.description
 
 
 @pytest.fixture

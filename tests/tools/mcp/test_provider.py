@@ -243,11 +243,14 @@ async def test_servers_of_requests_can_be_switched_off(store: Store, principal: 
         await tools.open(context(principal), entry("w", "127.0.0.1:9"))
 
 
-async def test_a_server_that_cannot_be_asked_is_told_in_its_item(store: Store, principal: Principal) -> None:
-    tools = provider(store, tool_config())
-    opened = await tools.open(context(principal), entry("w", "127.0.0.1:9"))
+async def test_a_server_that_cannot_be_asked_is_told_in_its_item_and_a_warning(
+    store: Store, principal: Principal
+) -> None:
+    tools, asked = provider(store, tool_config()), context(principal)
+    opened = await tools.open(asked, entry("w", "127.0.0.1:9"))
     assert opened.tools == []
     error = McpListTools.model_validate(opened.items[0]).error
     assert error == (
         "'127.0.0.1' leads to an address that is not public: this server's operator can allow it in tools.allow_private"
     )
+    assert asked.record.reply.warnings == [f"the tools of 'w' could not be listed: {error}"]

@@ -160,11 +160,13 @@ class CodeTool:
     @property
     def definition(self) -> ToolDefinition:
         packages = self.containers.packages
-        also = sorted(each.name for each in packages.iterdir() if _is_package(each.name)) if packages else []
+        found = (each.name.removesuffix(".py") for each in packages.iterdir()) if packages else ()
+        also = ", ".join(sorted(name for name in found if _is_package(name))[:40])
+        importable = f"The standard library and {also}" if also else "Only the standard library"
         description = (
             "Run Python code and see what it prints, and the value of an expression at its end. Variables are kept "
             f"between calls. Files are in {WORK_FOLDER}; write files there for the user. There is no network and no "
-            f"subprocess. The standard library can be imported{', and ' + ', '.join(also[:40]) if also else ' only'}."
+            f"subprocess. {importable} can be imported."
         )
         code = {"type": "string", "description": "Python code"}
         parameters = {

@@ -50,7 +50,9 @@ class McpProvider:
         try:
             told = await self.told(context.record.principal.owner, server)
         except ToolCallError as error:
-            return OpenedTools([], [listing | {"tools": [], "error": without_secrets(str(error), server)}])
+            why = without_secrets(str(error), server)
+            context.record.warn(f"the tools of {server.label!a} could not be listed: {why}")
+            return OpenedTools([], [listing | {"tools": [], "error": why}])
         if told.left_out:
             context.record.warn(f"left out {told.left_out} tools of {server.label!a}: too many, or sharing a name")
         kept, waiting = await self._allowed(context.record, server, told)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from kvarn.wire.openai.common import DefaultsModel, Metadata, RequestModel, disagreement, ignored, validation_error
 
@@ -15,6 +15,7 @@ MAX_BATCH = 2000
 """Files that one request puts into a store."""
 MAX_RESULTS = 50
 _MAX_ATTRIBUTES, _MAX_READERS = 16, 100
+_ROLES = ("admin", "member", "service")
 _MAX_FILTERS, _MAX_FILTER_DEPTH, _MAX_VALUES = 64, 5, 100
 _MAX_QUERIES, _MAX_QUERY_CHARS = 16, 4096
 
@@ -32,7 +33,17 @@ Attributes = Annotated[
     dict[Annotated[str, Field(max_length=64)], bool | int | float | AttributeText],
     BeforeValidator(_check_attributes_size),
 ]
-Readers = Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=_MAX_READERS)]
+
+
+def _check_role(reader: str) -> str:
+    # A role that nobody has would hide the file from everybody.
+    if reader.startswith("role:") and reader.removeprefix("role:") not in _ROLES:
+        raise validation_error("role", f"the roles are {', '.join(_ROLES)}")
+    return reader
+
+
+Reader = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_check_role)]
+Readers = Annotated[list[Reader], Field(max_length=_MAX_READERS)]
 """Ids of users, or `role:` and a role, who find a file; Kvarn's own field."""
 FileIds = Annotated[list[str], Field(max_length=MAX_BATCH, fail_fast=True)]
 
