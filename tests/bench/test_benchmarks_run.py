@@ -39,7 +39,7 @@ SMOKE = {
     "request_path": ("", r"token: +\d"),
     "response_cache": ("--questions 300 --bound 0.2", r"gate \(Kvarn's\) \| \d"),
     "retrieval": (
-        "--sets generated --pages 8 --questions 6 --tokens 100 --overlap 20",
+        "--sets generated --pages 3 --questions 4 --tokens 100 --overlap 20",
         r"hybrid \+ rerank \| \d+(.|\n)*groundedness 100\.0%",
     ),
     "routing": ("--requests 40 --rate 20", r"prefix .+ \d+\.\d% .+ busiest / mean \d"),

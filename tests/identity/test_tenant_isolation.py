@@ -20,6 +20,12 @@ from kvarn.store.repositories.usage import billing
 from profiles import thorough
 
 PROJECT = "/v1/organization/projects/{project}"
+SERVER = PROJECT + "/tool_servers/{server}"
+TOOLS = {
+    "openapi": "3.1.0",
+    "servers": [{"url": "https://tools.example.org"}],
+    "paths": {"/time": {"get": {"operationId": "time", "responses": {}}}},
+}
 
 
 @pytest.fixture
@@ -39,6 +45,8 @@ def pair(api):
         limit = first.post(f"{holder}/rate_limits/rl-tiny", json={"max_requests_per_1_minute": 1000})
         assert limit.status_code == 200, "there is something to take away"
     budget = {"unit": "tokens", "period": "day", "hard_limit": 1000}
+    server = first.post(f"{path}/tool_servers", json={"name": "s", "kind": "http", "document": TOOLS})
+    owned["server"] = server.json()["id"]
     owned["budget"] = first.post("/v1/organization/budgets", json=budget).json()["id"]
     return owned, first, second
 
@@ -68,6 +76,13 @@ REQUESTS = [
     ("GET", PROJECT + "/users/{user}", None),
     ("POST", PROJECT + "/users/{user}", {"role": "owner"}),
     ("DELETE", PROJECT + "/users/{user}", None),
+    ("GET", PROJECT + "/tool_servers", None),
+    ("POST", PROJECT + "/tool_servers", {"name": "s", "kind": "http", "document": TOOLS}),
+    ("GET", SERVER, None),
+    ("POST", SERVER, {"description": "mine"}),
+    ("DELETE", SERVER, None),
+    ("GET", SERVER + "/tools", None),
+    ("POST", SERVER + "/approve", {}),
     ("GET", "/v1/organization/budgets/{budget}", None),
     ("POST", "/v1/organization/budgets/{budget}", {"hard_limit": 1}),
     ("DELETE", "/v1/organization/budgets/{budget}", None),
@@ -112,6 +127,7 @@ def test_every_operation_on_an_object_of_an_organisation_is_in_this_list(pair, a
         "account": "user_id",
         "user": "user_id",
         "budget": "budget_id",
+        "server": "server_id",
     }
     covered = set()
     for method, path, _ in REQUESTS:

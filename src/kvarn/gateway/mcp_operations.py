@@ -107,7 +107,7 @@ async def _search(asking: Asking, arguments: Mapping[str, Any]) -> str:
         asking.record.principal,
         [arguments["vector_store_id"]],
         [arguments["query"]],
-        max_results=min(int(arguments.get("max_results", 10)), _MAX_RESULTS),
+        max_results=max(1, min(arguments.get("max_results", 10), _MAX_RESULTS)),
     )
     asking.record.reply.warnings += found.degraded
     told = [
