@@ -14,7 +14,7 @@ import yaml
 
 from gateway_fixtures import GatewayServer, wait_for
 from kvarn.config.tools import ToolsConfig
-from scripted_answers import called, script
+from scripted_answers import script
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "mcp.md"
 
@@ -39,7 +39,7 @@ def test_the_first_server_of_the_guide_is_used(
         wait_for(listens, "the server of the guide to listen")
         tools = ToolsConfig.model_validate(yaml.safe_load(settings.replace("9000", port))["tools"])
         with serve(config={"tools": tools}) as server:
-            script(server, called("weather__forecast", city="Oslo"), "Sun, 21 degrees.")
+            script(server, '{"city": "Oslo"}}\n</tool_call>', "Sun, 21 degrees.")  # the choice began the call
             here = request.replace("http://127.0.0.1:8000", server.url).replace("kvarn-demo", "tiny")
             done = subprocess.run([sys.executable, "-c", here], capture_output=True, text=True, check=False)
     finally:
