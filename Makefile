@@ -71,6 +71,10 @@ $(VENV)/.test: $(SOURCES) | $(VENV)/bin/python
 	$(call INSTALL,test)
 	@touch $(VENV)/.serve
 
+$(VENV)/.long: $(SOURCES) | $(VENV)/bin/python
+	$(call INSTALL,test$(COMMA)long)
+	@touch $(VENV)/.serve $(VENV)/.test
+
 $(VENV)/.lint: $(SOURCES) | $(VENV)/bin/python
 	$(call INSTALL,test$(COMMA)lint)
 	@touch $(VENV)/.serve $(VENV)/.test
@@ -117,7 +121,7 @@ test: $(VENV)/.test services schema-suite console-modules
 	  ! $(AGAIN) -v || echo "UNSTABLE: they pass alone, which is a failure too"; }; exit $$status; }
 
 test-long: export KVARN_TEST_PROFILE := thorough
-test-long: $(VENV)/.test services schema-suite console-modules
+test-long: $(VENV)/.long services schema-suite console-modules
 	$(PYTEST) $(ARGS)
 
 # All tests of Triton's kernels; then they are recorded as tested, and the short profile runs a sample until they change.

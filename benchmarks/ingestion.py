@@ -85,7 +85,8 @@ class Stages:
 
     async def ingest(self, path: Path, file_id: str) -> int:
         """Ingest a file; the number of its passages. `seconds` are those of each stage."""
-        document = await self._timed("parse", lambda: parse(path, path.name, ""))
+        with path.open("rb") as file:
+            document = await self._timed("parse", lambda: parse(file, path.name, ""))
         encode = partial(self.tokenizer.encode, add_special_tokens=False)
         cut = asyncio.to_thread(chunk, document, lambda text: len(encode(text)), MAX_TOKENS, OVERLAP)
         chunks = await self._timed("chunk", lambda: cut)

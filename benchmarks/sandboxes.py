@@ -16,10 +16,16 @@ from statistics import median
 from time import perf_counter
 
 from kvarn.retrieval.parsing.parse import UnreadableFileError, parse
+from kvarn.retrieval.types import Document
 from kvarn.sandbox.bubblewrap import Program, ProgramLimits, find_bubblewrap
 from kvarn.tools.code_interpreter.interpreter import Interpreter
 
 CALLS = 100
+
+
+async def _read(path: Path) -> Document:
+    with path.open("rb") as file:
+        return await parse(file, path.name, "")
 
 
 async def timed(repeats: int, work: Callable[[], Awaitable[object]]) -> float:
@@ -49,11 +55,11 @@ async def measure(files: list[Path], repeats: int) -> None:
     await interpreter.close()
     for file in files:
         try:
-            document = await parse(file, file.name, "")
+            document = await _read(file)
         except UnreadableFileError as error:
             print(f"{file.name}: {error}")
             continue
-        took = await timed(repeats, lambda file=file: parse(file, file.name, ""))  # type: ignore[misc]
+        took = await timed(repeats, lambda file=file: _read(file))  # type: ignore[misc]
         size = file.stat().st_size
         speed = size / took / 1e3
         print(f"{file.name[:32]:32} {took:8.1f} ms  {size / 1e6:6.2f} MB  {speed:6.1f} MB/s  {document.parser}")

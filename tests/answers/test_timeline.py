@@ -38,7 +38,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ("GET", "/v1/nowhere", None),
     ("GET", "/health", None),
 ]
-STAGES = ("arrivals", "limits", "replica", "admission", "ledger")
+STAGES = ("response_cache", "arrivals", "limits", "replica", "admission", "ledger")
 
 
 def test_totals_of_a_thousand_requests_of_all_kinds_are_what_was_measured(server, monkeypatch):

@@ -131,9 +131,10 @@ def test_an_unknown_device_is_refused_with_those_there_are(make):
     assert "must be cpu or cuda" in make("install", "DEVICE=gpu", status=2)
 
 
-def test_what_lint_installs_serves_and_tests_too(make):
-    assert make(".venv/.lint").count("--editable .[test,lint]") == 1
-    for goal in ("install", ".venv/.test", ".venv/.lint"):
+@pytest.mark.parametrize("target", ["lint", "long"])
+def test_what_lint_and_long_tests_install_serves_and_tests_too(make, target):
+    assert make(f".venv/.{target}").count(f"--editable .[test,{target}]") == 1
+    for goal in ("install", ".venv/.test", f".venv/.{target}"):
         assert _installed(make(goal)) == []
 
 

@@ -10,6 +10,7 @@ from kv_connectors import DictConnector
 from kvarn.costs.step_times import StepTimes
 from kvarn.engine.memory.block_value import LOOKS
 from kvarn.engine.sessions.branch import Branch
+from kvarn.engine.sessions.table import Sessions
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.wire.sessions import SessionEvent, SessionNews, SessionTurn
 
@@ -183,6 +184,16 @@ def test_more_sessions_than_are_looked_at_at_once_are_evicted_all_the_same(make_
     for number in range(3 * LOOKS):
         ask(world, f"s{number}", [number % 50, number // 50, *[5] * 20], turn(f"{number}"), max_tokens=1)
     assert ask(world, "large", 2 * LOOKS * BLOCK, None)
+
+
+def test_a_turn_that_runs_for_long_does_not_keep_the_sessions_that_came_after_it():
+    sessions = Sessions(max_sessions=2)
+    sessions.begin(turn("long"), "tenant", [], 1, 0.0)
+    for number in range(5):
+        other = turn(f"other {number}")
+        branch, _ = sessions.begin(other, "tenant", [], 1, float(number))
+        sessions.end(other, "request", branch, float(number))
+    assert len(sessions) == 2 and sessions.get(b"long") is not None
 
 
 def test_a_deleted_tenant_leaves_no_session(world):

@@ -120,3 +120,19 @@ def test_no_bound_is_ever_passed_and_what_is_released_is_free_again(operations, 
         assert semaphore.used == sum(held.values()) <= 100
         assert all(semaphore.held(name) == count <= bounds.get("per_tenant", 100) for name, count in held.items())
         assert semaphore.holders() == {name for name, count in held.items() if count}
+
+
+async def test_a_place_is_wanted_where_somebody_who_waits_would_get_it() -> None:
+    semaphore = FairSemaphore(2, per_tenant=1)
+    holders = Holders(semaphore)
+    await holders.add("red/1", "blue/1")
+    assert not semaphore.is_wanted("red")
+    await holders.add("red/2")
+    assert semaphore.is_wanted("red") and not semaphore.is_wanted("blue"), "red has as many as it may"
+    holders.tasks["red/2"].cancel()
+    await asyncio.wait([holders.tasks["red/2"]])
+    assert not semaphore.is_wanted("red")
+    await holders.add("green/1")
+    assert semaphore.is_wanted("red") and semaphore.is_wanted("blue")
+    for name in ("red/1", "green/1", "blue/1"):
+        await holders.end(name)

@@ -78,3 +78,20 @@ def test_what_cannot_be_approved_is_refused(pay, sdk, client):
         assert code_of(client.post("/v1/responses", json=body)) == (400, "tool_not_offered")
     assert client.post(CHAT, json=chat(tools=[{"type": "mcp", "server_label": "none"}])).status_code == 404
     assert not pay.calls
+
+
+def test_more_calls_than_a_request_may_have_cannot_be_approved(pay, client):
+    asked = [
+        {
+            "type": "mcp_approval_request",
+            "id": f"mcpr_{n}",
+            "server_label": "bank",
+            "name": "transfer",
+            "arguments": "{}",
+        }
+        for n in range(3)
+    ]
+    answers = [{"type": "mcp_approval_response", "approval_request_id": each["id"], "approve": True} for each in asked]
+    body = {**ASK, "input": [{"role": "user", "content": "Pay."}, *asked, *answers], "max_tool_calls": 2}
+    assert code_of(client.post("/v1/responses", json=body)) == (400, "too_many_calls")
+    assert not pay.calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 from sqlalchemy import func, select
 
 from kvarn.config.retrieval import RetrievalConfig
+from kvarn.retrieval.index.segment import read_segment
 from kvarn.retrieval.reranking import RerankerAwayError
 from kvarn.retrieval.types import Chunk
 from kvarn.store.errors import NotFoundError
 from kvarn.store.models import ChunkStore, ChunkVector, StoredChunk
 from kvarn.store.owner import Principal
+from kvarn.store.repositories.chunks import delete_lost_chunks
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.organizations import get_organization
 from retrieval_world import IDENTITY, RetrievalWorld, chunks_of, vectors_of
@@ -171,15 +174,30 @@ async def test_indexes_that_have_no_room_are_read_again(world: RetrievalWorld, a
         assert list(small._snapshots._held) == [store]
 
 
-async def test_chunks_of_a_deleted_organisation_are_swept(
+async def test_chunks_and_indexes_of_what_was_deleted_are_swept(
     world: RetrievalWorld, alice: Principal, bob: Principal
 ) -> None:
-    await world.add(alice.owner, STORE, "file-a", ["red"])
+    await world.add(alice.owner, STORE, "file-a", [f"red {i}" for i in range(1001)])
+    await world.add(alice.owner, STORE, "file-b", ["blue"])
     await world.add(bob.owner, "vs-2", "file-a", ["red"])
+    for principal, store_id in ((alice, STORE), (bob, "vs-2")):
+        await world.retriever.search(principal, [store_id], ["red"])
+    old, new = world.folder / "vs-2" / ".old.tmp", world.folder / "vs-2" / ".new.tmp"
+    old.parent.mkdir()
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    await world.retriever.remove_file(alice.owner, STORE, "file-b")
+    await world.retriever.sweep()
+    (path,) = _files(world.folder)
+    assert [each.file_id for each in read_segment(path).files] == ["file-a"]
+    assert not old.exists() and new.exists()
     async with audited_change(world.store, Actor("server")) as change:
         await change.session.delete(await get_organization(change.session, alice.owner.organization_id))
+    await delete_lost_chunks(world.store)
     await world.retriever.sweep()
     assert await count(world, StoredChunk) == await count(world, ChunkVector) == 1
+    assert [path.name for path in world.folder.iterdir()] == list(world.retriever._snapshots._held) == ["vs-2"]
 
 
 async def test_queries_without_words_and_stores_without_chunks_find_nothing(

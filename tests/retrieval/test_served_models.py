@@ -19,6 +19,7 @@ from kvarn.retrieval.search import Retriever
 from kvarn.retrieval.types import EmbedderAwayError, SearchResult
 from kvarn.store.models import UsageEvent
 from kvarn.store.owner import Principal, Scopes
+from kvarn.text.checkpoint import SMALL_EMBEDDER
 from kvarn.wire.openai.errors import ApiError
 from retrieval_world import chunks_of
 
@@ -195,6 +196,49 @@ def test_a_ranker_that_is_not_served_is_refused_by_name(searches: Searches) -> N
     with pytest.raises(ApiError, match="'nobody' is no ranker") as caught:
         searches.search("zzzz", ranker="nobody")
     assert (caught.value.status, caught.value.param) == (400, "ranking_options.ranker")
+
+
+def test_a_key_names_only_models_that_it_may_use(searches: Searches) -> None:
+    for name, status in (("vec", 403), ("nobody", 404)):
+        with pytest.raises(ApiError) as caught:
+            searches.retriever.embedders.check(searches.principal, name)
+        assert caught.value.status == status
+    searches.retriever.embedders.check(searches.principal, "tiny")
+    with pytest.raises(ApiError) as caught:
+        searches.search("zzzz", ranker="vec")
+    assert caught.value.status == 403
+
+
+def test_a_look_at_the_embedding_model_waits_for_none(
+    server: Any, searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedders, held = searches.retriever.embedders, server.gateway.catalog.held_requests
+    (identity, _) = searches.embed(["ab"])
+    found = embedders.ready(searches.principal)
+    assert found is not None and found.identity == identity
+    monkeypatch.setattr(held, "until_ready", lambda find: pytest.fail("a model is waited for"))
+    server.embed.state = ReplicaState.DOWN
+    with pytest.raises(EmbedderAwayError, match="'vec' is not ready"):
+        embedders.ready(searches.principal)
+
+
+def test_a_query_does_not_wait_for_the_small_model_to_start(make: Any) -> None:
+    searches = make(embedding_timeout_s=0.05)
+
+    async def start() -> None: ...
+
+    searches.retriever.embedders._start_small = start
+
+    async def add() -> None:
+        owner = searches.principal.owner
+        await searches.retriever.put_file(owner, searches.store_id, "file-1", filename="a", attributes={})
+        vectors = np.eye(3, 4, dtype=np.float16)
+        await searches.retriever.replace_file(
+            owner, searches.store_id, "file-1", chunks_of(TEXTS), vectors, embedder=f"{SMALL_EMBEDDER}@1", version="1"
+        )
+
+    searches.do(add())
+    assert "has not started within 0.05 s" in searches.search("zzzz").degraded[0]
 
 
 def test_several_embedding_models_are_told_apart_by_the_configuration(make: Any) -> None:

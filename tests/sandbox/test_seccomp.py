@@ -66,6 +66,15 @@ def test_clone_starts_threads_only(machine: str) -> None:
         assert decide(program, architecture, clone, flags) == ERRNO | errno.EPERM
 
 
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_pairs_of_sockets_are_unix_sockets_only(machine: str) -> None:
+    program, architecture = seccomp_filter(machine), ARCHITECTURES[machine]
+    socketpair = 199 if machine == "aarch64" else 53
+    assert decide(program, architecture, socketpair, 1) == ALLOW
+    for family in (0, 2, 16, 30, 40):
+        assert decide(program, architecture, socketpair, family) == ERRNO | errno.EPERM
+
+
 def test_other_architectures_and_x32_are_killed() -> None:
     program = seccomp_filter("x86_64")
     assert decide(program, 0x40000003, 0) == KILL  # i386: other numbers

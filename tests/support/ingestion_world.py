@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 from sqlalchemy import select
 
@@ -72,12 +72,15 @@ class IngestionWorld:
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     async def current(self, principal: Principal, model: str | None = None) -> FakeEmbedder | None:
+        return self.ready(principal, model)
+
+    def ready(self, principal: Principal, model: str | None = None) -> FakeEmbedder | None:
         return None if self.identity is None else FakeEmbedder(self, self.identity)
 
-    async def parse(self, path: Path, filename: str, media_type: str) -> Document:
+    async def parse(self, file: IO[bytes], filename: str, media_type: str) -> Document:
         self.parsed += 1
         await self.at["parse"].pass_through()
-        text = path.read_text(encoding="utf-8")  # noqa: ASYNC240  a few bytes
+        text = file.read().decode()
         if text == "broken":
             raise UnreadableFileError("invalid_file", "It is broken.")
         if text == "poison":

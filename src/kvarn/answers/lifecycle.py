@@ -2,7 +2,8 @@
 
     resolve    the version of a model, its adapter, its route                  answers/catalog, model_routes
     prompt     check the request; template and tokenizer; grammar              a `Generator`: engines, other servers
-    stages     count arrivals, budgets, limits, replica, admission, ledger     stages/; one may refuse, or answer
+    stages     response cache, arrivals, budgets, limits, replica, admission,  stages/; one may refuse, or answer
+               ledger
     moderate   the prompt                                                      moderation/
     generate   deltas; failover to other replicas inside                       a `Generator`
     observe    rollout samples, copies of the request                          `Observer`s, in order
@@ -69,12 +70,9 @@ async def _begin(
     prompt = await question.prompt(serving, record, model)
     record.timeline.mark("prompted", {"tokens": prompt.tokens})
     turn = await take_in(serving, record, prompt)
-    if turn.answer is not None:
-        deltas = _counted(turn, turn.answer)
-    else:
-        await serving.moderation.check_prompt(turn, prompt)
-        record.timeline.mark("moderated")
-        deltas = prompt.generate(turn)
+    await serving.moderation.check_prompt(turn, prompt)
+    record.timeline.mark("moderated")
+    deltas = prompt.generate(turn) if turn.answer is None else _counted(turn, turn.answer)
     if await_first:
         deltas = await begun(deltas, record.reply.client_left)
     return question.run(serving, turn, prompt, observed(serving.steps.observers, turn, question, deltas))
@@ -121,12 +119,14 @@ async def take_in(serving: ServingContext, record: RequestRecord, prompt: Prompt
 async def _counted(turn: Turn, deltas: Deltas) -> Deltas:
     """A stage's answer, counted to its turn like one that a model generates: the turn is settled by what was read."""
     usage, running = turn.usage, turn.sequences
-    usage.count(prompt=turn.prompt_tokens)
+    usage.count(prompt=turn.prompt_tokens, cached=turn.prompt_tokens)
     async with aclosing(deltas):
         try:
             async for delta in deltas:
                 usage.count(completion=len(delta.token_ids), reasoning=delta.reasoning_tokens)
-                running -= delta.finish_reason is not None
+                if delta.finish_reason is not None:
+                    usage.finish_reasons.append(delta.finish_reason)
+                    running -= 1
                 if not running:
                     usage.pending = 0
                     turn.record.timeline.mark("generated", {"tokens": usage.completion_tokens})

@@ -18,6 +18,7 @@ from kvarn.observe.traces.traced import TracedTool
 from kvarn.store.ids import new_id
 from kvarn.store.owner import ANYBODY, Principal
 from kvarn.wire.dialect import Dialect
+from kvarn.wire.openai.cache import NO_CACHE_OPTIONS, CacheOptions
 from kvarn.wire.openai.dialect import OPENAI
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class RequestRecord:
     principal: Principal = ANYBODY
     body_bytes: int = 0
     session: SessionHints = NO_HINTS
+    cache: CacheOptions = NO_CACHE_OPTIONS  # wishes in its headers
     deferred: Deferred | None = None  # None: a client waits for it
     end_user: str = ""  # the client's own user, as the request names them
     metadata: Mapping[str, str] | None = None  # the client's

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from kvarn.answers.choice import ChoiceDelta
 from kvarn.answers.record import RequestRecord
@@ -15,11 +15,15 @@ from kvarn.answers.timeline import RequestTimeline
 from kvarn.catalog.models import BuiltInModel, ReadyModel
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import SloConfig
+from kvarn.response_cache.questions import AskedQuestion
 from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.router import ReplicaChoice
 from kvarn.store.ids import new_id
 from kvarn.store.owner import Principal
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.usage import Usage, usage
+from kvarn.wire.sampling import SamplingParams
 
 Moderated = tuple[str, Callable[[], Iterable[str]]]  # a field of a request, and its texts for moderation
 Deltas = AsyncGenerator[ChoiceDelta, None]  # an answer while it is written: what is new of its choices
@@ -67,6 +71,24 @@ class TokenUsage:
             self.on_change(self)
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerIdentity:
+    """Everything in a request that changes its answer, beside the model and the tokens of a chat."""
+
+    request: ChatCompletionRequest | CompletionRequest
+    samplings: Sequence[SamplingParams] = ()  # of its prompts; none where another server draws
+
+
+@dataclass(slots=True)
+class CacheUse:
+    """The part of the response cache in a turn."""
+
+    key: bytes
+    ttl_s: float = 0.0  # seconds that the answer is kept; 0: it is not
+    hit: Literal["exact", "semantic"] | None = None  # the cache that has the answer; None: a model is asked
+    asked: AskedQuestion | None = None  # None: it is not compared with others
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """A request's prompt and bounds for one model, before it is taken in."""
@@ -90,6 +112,7 @@ class GeneratedPrompt(Prompt):
     """A prompt whose answer is written delta by delta."""
 
     generate: Callable[[Turn], Deltas]
+    identity: AnswerIdentity
     moderated: Sequence[Moderated]
     logged: Callable[[], dict[str, Any]]  # the prompt as the log of prompts keeps it
 
@@ -117,6 +140,7 @@ class Turn:
     sequences: int = 1
     slo: SloConfig | None = None  # its latency targets in the engine; None: it has none
     usage: TokenUsage = field(default_factory=TokenUsage)
+    caching: CacheUse | None = None  # None: the response cache has no part in it
     answer: Deltas | None = None  # the answer of a stage that had it; None: a model generates
     closing: ExitStack = field(default_factory=ExitStack)
     """Settles the stages that took it, last one first; they read `outcome` and `usage`."""

@@ -41,6 +41,7 @@ def missing_extra_of(config: KvarnConfig) -> str | None:
         ((config.store.url or "").startswith("postgres"), "store.url", "postgres"),
         (any(map(_is_bucket, (config.store.blobs or "", *config.store.old_blobs))), "store.blobs", "s3"),
         (config.limits.redis_url is not None, "limits.redis_url", "redis"),
+        (config.response_cache.redis_url is not None, "response_cache.redis_url", "redis"),
         (config.metering.kafka is not None, "metering.kafka", "kafka"),
         (config.safety.prompt_key_file is not None, "safety.prompt_key_file", "encryption"),
         (config.console.oidc is not None, "console.oidc", "oidc"),

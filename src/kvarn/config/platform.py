@@ -142,6 +142,9 @@ class PriceConfig(Section):
     per_request: Money = 0.0
     """Price of a request besides its tokens; where `model` is `tool:TYPE`, such as `tool:web_search`, of each call."""
 
+    per_cached_answer: Money = 0.0
+    """Price of an answer out of the response cache, instead of all these."""
+
     @field_validator("since")
     @classmethod
     def _is_a_day(cls, since: str) -> str:

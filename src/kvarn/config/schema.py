@@ -31,6 +31,7 @@ from kvarn.config.platform import (
 )
 from kvarn.config.quality import QualityConfig
 from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
+from kvarn.config.response_cache import ResponseCacheConfig
 from kvarn.config.retrieval import RetrievalConfig
 from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import FallbackConfig, RouteConfig
@@ -317,6 +318,9 @@ class KvarnConfig(Section):
     retrieval: RetrievalConfig = RetrievalConfig()
     """Search in vector stores."""
 
+    response_cache: ResponseCacheConfig = ResponseCacheConfig()
+    """Answers that are given again without asking a model."""
+
     traces: TracesConfig = TracesConfig()
     """Traces of requests, sent to a collector."""
 
@@ -366,8 +370,7 @@ class KvarnConfig(Section):
         for route in self.routes:
             if route.name in names or [each.name for each in self.routes].count(route.name) > 1:
                 raise ValueError(f"the route {route.name!r} has the name of a model or of another route")
-            unknown = [name for name in route.models if name not in names and name.partition(":")[0] not in names]
-            if unknown:
+            if unknown := [name for name in route.models if name not in names and name.partition(":")[0] not in names]:
                 raise ValueError(f"the route {route.name!r} names {unknown[0]!r}, which is not a served model")
             for_batches = {rule.model for rule in route.rules if rule.batch}
             for_batches |= set() if route.shadow is None else {route.shadow.model}
@@ -389,10 +392,8 @@ class KvarnConfig(Section):
 
     def slo_of(self, model: ModelConfig) -> SloConfig:
         """The latency targets of a model: its own where it has any."""
-        return SloConfig(
-            ttft_target_s=model.ttft_target_s or self.slo.ttft_target_s,
-            tpot_target_s=model.tpot_target_s or self.slo.tpot_target_s,
-        )
+        ttft, tpot = model.ttft_target_s or self.slo.ttft_target_s, model.tpot_target_s or self.slo.tpot_target_s
+        return SloConfig(ttft_target_s=ttft, tpot_target_s=tpot)
 
     def sheds_load(self, model: ModelConfig) -> bool:
         """Whether requests for a model that would miss its targets are refused."""

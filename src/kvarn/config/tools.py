@@ -17,9 +17,9 @@ class ToolsConfig(Section):
     """Tools that the platform runs for a model, and what one request may use of them."""
 
     enabled: tuple[ToolType, ...] | None = None
-    """Types of tools that may be used: `file_search`, `web_search`, `code_interpreter`, `mcp`, `http`, `calculator`,
-    `clock`. Default: all that are installed; an empty list turns them off. Projects and keys may have fewer
-    (docs/guides/tools.md)."""
+    """Types of tools that may be used: `file_search`, `web_search`, `code_interpreter`, `mcp` (with it servers of
+    kind `http`), `calculator`, `clock`. Default: all that are installed; an empty list turns them off. Projects and
+    keys may have fewer (docs/guides/hosted_tools.md)."""
 
     max_rounds: int = Field(16, ge=1, le=1000)
     """Times that a request may ask the model again with results of tools. Then it is asked once more without tools."""

@@ -26,6 +26,7 @@ from kvarn.store.repositories.batches.lines import Line
 from kvarn.store.repositories.feedback import model_and_version
 from kvarn.wire.dialects import dialect_of
 from kvarn.wire.evaluations import EvaluationItem, JudgeCheck, RunRequest
+from kvarn.wire.openai.cache import NEITHER
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 _MAX_OUTPUT_CHARS = 8 * 1024
@@ -127,6 +128,7 @@ class ItemRun:
                 deferred=Deferred(BATCH),
                 body_bytes=len(line.body),
                 reply=Reply(dialect=dialect_of(endpoint)),
+                cache=NEITHER,
             )
             result = await run_line(ENDPOINTS[endpoint], self.serving, record, line)
             if isinstance(result, Refused):

@@ -30,6 +30,7 @@ _GATEWAY = {
     "templated": ("prepare", Stage.TEXT),
     "tokenized": ("prepare", Stage.TEXT),
     "prompted": ("prepare", Stage.TEXT),
+    "stage.response_cache": ("response cache", Stage.ADMISSION),
     "stage.limits": ("limits", Stage.ADMISSION),
     "stage.replica": ("route", Stage.ADMISSION),
     "moderated": ("moderation", Stage.TEXT),

@@ -11,7 +11,7 @@ from kvarn.answers.chat.prompt import render_chat
 from kvarn.answers.context import ServingContext
 from kvarn.answers.moderation.checks import chat_texts
 from kvarn.answers.record import RequestRecord
-from kvarn.answers.turn import Deltas, Turn
+from kvarn.answers.turn import AnswerIdentity, Deltas, Turn
 from kvarn.catalog.models import ReadyModel
 from kvarn.external.deltas import ChoiceReader
 from kvarn.external.fields import chat_body
@@ -80,6 +80,7 @@ async def external_chat(
         output_bounded=given is not None,
         priority=request.priority,
         service_tier=request.service_tier,
+        identity=AnswerIdentity(request),
         moderated=[("messages", partial(chat_texts, request.plain_messages, request.active_tools))],
         logged=lambda: {"messages": request.plain_messages},
         generate=start,

@@ -11,7 +11,7 @@ from kvarn.answers.completion.operation import CompletionPrompt
 from kvarn.answers.context import ServingContext
 from kvarn.answers.generation import joined
 from kvarn.answers.record import RequestRecord
-from kvarn.answers.turn import Deltas, Turn
+from kvarn.answers.turn import AnswerIdentity, Deltas, Turn
 from kvarn.catalog.models import ReadyModel
 from kvarn.external.chat import cache_salt, prompt_key
 from kvarn.external.deltas import ChoiceReader
@@ -94,6 +94,7 @@ async def external_completion(
         prompts=len(given),
         sequences=n * len(given),
         priority=request.priority,
+        identity=AnswerIdentity(request),
         moderated=[("prompt", lambda: texts)],
         logged=lambda: {"prompt": texts},
         generate=start,

@@ -24,7 +24,7 @@ _OF_KVARN = frozenset(
         *("model", "messages", "prompt", "stream", "stream_options", "tools", "tool_choice", "functions"),
         *("function_call", "echo", "best_of", "suffix", "user", "safety_identifier", "metadata", "store"),
         *("service_tier", "priority", "cache_salt", "include_reasoning", "modalities", "prediction", "verbosity"),
-        *("audio", "moderation", "web_search_options", "agent_hint", "retention_directives"),
+        *("audio", "moderation", "web_search_options", "agent_hint", "retention_directives", "cache"),
     }
 )
 """Fields that Kvarn acts on itself, or that are hints; who the client's users are stays here."""

@@ -42,6 +42,11 @@ class FairSemaphore:
     def holders(self) -> set[str]:
         return set(self._held)
 
+    def is_wanted(self, tenant: str) -> bool:
+        """Whether somebody waits who would get a place that this tenant gives back."""
+        waiting = (other for other, turns in self._waiting.items() if not all(turn.cancelled() for turn in turns))
+        return any(other == tenant or self._held[other] < self._per_tenant for other in waiting)
+
     def try_acquire(self, tenant: str, places: int = 1) -> bool:
         """Take places if the tenant may have them now, past those that wait."""
         if not self._may_take(tenant, places):

@@ -246,13 +246,13 @@ def _workers(gateway: Gateway, services: Services) -> list[_Worker]:
         retention_worker(gateway.store, config.retention),
         stored_bytes_worker(gateway.store),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
+        Periodic("sweeps of indexes", gateway.retrieval.index.sweep, _SWEEP_EVERY_S),
     ]
     if gateway.store.blobs is not None:
         workers.append(content_worker(gateway.store))
     if control.shared is None or control.shared.is_main:
         deleted = DeletedTenants(gateway.store, lambda: replicas_with_tiers(gateway.models))
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, TELL_EVERY_S))
-        workers.append(Periodic("deletions of lost chunks", gateway.retrieval.index.sweep, _SWEEP_EVERY_S))
         workers.append(Periodic("samples of the history", control.history.sample, EVERY_S))
     if control.fleet is not None:
         reconciler = AdapterReconciler(gateway.models, gateway.store)

@@ -25,6 +25,8 @@ from kvarn.answers.stages.arrivals import ArrivalsStage
 from kvarn.answers.stages.ledger import LedgerStage
 from kvarn.answers.stages.limits import LimitsStage
 from kvarn.answers.stages.replica import ReplicaStage
+from kvarn.answers.stages.response_cache import ResponseCacheStage
+from kvarn.answers.stages.semantic_cache import Embed
 from kvarn.answers.storage_quota import StorageQuota
 from kvarn.answers.structured.grammar_pool import GrammarPool
 from kvarn.answers.traces import Traces
@@ -118,9 +120,9 @@ def build_gateway(
     external = _connect_external(table, metrics)
     generators = {name: external_generator(model) for name, model in external.items()}
     observers = (rollouts.observer, shadows, traces, TurnObserver(metrics.turns), AnswerLog(services.prompts))
-    steps = _steps(services, text, generators, observers)
     wakes = fleet.wake if fleet is not None else None if shared is None else _sees_by_itself
     retrieval = _retrieval(config, store, lambda: gateway, wakes, metrics)
+    steps = _steps(services, text, generators, observers, retrieval.index.embedders.embed_question)
     mcp = _mcp(config, store)
     containers = Containers(store, config.sandbox, Path(config.data_dir).expanduser())
     gateway = Gateway(
@@ -237,16 +239,22 @@ async def _read_metrics(metrics: GatewayMetrics, shared: SharedState | None) -> 
 
 
 def _steps(
-    services: Services, text: TextPool, external: Mapping[str, Generator], observers: Sequence[Observer]
+    services: Services, text: TextPool, external: Mapping[str, Generator], observers: Sequence[Observer], embed: Embed
 ) -> LifecycleSteps:
-    """The parts of an answer's life, in order: arrivals are counted first, the ledger comes last."""
-    stages: list[Stage] = [
-        ArrivalsStage(services.arrivals),
-        LimitsStage(services.limiter, services.metering.prices, services.config.limits, services.limit_metrics),
-        *_copy_stages(services, text),
-        LedgerStage(services.metering),
-    ]
-    return LifecycleSteps(stages, ENGINES, external, observers)
+    """The parts of an answer's life, in order: what the cache has is no work for an engine, of which arrivals are
+    counted first; the ledger comes last."""
+    limits = LimitsStage(services.limiter, services.metering.prices, services.config.limits, services.limit_metrics)
+    ledger = LedgerStage(services.metering)
+    cache = ResponseCacheStage(
+        services.config.response_cache,
+        services.config.safety,
+        services.cached_answers,
+        (limits, ledger),
+        embed,
+        services.response_cache_metrics,
+    )
+    stages: list[Stage] = [cache, ArrivalsStage(services.arrivals), limits, *_copy_stages(services, text), ledger]
+    return LifecycleSteps(stages, ENGINES, external, (*observers, cache))
 
 
 def _copy_stages(services: Services, text: TextPool) -> list[Stage]:

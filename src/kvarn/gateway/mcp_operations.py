@@ -81,7 +81,7 @@ async def _ask_model(asking: Asking, arguments: Mapping[str, Any]) -> str:
 
 
 async def _list_files(asking: Asking, arguments: Mapping[str, Any]) -> str:
-    cursor = Cursor(limit=min(int(arguments.get("limit", 20)), LISTED), after=arguments.get("after"))
+    cursor = Cursor(limit=_within(arguments.get("limit", 20), LISTED), after=arguments.get("after"))
     page = await list_files(asking.gateway.store, asking.record.principal.owner, cursor)
     told = [{"id": file.id, "filename": file.filename, "bytes": file.size} for file in page.items]
     return json.dumps({"files": told, "has_more": page.has_more}, ensure_ascii=False)
@@ -89,7 +89,7 @@ async def _list_files(asking: Asking, arguments: Mapping[str, Any]) -> str:
 
 async def _read_file(asking: Asking, arguments: Mapping[str, Any]) -> str:
     file = await find_file(asking.gateway.store, asking.record.principal.owner, arguments["file_id"])
-    first = max(0, int(arguments.get("offset", 0)))
+    first = _within(arguments.get("offset", 0), file.size, least=0)
     data = await bytes_of(asking.gateway, file, first, _MAX_READ)
     end = first + len(data)
     rest = "" if end >= file.size else f"\n[bytes {first} to {end} of {file.size}: go on at offset {end}]"
@@ -107,7 +107,7 @@ async def _search(asking: Asking, arguments: Mapping[str, Any]) -> str:
         asking.record.principal,
         [arguments["vector_store_id"]],
         [arguments["query"]],
-        max_results=min(int(arguments.get("max_results", 10)), _MAX_RESULTS),
+        max_results=_within(arguments.get("max_results", 10), _MAX_RESULTS),
     )
     asking.record.reply.warnings += found.degraded
     told = [
@@ -115,6 +115,10 @@ async def _search(asking: Asking, arguments: Mapping[str, Any]) -> str:
         for hit in found.hits
     ]
     return json.dumps(told, ensure_ascii=False)
+
+
+def _within(count: int, most: int, least: int = 1) -> int:
+    return max(least, min(count, most))
 
 
 _TEXT, _COUNT = {"type": "string"}, {"type": "integer", "minimum": 1}

@@ -7,6 +7,8 @@ is what it may do over HTTP: each tool names the path whose scope it needs.
 from __future__ import annotations
 
 import base64
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -24,7 +26,7 @@ from kvarn.identity.scopes import check_endpoint
 from kvarn.store.repositories.files import find_file, list_files
 from kvarn.store.repositories.pages import Cursor
 from kvarn.tools.mcp.library import SdkMissingError, load_sdk
-from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.openai.errors import ApiError, invalid_request
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
@@ -101,15 +103,20 @@ def _server(asking: Asking) -> Server[Any]:
         if not asking.may_ask("/v1/files"):
             return types.ListResourcesResult(resources=[])
         cursor = Cursor(limit=LISTED, after=None if params is None else params.cursor)
-        page = await list_files(asking.gateway.store, asking.record.principal.owner, cursor)
+        with _protocol_errors():
+            page = await list_files(asking.gateway.store, asking.record.principal.owner, cursor)
         files = [types.Resource(uri=_FILES + file.id, name=file.filename, size=file.size) for file in page.items]
         return types.ListResourcesResult(resources=files, next_cursor=page.items[-1].id if page.has_more else None)
 
     async def read_resource(context: Any, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
         uri = str(params.uri)
-        check_endpoint(asking.record.principal, "/v1/files")
-        file = await find_file(asking.gateway.store, asking.record.principal.owner, uri.removeprefix(_FILES))
-        data = await bytes_of(asking.gateway, file, 0, _MAX_RESOURCE)
+        with _protocol_errors():
+            check_endpoint(asking.record.principal, "/v1/files")
+            file = await find_file(asking.gateway.store, asking.record.principal.owner, uri.removeprefix(_FILES))
+            if file.size > _MAX_RESOURCE:
+                most = f"{_MAX_RESOURCE // 2**20} MiB"
+                raise invalid_request(f"The file has more than {most}: call the tool 'read_file', which reads parts.")
+            data = await bytes_of(asking.gateway, file, 0, file.size)
         return types.ReadResourceResult(contents=[_contents(uri, data)])
 
     return Server(
@@ -121,6 +128,18 @@ def _server(asking: Asking) -> Server[Any]:
         on_list_resources=list_resources,
         on_read_resource=read_resource,
     )
+
+
+@contextmanager
+def _protocol_errors() -> Generator[None, None, None]:
+    """Make errors that the client can act on the protocol's."""
+    import mcp_types as types
+    from mcp.shared.exceptions import MCPError
+
+    try:
+        yield
+    except HANDLED as error:
+        raise MCPError(types.INVALID_PARAMS, to_api_error(error).message) from None
 
 
 def _described(operation: ServerOperation) -> Any:

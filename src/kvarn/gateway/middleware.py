@@ -27,6 +27,7 @@ from kvarn.observe.traces.traced import CLIENT_LEFT
 from kvarn.wire.openai.common import ignored_fields, without_client_text
 from kvarn.wire.openai.errors import ApiError, invalid_request
 
+_MAX_WARNING_CHARS = 300
 WARNING_HEADER = "x-kvarn-warning"  # header of an answer that says what of its request was ignored or changed
 IGNORED_HEADER = "x-kvarn-ignored"  # the fields that were ignored, for programs
 
@@ -198,7 +199,13 @@ def _is_page(path: str) -> bool:
 def _warning_headers(warnings: Sequence[str]) -> dict[str, str]:
     fields = ignored_fields(warnings)
     named = {IGNORED_HEADER: ", ".join(fields)} if fields else {}
-    return {WARNING_HEADER: "; ".join(warnings), **named}
+    return {WARNING_HEADER: "; ".join(map(_plain, warnings)), **named}
+
+
+def _plain(warning: str) -> str:
+    """A warning as a header may hold it: words of clients and of other servers may be in it."""
+    words = " ".join(warning.split())
+    return "".join(char if " " <= char <= "~" else "?" for char in words)[:_MAX_WARNING_CHARS]
 
 
 def _without_traceback(send: Send) -> Send:

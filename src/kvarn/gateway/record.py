@@ -11,6 +11,7 @@ from kvarn.answers.record import Reply, RequestRecord
 from kvarn.answers.sessions import hints_of_headers, take_hints
 from kvarn.store.ids import new_id
 from kvarn.wire.dialects import dialect_of
+from kvarn.wire.openai.cache import cache_options_of_headers
 
 ANSWERS_HEAD = "kvarn.answers_head"  # key of a scope whose answer has no body, so that none is made
 ASKED_PATH = "kvarn.asked_path"  # key of a scope whose path was spelled otherwise: the raw path as it was asked for
@@ -30,6 +31,7 @@ def new_record(scope: Scope) -> RequestRecord:
     dialect = dialect_of(path, scope["headers"])
     record = RequestRecord(request_id, id=own_id, endpoint=path[:256], reply=Reply(dialect))
     take_hints(record, hints_of_headers(scope["headers"]))
+    record.cache = cache_options_of_headers(scope["headers"])
     scope[_SCOPE_KEY] = record
     return record
 

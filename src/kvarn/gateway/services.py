@@ -19,7 +19,9 @@ from kvarn.metering.service import Metering
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.arrivals import ArrivalMetrics
 from kvarn.observe.limits import LimitMetrics
+from kvarn.observe.response_cache import ResponseCacheMetrics
 from kvarn.observe.store import StoreMetrics
+from kvarn.response_cache.build import make_answer_store
 from kvarn.safety.prompt_log import PromptLog
 from kvarn.store import migrate
 from kvarn.store.engine import Store
@@ -28,6 +30,7 @@ from kvarn.store.health import StoreState
 from kvarn.store.repositories.leases import probe_writes
 
 _RETRY_S = 1.0
+_SWEEP_EVERY_S = 30.0
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -63,7 +66,10 @@ class Services:
         self.identity = Identity(config, self.store)
         self.prompts = PromptLog(config, self.store)
         self.arrivals = ArrivalMetrics(registry)
+        self.response_cache_metrics = ResponseCacheMetrics(registry)
+        self.cached_answers = make_answer_store(config.response_cache, self.response_cache_metrics)
         self._tasks: list[asyncio.Task[None]] = []
+        self._sweeping = Periodic("deletions of cached answers", self.cached_answers.sweep, _SWEEP_EVERY_S)
         self._probing = Periodic("probes of the database", self._probe_store, _RETRY_S)
 
     async def start(self) -> None:
@@ -72,6 +78,7 @@ class Services:
         first administrator's key cannot be written."""
         self.metering.open()
         self.identity.start()
+        self._sweeping.start()
         await self.limiter.start()
         try:
             await self._prepare_store()
@@ -86,6 +93,8 @@ class Services:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._probing.stop()
+        await self._sweeping.stop()
+        await self.cached_answers.close()
         await self.admission.close()
         await self.prompts.close()
         await self.metering.stop()

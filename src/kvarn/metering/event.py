@@ -43,6 +43,7 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     replica: str = ""
     service_tier: str = "default"
     batch_id: str | None = None
+    cache: str | None = None
     writes: bool = True
     """Whether its answer is made of tokens: without one, nothing was delivered."""
     started: float
@@ -70,9 +71,11 @@ def make_event(request: InFlight, measured: Measured, prices: PriceBook, currenc
     """
     delivered = measured.output_tokens > 0 or not request.writes or measured.outcome not in (FAILED, LOST)
     cached = min(measured.cached_tokens, measured.prompt_tokens)
-    cost = prices.cost(
-        request.model, measured.finished, prompt=measured.prompt_tokens, cached=cached, output=measured.output_tokens
-    )
+    if request.cache is not None:
+        cost = prices.cached_answer(request.model, measured.finished)
+    else:
+        tokens = {"prompt": measured.prompt_tokens, "cached": cached, "output": measured.output_tokens}
+        cost = prices.cost(request.model, measured.finished, **tokens)
     return LedgerEvent(
         **{name: getattr(request, name) for name in _COPIED},
         outcome=measured.outcome,

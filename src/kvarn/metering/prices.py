@@ -40,6 +40,11 @@ class PriceBook:
         price = self._price(model, at) or self._price(_EVERY_MODEL, at)
         return 0 if price is None else price.cost(prompt, min(cached, prompt), output)
 
+    def cached_answer(self, model: str, at: float) -> int:
+        """The cost of an answer out of the response cache, in the same unit."""
+        price = self._price(model, at) or self._price(_EVERY_MODEL, at)
+        return 0 if price is None else price.cached_answer
+
     def max_cost(self, model: str, at: float, *, prompt: int, output: int) -> int:
         return max(self.cost(model, at, prompt=prompt, cached=cached, output=output) for cached in (0, prompt))
 
@@ -60,6 +65,7 @@ class _Price:
             billionths(per_million) for per_million in (price.input_per_million, cached, price.output_per_million)
         )
         self._each = billionths(price.per_request)
+        self.cached_answer = billionths(price.per_cached_answer)
 
     def cost(self, prompt: int, cached: int, output: int) -> int:
         total = (prompt - cached) * self._input + cached * self._cached + output * self._output

@@ -31,7 +31,7 @@ _SHOWN_TOOLS = 8
 _SHOWN_CHARS = 80
 _HINTS = (
     *("user", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    *("agent_hint", "retention_directives"),
+    *("agent_hint", "retention_directives", "cache"),
 )
 
 _RESPONSE_NAMES = (

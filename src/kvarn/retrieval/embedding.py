@@ -12,16 +12,18 @@ import numpy as np
 
 from kvarn.answers.context import ServingContext
 from kvarn.answers.encoders.operation import start_embedding
+from kvarn.answers.record import RequestRecord
 from kvarn.catalog.models import ReadyModel
 from kvarn.config.retrieval import RetrievalConfig
 from kvarn.retrieval.index.arrays import Array
-from kvarn.retrieval.served_model import Breakers, ModelsByKind, own_request
+from kvarn.retrieval.served_model import Breakers, ModelsByKind, own_record, own_request
 from kvarn.retrieval.types import Embedder, EmbedderAwayError, Vectors
 from kvarn.store.owner import Owner, Principal
 from kvarn.text.checkpoint import SMALL_EMBEDDER
 from kvarn.text.errors import TokenizerError
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.openai.encoders import EmbeddingRequest
+from kvarn.wire.openai.errors import ApiError
 
 _ENDPOINT = "/v1/embeddings"
 _AT_ONCE = 64
@@ -43,13 +45,30 @@ class Embedders:
         self._breakers = Breakers("embedding model", EmbedderAwayError)
         self._queries = QueryVectors(config.cached_queries)
 
+    def check(self, principal: Principal, model: str) -> None:
+        """Check that a client may name this model. Raises `ApiError`: 404, there is none; 403, its key may not use
+        it."""
+        serving = self._serving()
+        if model != SMALL_EMBEDDER or serving.models.named(model) is not None or self._start_small is None:
+            serving.catalog.find(RequestRecord("", principal=principal), model)
+
     async def current(self, principal: Principal, model: str | None = None) -> Embedder | None:
         """The embedder that new chunks go through; `model`: the one that their store asks for. The small model is
         started where it is needed. None: there is none. Raises `EmbedderAwayError`."""
-        name = model or self._config.embedding_model or self._served_name()
+        name = self._name(model)
+        return None if name is None else await self._open(principal, name, _START_S)
+
+    def ready(self, principal: Principal, model: str | None = None) -> Embedder | None:
+        """The embedder as `current` gives it, if it is ready now. Nothing is started, and no model that is scaled down
+        to none is woken. None: there is none. Raises `EmbedderAwayError`."""
+        name = self._name(model)
         if name is None:
             return None
-        return await self._open(principal, name)
+        try:
+            found = self._serving().catalog.ready(own_record(principal, _ENDPOINT, deferred=True), name, "embed")
+        except ApiError as error:
+            raise EmbedderAwayError(f"the embedding model {name!r} is not ready: {error.message}") from error
+        return self._served(found)
 
     async def embed_queries(self, principal: Principal, identity: str, queries: Sequence[str]) -> Array:
         """Vectors [queries, d] in float32 by the embedder of that identity, remembered ones included. Raises
@@ -58,7 +77,7 @@ class Embedders:
         found = {query: self._queries.get(owner, identity, query) for query in queries}
         missing = [query for query, vector in found.items() if vector is None]
         if missing:
-            embedder = await self._open(principal, identity.rpartition("@")[0])
+            embedder = await self._open(principal, identity.rpartition("@")[0], self._config.embedding_timeout_s)
             if embedder.identity != identity:
                 raise EmbedderAwayError(f"they are of {identity}, and {embedder.identity} is served")
             vectors = await embedder.embed(principal, missing, query=True)
@@ -67,9 +86,23 @@ class Embedders:
                 self._queries.put(owner, identity, query, vector)
         return np.stack([np.asarray(found[query], dtype=np.float32) for query in queries])
 
+    async def embed_question(self, principal: Principal, text: str) -> tuple[str, Array] | None:
+        """The identity of the embedder that new stores get, and a text's vector in float32; None: there is none now."""
+        try:
+            embedder = await self.current(principal)
+            if embedder is None:
+                return None
+            vectors = await self.embed_queries(principal, embedder.identity, [text])
+        except EmbedderAwayError:
+            return None
+        return embedder.identity, vectors[0]
+
     def forget(self, owner: Owner) -> None:
         """Forget the queries of a project."""
         self._queries.forget(owner)
+
+    def _name(self, model: str | None) -> str | None:
+        return model or self._config.embedding_model or self._served_name()
 
     def _served_name(self) -> str | None:
         served = self._kinds.of("embed")
@@ -86,29 +119,29 @@ class Embedders:
             raise EmbedderAwayError("models are still starting, and one of them may embed")
         return None if self._start_small is None else SMALL_EMBEDDER
 
-    async def _open(self, principal: Principal, name: str) -> ServedEmbedder:
+    async def _open(self, principal: Principal, name: str, start_s: float) -> ServedEmbedder:
+        """An embedder that is ready; `start_s`: seconds that the small one has to start where it is not served yet."""
         serving = self._serving()
         if name == SMALL_EMBEDDER and serving.models.named(name) is None and self._start_small is not None:
             await self._start_small()
-            await self._until_served(serving, name)
-        timeout_s = self._config.embedding_timeout_s
-        async with (
-            self._breakers.asking(name, timeout_s),
-            own_request(serving, principal, _ENDPOINT, deferred=True) as record,
-        ):
-            model = await serving.catalog.wait_for(record, name, "embed")
-        return ServedEmbedder(self._serving, self._breakers, model, timeout_s)
+            await self._until_served(serving, name, start_s)
+        async with self._breakers.asking(name, self._config.embedding_timeout_s):
+            record = own_record(principal, _ENDPOINT, deferred=True)
+            return self._served(await serving.catalog.wait_for(record, name, "embed"))
 
-    async def _until_served(self, serving: ServingContext, name: str) -> None:
+    def _served(self, model: ReadyModel) -> ServedEmbedder:
+        return ServedEmbedder(self._serving, self._breakers, model, self._config.embedding_timeout_s)
+
+    async def _until_served(self, serving: ServingContext, name: str, start_s: float) -> None:
         try:
-            async with asyncio.timeout(_START_S):
+            async with asyncio.timeout(start_s):
                 while serving.models.named(name) is None:  # noqa: ASYNC110  nobody is told of a new model
                     await asyncio.sleep(_LOOK_AGAIN_S)
                 served = serving.models.find(name)
                 while not served.ready and served.load_error is None:
                     await served.changed()
         except TimeoutError:
-            raise EmbedderAwayError(f"the embedding model {name!r} has not started within {_START_S:g} s") from None
+            raise EmbedderAwayError(f"the embedding model {name!r} has not started within {start_s:g} s") from None
 
 
 class ServedEmbedder:

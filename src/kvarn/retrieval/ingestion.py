@@ -1,7 +1,7 @@
 """Ingestion of files into vector stores: the gateway's work on files that no gateway works on.
 
     a file's row is `in_progress`      anybody may take it, under a lease
-      copy its content to a folder     of this server, emptied at the start
+      copy its content                 to a file without a name, which no process leaves behind
       parse                            in a sandboxed process
       chunk                            in the text threads
       embed                            some chunks at a time; each time `progress` is told
@@ -21,13 +21,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import mimetypes
-import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import numpy as np
 
@@ -51,8 +49,8 @@ from kvarn.store.repositories.tenants.principals import find_bearer
 from kvarn.store.repositories.vector_stores import ingestion as stored
 from kvarn.store.repositories.vector_stores.ingestion import OpenFile
 
-Parse = Callable[[Path, str, str], Awaitable[Document]]
-"""Reads a file of this name and media type. Raises `UnreadableFileError`."""
+Parse = Callable[[IO[bytes], str, str], Awaitable[Document]]
+"""Reads an open file of this name and media type. Raises `UnreadableFileError`."""
 
 _MAX_RUNNING = 4
 _OF_ONE_ORGANIZATION = _MAX_RUNNING - 1
@@ -79,6 +77,10 @@ class Embedders(Protocol):
     async def current(self, principal: Principal, model: str | None = None) -> Embedder | None:
         """The embedder of new chunks; `model`: the one that their store asks for. None: there is none. Raises
         `EmbedderAwayError`."""
+        ...
+
+    def ready(self, principal: Principal, model: str | None = None) -> Embedder | None:
+        """The same, if it is ready now: nothing is started or waited for."""
         ...
 
 
@@ -120,14 +122,6 @@ class IngestionWorker(Worker[IngestionJob]):
         self._lease_s = lease_s
         self._holder = new_id("gw-")
         self._looked_at = float("-inf")
-
-    def start(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)  # copies of a process that died
-        super().start()
-
-    @property
-    def _folder(self) -> Path:
-        return data_dir(self._config) / "ingestion"
 
     async def claim(self, free: int) -> Sequence[IngestionJob]:
         if not free:
@@ -221,21 +215,21 @@ class IngestionWorker(Worker[IngestionJob]):
         return _Cut(chunks, hashlib.sha256("\0".join(made_by).encode()).hexdigest()[:32])
 
     async def _read(self, file: OpenFile) -> Document:
-        """Parse a copy of a file's content, which is gone afterwards."""
+        """Parse a copy of a file's content."""
         try:
             content = await find_file(self._store, file.owner, file.row.file_id)
         except NotFoundError:
             raise UnreadableFileError("invalid_file", "The file was deleted.") from None
-        folder = self._folder
+        folder = data_dir(self._config) / "ingestion"
         folder.mkdir(mode=0o700, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder) as copy:
+        with tempfile.TemporaryFile(dir=folder) as copy:
             async with aclosing(read_content(self._store, content)) as pieces:
                 async for piece in pieces:
                     copy.write(piece)
-            copy.flush()
+            copy.seek(0)
             self._metrics.bytes.inc(content.size)
             media_type = mimetypes.guess_type(content.filename)[0] or ""
-            return await self._parse(Path(copy.name), content.filename, media_type)
+            return await self._parse(copy, content.filename, media_type)
 
     async def _embed(self, file: OpenFile, principal: Principal, model: Embedder, chunks: Sequence[Chunk]) -> Vectors:
         made: list[Vectors] = []
@@ -256,11 +250,12 @@ class IngestionWorker(Worker[IngestionJob]):
         return lambda part: len(tokenizer.encode(part, add_special_tokens=False)), text.version
 
     async def _mark_stale(self) -> None:
-        """Have new vectors made where another version of the embedding model is served by now, or the first one."""
+        """Have new vectors made where another version of the embedding model is served by now, or the first one. A look
+        waits for no model, since leases are to be renewed, and wakes none."""
         for model, owner in (await stored.read_models(self._store)).items():
             principal = await find_bearer(self._store, owner, None)
             try:
-                embedder = None if principal is None else await self._embedders.current(principal, model)
+                embedder = None if principal is None else self._embedders.ready(principal, model)
             except EmbedderAwayError:
                 continue  # it is looked for again
             if embedder is not None and (files := await stored.mark_stale(self._store, model, embedder.identity)):

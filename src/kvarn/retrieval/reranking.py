@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from kvarn.answers.context import ServingContext
 from kvarn.answers.encoders.operation import start_rerank
 from kvarn.config.retrieval import RetrievalConfig
+from kvarn.identity.scopes import check_model, may_use_model
 from kvarn.retrieval.served_model import Breakers, ModelsByKind, own_request
 from kvarn.store.owner import Principal
 from kvarn.text.tokenizer import Tokenizer
@@ -35,16 +36,20 @@ class Reranker:
         self._breakers = Breakers("reranker", RerankerAwayError)
 
     def choose(self, principal: Principal, ranker: str) -> str | None:
-        """The model that a search is reranked with; None: it is not. Raises `ApiError` 400: `ranker` names none."""
+        """The model that a search is reranked with; None: it is not. Raises `ApiError`: 400, `ranker` names none; 403,
+        one that the key may not use."""
         if ranker == NONE:
             return None
         if ranker in SERVERS_CHOICE:
             served = self._kinds.of("score")
             return self._config.reranker or (served[0] if len(served) == 1 else None)
-        if self._serving().models.named(ranker) is None:
-            have = ", ".join([NONE, *sorted(SERVERS_CHOICE), *self._kinds.of("score")])
+        model = self._serving().models.named(ranker)
+        if model is None:
+            usable = [name for name in self._kinds.of("score") if may_use_model(principal, name)]
+            have = ", ".join([NONE, *sorted(SERVERS_CHOICE), *usable])
             why = f"{ranker[:80]!r} is no ranker of this server, which has: {have}."
             raise invalid_request(why, "ranking_options.ranker")
+        check_model(principal, model.name)
         return ranker
 
     async def score(self, principal: Principal, name: str, query: str, texts: Sequence[str]) -> list[float]:
@@ -56,7 +61,9 @@ class Reranker:
         ):
             model = await serving.catalog.wait_for(record, name, "score")
             tokenizer, longest = model.text.tokenizer, model.card.max_context_length
-            cut, left = _cut_query(query, tokenizer, longest)
+            cut, left = await serving.text.run(
+                principal.organization_id, len(query), lambda: _cut_query(query, tokenizer, longest)
+            )
             request = RerankRequest(
                 model=name, query=cut, documents=[text or " " for text in texts], max_tokens_per_doc=left
             )

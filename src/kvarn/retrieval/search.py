@@ -37,7 +37,8 @@ from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories import chunks as repository
 from kvarn.store.repositories.chunks import FileState, Passage
 
-MAX_QUERIES = 32
+_MAX_QUERIES, _MAX_QUERY_CHARS = 32, 4096
+"""Bounds of what is searched, whoever asks: routes refuse more, a model's call is cut."""
 _TRIES = 3
 
 
@@ -68,10 +69,11 @@ class Retriever(StoredChunks):
         ranker: str = "auto",
         readers: frozenset[str] | None = None,
     ) -> SearchResult:
-        """Search as `ChunkIndex` says. Raises `ApiError` 400: the filter or the ranker is no good; `StoreAwayError`."""
+        """Search as `ChunkIndex` says. Raises `ApiError`: the ranker is none, or not for this key; `StoreAwayError`."""
         may_read = _may_read(filters, readers)
         model = self._reranker.choose(principal, ranker)
-        asked = [query for query in dict.fromkeys(queries[:MAX_QUERIES]) if query.strip()]
+        cut = (query[:_MAX_QUERY_CHARS] for query in queries[:_MAX_QUERIES])
+        asked = [query for query in dict.fromkeys(cut) if query.strip()]
         if not asked:
             return SearchResult(())
         depth = self._depth(max_results, model)

@@ -87,18 +87,23 @@ class Breakers:
                 breaker.succeeded(permit, self._now())
 
 
-@asynccontextmanager
-async def own_request(
-    serving: ServingContext, principal: Principal, endpoint: str, *, deferred: bool
-) -> AsyncGenerator[RequestRecord, None]:
-    """A request of the platform's own for a principal: its limits hold, its usage it is. Which models its key may name
-    does not matter, for the platform chose."""
-    record = RequestRecord(
+def own_record(principal: Principal, endpoint: str, *, deferred: bool) -> RequestRecord:
+    """The record of a request of the platform's own. Which models the principal's key may name does not matter: the
+    platform chose, or has checked what the client named."""
+    return RequestRecord(
         f"req-{new_id('')}",
         endpoint=endpoint,
         principal=replace(principal, scopes=UNRESTRICTED),
         deferred=Deferred(BATCH) if deferred else None,
     )
+
+
+@asynccontextmanager
+async def own_request(
+    serving: ServingContext, principal: Principal, endpoint: str, *, deferred: bool
+) -> AsyncGenerator[RequestRecord, None]:
+    """A request of the platform's own for a principal: its limits hold, its usage it is."""
+    record = own_record(principal, endpoint, deferred=deferred)
     try:
         yield record
         record.reply.status = 200

@@ -122,9 +122,9 @@ class StoredChunks:
         await repository.delete_chunks(self._store, store_id, file_id)
 
     async def sweep(self) -> None:
-        """Delete chunks that no store has any more: of organisations that were deleted, and of deletions that were
-        interrupted. One process does it now and then."""
-        await repository.delete_lost_chunks(self._store)
+        """Delete what the indexes of this process hold of stores and files that are no more: they expired, went with
+        their organisation, or were deleted elsewhere. Chunks are swept with the database's other rows."""
+        await self._snapshots.sweep()
 
     async def remove_store(self, owner: Owner, store_id: str) -> None:
         """Remove a store's chunks, its indexes, and the vectors of queries that its project has asked."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +46,9 @@ class Retrieval:
     index: Retriever
     ingestion: IngestionWorker
 
-    async def create(self, owner: Owner, body: CreateVectorStoreRequest) -> SummedStore:
+    async def create(self, principal: Principal, body: CreateVectorStoreRequest) -> SummedStore:
+        if body.embedding_model is not None:
+            self.index.embedders.check(principal, body.embedding_model)
         fields = {
             "name": body.name,
             "description": body.description,
@@ -56,7 +59,7 @@ class Retrieval:
         strategy = body.chunking_strategy
         files = [FileToAdd(file_id=file_id, chunking_strategy=strategy) for file_id in body.file_ids or ()]
         with _explained("file_ids"):
-            made = await stored.create_store(self.store, owner, fields, days, _attachments(files))
+            made = await stored.create_store(self.store, principal.owner, fields, days, _attachments(files))
         self.ingestion.wake()
         return made
 
@@ -187,14 +190,10 @@ def _attachment(file: FileToAdd) -> Attachment:
     return Attachment(file.file_id, file.attributes or {}, file.readers, *sizes)
 
 
-class _explained:  # noqa: N801  a context manager
-    """Names the field that brought more than its organisation may store."""
-
-    def __init__(self, param: str) -> None:
-        self._param = param
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if isinstance(error, StorageFullError):
-            raise storage_full(error, self._param) from None
+@contextmanager
+def _explained(param: str) -> Generator[None]:
+    """Name the field that brought more than its organisation may store."""
+    try:
+        yield
+    except StorageFullError as error:
+        raise storage_full(error, param) from None

@@ -152,6 +152,6 @@ class ChunkIndex(Protocol):
         readers: frozenset[str] | None = None,
     ) -> SearchResult:
         """Find the chunks that answer the queries best. Owner, filters (OpenAI's comparison and compound filters over
-        attributes) and readers (of documents with an access list; None: whoever asks may read all) hold before
-        anything is ranked."""
+        attributes, of valid shape) and readers (of documents with an access list; None: whoever asks may read all) hold
+        before anything is ranked."""
         ...

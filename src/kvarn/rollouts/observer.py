@@ -50,7 +50,7 @@ class RolloutObserver(Observer):
 
     def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:
         """Hear an answer whose version a rollout chose."""
-        rollout = None if turn.record.choice.route is None else self._compared(turn.record)
+        rollout = None if turn.record.choice.route is None or turn.answer else self._compared(turn.record)
         if rollout is None or rollout.phase is not RolloutPhase.CANARY:
             return None
         side = side_of(rollout, turn.record.choice.target)

@@ -94,7 +94,7 @@ class Shadows(Observer):
         return _shadow_of(record) is not None
 
     def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:
-        record, shadow = turn.record, _shadow_of(turn.record)
+        record, shadow = turn.record, None if turn.answer else _shadow_of(turn.record)
         return None if shadow is None or record.choice.degraded_from else _Copied(self, record, shadow, question)
 
     async def stop(self) -> None:

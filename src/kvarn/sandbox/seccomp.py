@@ -4,6 +4,7 @@
     newer than this list      ENOSYS, as on an older kernel
     in `_REFUSED`             EPERM
     clone                     EPERM unless it starts a thread: the program stays one process, whose memory has a limit
+    socketpair                EPERM unless of Unix sockets: other families load modules of the kernel
     clone3                    ENOSYS: its flags lie in memory that a filter cannot read; C libraries then use clone
     all others                allowed
 
@@ -31,6 +32,7 @@ _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Column of the tables below, and the value of AUDIT_ARCH."""
 
 _CLONE, _CLONE3 = (56, 220), (435, 435)
+_SOCKETPAIR, _AF_UNIX = (53, 199), 1
 _X32 = 0x40000000
 
 _REFUSED: dict[str, tuple[int | None, int | None]] = {
@@ -128,6 +130,11 @@ def seccomp_filter(machine: str) -> bytes:
     for number in refused:
         program += _unless(_JUMP_EQUAL, number, _ERRNO | errno.EPERM)
     program += [
+        _instruction(_JUMP_EQUAL, _SOCKETPAIR[column], jump_false=4),
+        _instruction(_LOAD_WORD, _FIRST_ARGUMENT),
+        _instruction(_JUMP_EQUAL, _AF_UNIX, jump_true=1),
+        _instruction(_RETURN, _ERRNO | errno.EPERM),
+        _instruction(_RETURN, _ALLOW),
         _instruction(_JUMP_EQUAL, _CLONE[column], jump_true=1),
         _instruction(_RETURN, _ALLOW),
         _instruction(_LOAD_WORD, _FIRST_ARGUMENT),

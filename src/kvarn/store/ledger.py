@@ -31,6 +31,7 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     replica: str = ""
     service_tier: str = "default"
     batch_id: str | None = None
+    cache: str | None = None
     outcome: str
     input_tokens: int
     cached_tokens: int

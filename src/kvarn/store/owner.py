@@ -74,6 +74,8 @@ class Principal:
     """Whether the project opted in to its prompts being sampled and kept, encrypted."""
     project_tools: tuple[str, ...] | None = None
     """Tools that the project may use, as in `Scopes.tools`."""
+    response_cache: str | None = None
+    """The project's response cache: `off`, `exact` or `semantic`; None: the server's setting holds."""
 
     @property
     def organization_id(self) -> str:

@@ -135,12 +135,15 @@ class ToolRunner:
             return failed("The tool failed; the server's log says why.")
 
 
+_MAX_REASON = 4096
+"""Bytes of the reason of a failure: a tool may take it from code that a model wrote."""
 _UNKNOWN = "It is not known whether this call has run: the server stopped meanwhile. It was not run again."
 _MAY_HAVE_RUN = ToolResult(_UNKNOWN, "incomplete", {"type": "mcp_tool_execution_error", "content": []})
 
 
 def failed(why: str) -> ToolResult:
-    return ToolResult(why, "failed", _error(why))
+    shown, _ = cut(why, _MAX_REASON)
+    return ToolResult(shown, "failed", _error(shown))
 
 
 def _error(why: str) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class ServerTool:
     description: str = ""
     schema: Mapping[str, Any] = field(default_factory=dict)
     annotations: Mapping[str, Any] | None = None
+    request: str = ""
+    """Method and URL of an operation's requests; empty: the server speaks MCP."""
 
     @property
     def is_read_only(self) -> bool:
@@ -45,7 +47,7 @@ class ServerTool:
     @property
     def digest(self) -> str:
         """SHA-256 of all that a model or a person decides by. A change of it is another tool."""
-        told = [self.name, self.description, self.schema, self.annotations]
+        told = [self.name, self.description, self.schema, self.annotations, self.request]
         return hashlib.sha256(json.dumps(told, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
     @property

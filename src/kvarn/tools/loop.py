@@ -35,7 +35,7 @@ from kvarn.tools.types import ToolCall, ToolContext, ToolResult
 from kvarn.wire.openai.chat.answer import FinishReason
 from kvarn.wire.openai.chat.messages import Message
 from kvarn.wire.openai.chat.request import AllowedToolsChoice, ChatCompletionRequest
-from kvarn.wire.openai.errors import ApiError, ContextLengthError
+from kvarn.wire.openai.errors import ApiError, ContextLengthError, invalid_request
 from kvarn.wire.openai.usage import Usage, usage
 
 _NO_MORE = 429
@@ -109,6 +109,11 @@ class ToolLoop:
     """Calls that the client approved: they have run before the first turn."""
 
     async def run_approved(self, approved: Sequence[CallBegun]) -> None:
+        """Run calls that the client approved. Raises `ApiError` 400: they are more than a request may have."""
+        if len(approved) > self._call_limit:
+            message = f"{len(approved)} calls are approved, and a request may have {self._call_limit}."
+            raise invalid_request(message, "input", "too_many_calls")
+
         async def run() -> None:
             self.early += [step async for step in self._run(approved) if isinstance(step, CallEnded)]
 

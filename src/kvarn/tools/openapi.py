@@ -77,12 +77,13 @@ def request_of(operation: Operation, arguments: Mapping[str, Any]) -> Request:
         value = arguments.get(name)
         if value is None:
             raise ValueError(f"the argument {name!r} is missing")
-        text = _text(value)
-        if text in ("", ".", ".."):
-            raise ValueError(f"the argument {name!r} cannot be {text!r}: it is a part of a path")
+        if not (text := _text(value)):
+            raise ValueError(f"the argument {name!r} cannot be empty: it is a part of a path")
         return quote(text, safe="")
 
     url = re.sub(r"\{([^{}]+)\}", in_path, operation.url)
+    if not {".", ".."}.isdisjoint(url.split("/")):
+        raise ValueError("no part of a path can be '.' or '..'")
     pairs = [
         (name, _text(each))
         for name, value in arguments.items()
@@ -131,6 +132,7 @@ def _operation(
         description="\n".join(told),
         schema=schema,
         annotations={"readOnlyHint": method in _READ_ONLY},
+        request=f"{method.upper()} {url}",
     )
     return Operation(tool, method, url, places)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from kvarn.tools.execution import cut
@@ -12,15 +13,25 @@ from kvarn.tools.types import ToolCall, ToolResult
 
 def completed(text: str, max_bytes: int, name: str) -> ToolResult:
     shown, is_cut = cut(text, max_bytes)
-    note = f"The result of {name} was cut: it is longer than {max_bytes} bytes."
-    return ToolResult(shown, item={"output": shown}, metadata=(note,) if is_cut else ())
+    if not is_cut:
+        return ToolResult(shown, item={"output": shown})
+    shown += "\n[The rest was cut off: it is longer than a result may be.]"
+    warning = f"The result of {name} was cut: it is longer than {max_bytes} bytes."
+    return ToolResult(shown, item={"output": shown}, metadata=(warning,))
 
 
 def failed(error: ToolCallError, server: ToolServer, max_bytes: int) -> ToolResult:
     """The model gets the failure's sentence as the call's output: it may try otherwise."""
-    shown, _ = cut(without_secrets(f"The call failed: {error}", server), max_bytes)
-    told = json.loads(without_secrets(json.dumps(error.error), server))
-    return ToolResult(shown, status="failed", error=told, item={"output": None})
+
+    def told(value: Any) -> Any:
+        if isinstance(value, str):
+            return cut(without_secrets(value, server), max_bytes)[0]
+        if isinstance(value, Mapping):
+            return {key: told(each) for key, each in value.items()}
+        return [told(each) for each in value] if isinstance(value, list) else value
+
+    shown = told(f"The call failed: {error}")
+    return ToolResult(shown, status="failed", error=told(error.error), item={"output": None})
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:

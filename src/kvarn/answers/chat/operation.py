@@ -27,7 +27,7 @@ from kvarn.answers.record import RequestRecord
 from kvarn.answers.sessions import hints_of_chat, take_hints
 from kvarn.answers.structured.answer_check import grammar_of_chat, only_valid_answers
 from kvarn.answers.tiers import tier_of
-from kvarn.answers.turn import Deltas, GeneratedPrompt, Moderated, Turn
+from kvarn.answers.turn import AnswerIdentity, Deltas, GeneratedPrompt, Moderated, Turn
 from kvarn.catalog.models import ReadyModel
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.routing.model_choice import RequestFeatures
@@ -157,6 +157,7 @@ async def engine_chat(
         output_bounded=request.max_tokens is not None or request.max_completion_tokens is not None,
         priority=request.priority,
         service_tier=request.service_tier,
+        identity=AnswerIdentity(request, [sampling]),
         moderated=moderated,
         logged=lambda: {"messages": request.plain_messages},
         generate=start,

@@ -20,7 +20,7 @@ from kvarn.answers.question import Question
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.sessions import hints_of_fields, take_hints
 from kvarn.answers.structured.answer_check import grammar_of_completion, only_valid_answers
-from kvarn.answers.turn import Deltas, GeneratedPrompt, Turn
+from kvarn.answers.turn import AnswerIdentity, Deltas, GeneratedPrompt, Turn
 from kvarn.catalog.models import ReadyModel
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.routing.model_choice import RequestFeatures
@@ -192,6 +192,7 @@ async def engine_completion(
         prompts=len(prompts),
         sequences=sum(sampling.n for sampling in samplings),
         priority=request.priority,
+        identity=AnswerIdentity(request, samplings),
         moderated=[("prompt", texts)],
         logged=lambda: {"prompt": texts()},
         generate=lambda turn: joined([start_one(turn, number) for number in range(len(prompts))]),

@@ -38,6 +38,7 @@ class LedgerStage:
             replica=turn.replica,
             service_tier=turn.service_tier,
             batch_id=None if record.deferred is None else record.deferred.batch_id,
+            cache=None if turn.caching is None else turn.caching.hit,
             writes=turn.max_output_tokens > 0,
             started=wall_clock_of(record.timeline.received_s),
         )

@@ -6,6 +6,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from kvarn.engine.errors import IntegrityError
 from kvarn.engine.memory.prefix_cache import PrefixNode
@@ -220,14 +221,12 @@ class Sessions:
 
     def _forget_oldest(self, session: Session) -> None:
         """Keep within the bounds. What is forgotten here loses its value with time as it would have."""
-        if len(session.branches) > _MAX_BRANCHES:
-            oldest = next((each for each in session.branches if not each.active), None)
-            if oldest is not None:
-                session.branches.remove(oldest)
-        if len(self._sessions) > self._max_sessions:
-            name, oldest_session = next(iter(self._sessions.items()))
-            if not oldest_session.is_active:
-                del self._sessions[name]
+        branches = (branch for branch in session.branches if not branch.active)
+        for branch in list(islice(branches, max(0, len(session.branches) - _MAX_BRANCHES))):
+            session.branches.remove(branch)
+        names = (name for name, each in self._sessions.items() if not each.is_active)
+        for name in list(islice(names, max(0, len(self._sessions) - self._max_sessions))):
+            del self._sessions[name]
 
 
 def _left_s(branch: Branch) -> float:

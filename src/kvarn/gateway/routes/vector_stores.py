@@ -41,7 +41,6 @@ from kvarn.wire.openai.vector_stores import (
 )
 
 _ASK_AGAIN_MS = 200
-_MAX_SENTENCE_CHARS = 300
 
 router = json_router("/v1/vector_stores", "vector stores", CHECKED)
 
@@ -58,10 +57,10 @@ class StoreFileQuery(StoreQuery):
 
 @router.post("", summary="Make a vector store")
 async def create_vector_store(
-    gateway: GatewayDep, owner: OwnerDep, body: CreateVectorStoreRequest
+    gateway: GatewayDep, principal: PrincipalDep, body: CreateVectorStoreRequest
 ) -> VectorStoreObject:
     """Make a vector store; its `file_ids` are ingested in the background."""
-    return _store(await gateway.retrieval.create(owner, body), gateway.store.now())
+    return _store(await gateway.retrieval.create(principal, body), gateway.store.now())
 
 
 @router.get("", summary="List vector stores")
@@ -106,7 +105,7 @@ async def search_vector_store(
         score_threshold=body.ranking_options.score_threshold,
         ranker=body.ranking_options.ranker,
     )
-    record.reply.warnings += [_plain(each) for each in found.degraded]
+    record.reply.warnings += found.degraded
     return SearchResultsPage(search_query=body.queries, data=[_hit(hit) for hit in found.hits])
 
 
@@ -192,11 +191,6 @@ async def list_vector_store_batch_files(
 ) -> ListObject[VectorStoreFileObject]:
     page = await stored_files.list_files(gateway.store, owner, vector_store_id, query.cursor, query.filter, batch_id)
     return list_answer(page, _file)
-
-
-def _plain(sentence: str) -> str:
-    """A sentence as a header may hold it: other servers' words may be in it."""
-    return "".join(char if " " <= char <= "~" else "?" for char in " ".join(sentence.split()))[:_MAX_SENTENCE_CHARS]
 
 
 def _ask_again(status: str) -> dict[str, str]:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from kvarn.store.directories import sync_directory
 
 Array = NDArray[Any]
+HALF_WRITTEN = ".*.tmp"
+"""Pattern of the names of files that are being written."""
 _ALIGNMENT = 64
 _MAGIC = b"kvarnix1"
 _HEAD_BYTES = len(_MAGIC) + 8
@@ -59,11 +61,6 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], notes: Any) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
-
-
-def read_notes(path: Path) -> Any:
-    """The notes of a file alone. Raises `OSError`, `DamagedFileError`."""
-    return msgspec.msgpack.decode(_read_header(path)[0].notes)
 
 
 def map_arrays(path: Path) -> tuple[dict[str, Array], Any]:

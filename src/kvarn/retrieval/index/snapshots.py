@@ -16,17 +16,19 @@ import shutil
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from kvarn.retrieval.index.arrays import Array, DamagedFileError
+from kvarn.clock import SYSTEM_CLOCK
+from kvarn.retrieval.index.arrays import HALF_WRITTEN, Array, DamagedFileError
 from kvarn.retrieval.index.segment import SUFFIX, FileVersion, Segment, make_segment, merge_segments, read_segment
 from kvarn.retrieval.index.views import Snapshot
 from kvarn.store.engine import Store
-from kvarn.store.repositories.chunks import FileState, IndexedChunk, StoreState, read_files, read_indexed
+from kvarn.store.repositories.chunks import FileState, IndexedChunk, StoreState, known_stores, read_files, read_indexed
 
 ResultT = TypeVar("ResultT")
 
@@ -39,6 +41,10 @@ _PORTION = 20_000
 """Chunks that are made a segment at once: some 100 MB while that is done."""
 _MOST_ROWS = 100_000
 """Rows of a segment at most: to merge them takes a second and 500 MB."""
+_HALF_WRITTEN_S = 3600.0
+"""Age of a file that is written no more."""
+_LEAST_ALIVE = 0.5
+"""Part of a segment's rows that are alive: with fewer, it is made anew for the next search."""
 _FILE_ROWS = 1000
 """A smaller segment is not written to a file: to make it again takes less."""
 
@@ -77,6 +83,29 @@ class Snapshots:
         self._locks.pop(store_id, None)
         await asyncio.to_thread(shutil.rmtree, self._folder_of(store_id), ignore_errors=True)
 
+    async def sweep(self) -> None:
+        """Drop the stores that are no more, rows of files that are no more, and what processes that were killed have
+        left half-written."""
+        names = {*await asyncio.to_thread(self._folders), *self._held}
+        known = await known_stores(self._store, sorted(names))
+        for store_id in names - known:
+            await self.drop(store_id)
+        for store_id in known:
+            async with self._locks[store_id]:
+                purged = await self._updated(store_id, self._held.get(store_id), purge=True)
+                if purged is not None and store_id in self._held:
+                    self._held[store_id] = purged
+        await asyncio.to_thread(self._unlink_half_written, SYSTEM_CLOCK.time() - _HALF_WRITTEN_S)
+
+    def _folders(self) -> list[str]:
+        return [path.name for path in self._folder.glob("*") if path.is_dir()]
+
+    def _unlink_half_written(self, before: float) -> None:
+        for path in self._folder.glob(f"*/{HALF_WRITTEN}"):
+            with suppress(FileNotFoundError):  # it is whole by now
+                if path.stat().st_mtime < before:
+                    path.unlink()
+
     def _keep(self, snapshot: Snapshot) -> None:
         self._held[snapshot.state.store_id] = snapshot
         self._held.move_to_end(snapshot.state.store_id)
@@ -93,7 +122,7 @@ class Snapshots:
                 break
         return held
 
-    async def _updated(self, store_id: str, held: Snapshot | None) -> Snapshot | None:
+    async def _updated(self, store_id: str, held: Snapshot | None, *, purge: bool = False) -> Snapshot | None:
         state, files = await read_files(self._store, store_id)
         if state is None:
             return None
@@ -108,7 +137,7 @@ class Snapshots:
         for portion in _portions(missing):
             chunks = await self._read_chunks(store_id, portion, embedder)
             segments += await self._run(partial(_segments_of, portion, chunks, embedder))
-        return await self._run(partial(self._assemble, state, by_id, segments))
+        return await self._run(partial(self._assemble, state, by_id, segments, purge))
 
     async def _read_chunks(self, store_id: str, files: Sequence[FileState], embedder: str) -> list[IndexedChunk]:
         found: list[IndexedChunk] = []
@@ -125,8 +154,10 @@ class Snapshots:
                 after = part[-1].id
         return found
 
-    def _assemble(self, state: StoreState, files: Mapping[str, FileState], segments: Sequence[Segment]) -> Snapshot:
-        merged = self._in_files(state.store_id, _merge(segments, files))
+    def _assemble(
+        self, state: StoreState, files: Mapping[str, FileState], segments: Sequence[Segment], purge: bool
+    ) -> Snapshot:
+        merged = self._in_files(state.store_id, _merge(segments, files, 1.0 if purge else _LEAST_ALIVE))
         return Snapshot(state, files, merged, [_alive(segment, files) for segment in merged])
 
     def _read_files(self, store_id: str, files: Mapping[str, FileState], embedder: str) -> list[Segment]:
@@ -179,11 +210,13 @@ class Snapshots:
 def _portions(files: Sequence[FileState]) -> Iterator[list[FileState]]:
     """Files in portions of about so many chunks that are read at once."""
     portion: list[FileState] = []
+    chunks = 0
     for each in files:
         portion.append(each)
-        if sum(file.chunks for file in portion) >= _PORTION:
+        chunks += each.chunks
+        if chunks >= _PORTION:
             yield portion
-            portion = []
+            portion, chunks = [], 0
     if portion:
         yield portion
 
@@ -204,16 +237,16 @@ def _alive(segment: Segment, files: Mapping[str, FileState]) -> Array:
     return np.array(current, dtype=bool)[segment.file_of] if current else np.zeros(0, dtype=bool)
 
 
-def _merge(segments: Sequence[Segment], files: Mapping[str, FileState]) -> list[Segment]:
+def _merge(segments: Sequence[Segment], files: Mapping[str, FileState], least_alive: float) -> list[Segment]:
     """Segments of which each is less than half the size of the one before, or joins no other without growing too large;
-    what is mostly dead is made smaller."""
+    one of which a smaller part than `least_alive` is alive is made anew without the rest."""
     merged: list[tuple[Segment, Array]] = []
     for segment in sorted(segments, key=lambda each: (-each.size, each.name)):
         alive = _alive(segment, files)
         living = int(np.count_nonzero(alive))
         if not living:
             continue
-        if living < segment.size // 2:
+        if living < least_alive * segment.size:
             segment = merge_segments([segment], [alive])
             alive = np.ones(segment.size, dtype=bool)
         merged.append((segment, alive))

@@ -48,7 +48,7 @@ _DECLARED = re.compile(
 )
 _READ_ENCODINGS = re.compile(r"utf-8|ascii|iso8859|cp\d|gb|big5|euc|shift_jis|koi8|mac", re.I)
 """By the codec's own name: those that take time in proportion to the text."""
-_HTML_START = re.compile(r"\s*(<!--.{0,2000}?-->\s*)*<(!doctype\s+html|html|head|body)\b", re.I | re.S)
+_HTML_START = re.compile(r"\s*(<!--(?:(?!-->).){0,2000}-->\s*)*<(!doctype\s+html|html|head|body)\b", re.I | re.S)
 
 
 def find_format(file: BinaryIO, suffix: str, media_type: str) -> Format:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -43,8 +43,8 @@ class UnreadableFileError(Exception):
         self.code: Code = code
 
 
-async def parse(data: Path, filename: str, media_type: str, limits: ParseLimits = ParseLimits()) -> Document:
-    """The text of a file and its blocks. Called from the event loop's thread. Raises UnreadableFileError."""
+async def parse(data: IO[bytes], filename: str, media_type: str, limits: ParseLimits = ParseLimits()) -> Document:
+    """The text of an open file and its blocks. Called from the event loop's thread. Raises UnreadableFileError."""
     try:
         runner, libraries = await asyncio.to_thread(find_bubblewrap), True
     except NoSandboxError:
@@ -57,13 +57,10 @@ async def parse(data: Path, filename: str, media_type: str, limits: ParseLimits 
         timeout_s=limits.timeout_s,
         output_bytes=6 * limits.max_characters + 2**20,
     )
-    file = await asyncio.to_thread(data.open, "rb")
     try:
-        outcome = await runner.run(program, bounds, file)
+        outcome = await runner.run(program, bounds, data)
     except SandboxBrokenError as error:
         raise UnreadableFileError("server_error", f"The sandbox for parsing did not start: {error}") from None
-    finally:
-        file.close()
     return await asyncio.to_thread(_document, outcome, limits)
 
 

@@ -57,6 +57,8 @@ class Project(Base):
     """Number of times that its cached prompts were given up: they quoted what was deleted. None: never."""
     tools: Mapped[list[Any] | None]
     """Tools that it may use, such as `file_search` or `mcp:github`; None: all."""
+    response_cache: Mapped[str | None] = mapped_column(String(16))
+    """`off`, `exact` or `semantic`; None: the server's setting."""
 
 
 class User(Base):

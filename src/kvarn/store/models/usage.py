@@ -44,6 +44,8 @@ class UsageEvent(Base):
     service_tier: Mapped[str] = mapped_column(String(16), default="default")
     batch_id: Mapped[Id | None]
     """The batch whose line it was. Stays when the batch is deleted."""
+    cache: Mapped[str | None] = mapped_column(String(16))
+    """Cache that had the answer: `exact` or `semantic`; None: a model wrote it."""
     outcome: Mapped[str] = mapped_column(String(16))
     """`finished`, `aborted` (the client left), `failed`, or `lost` (the gateway died; found at its next start)."""
     input_tokens: Mapped[Number]

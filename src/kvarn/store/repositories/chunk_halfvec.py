@@ -14,6 +14,7 @@ from kvarn.store.errors import StoreError
 from kvarn.store.repositories.queries import is_postgresql
 
 TABLES = ("chunk_halfvecs", "chunk_halfvec_stores")
+_LEAST_VERSION = [0, 8]
 _AT_ONCE = 500
 _LOCK = 0x6B76617270
 """Number of PostgreSQL's advisory lock of who makes the table."""
@@ -46,6 +47,9 @@ async def prepare(store: Store) -> None:
             await session.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _LOCK})
             for statement in _STATEMENTS:
                 await session.execute(text(statement))
+            version = str(await session.scalar(text("SELECT extversion FROM pg_extension WHERE extname = 'vector'")))
+            if [int(part) for part in version.split(".")[:2]] < _LEAST_VERSION:
+                raise StoreError(f"the extension is pgvector {version}: update it to 0.8, which filters as it walks")
 
 
 async def index_dimensions(store: Store, dimensions: int) -> None:

@@ -166,6 +166,16 @@ async def read_stores(store: Store, owner: Owner, store_ids: Sequence[str]) -> l
     return [found[each] for each in dict.fromkeys(store_ids) if each in found]
 
 
+async def known_stores(store: Store, store_ids: Sequence[str]) -> set[str]:
+    """Those of these stores that have files, whoever owns them."""
+    found = set[str]()
+    async with store.reading() as session:
+        for first in range(0, len(store_ids), _AT_ONCE):
+            named = ChunkStore.store_id.in_(store_ids[first : first + _AT_ONCE])
+            found.update(await session.scalars(select(ChunkStore.store_id).where(named)))
+    return found
+
+
 async def read_files(store: Store, store_id: str) -> tuple[StoreState | None, list[FileState]]:
     """A store's state, and its files at that moment."""
     columns = [getattr(ChunkFile, name) for name in FileState._fields]

@@ -5,6 +5,7 @@ pydantic-monty interprets a part of Python; time and memory are bounded from out
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -43,7 +44,10 @@ async def _calculate(arguments: Mapping[str, Any]) -> ToolResult:
             value = await session.feed_run(_with_math(expression), print_callback=printed)
     except MontyError as error:
         return failed(str(error))
-    lines = [*printed.output.splitlines(), *([] if value is None else [_shown(value)])]
+    try:
+        lines = [*printed.output.splitlines(), *([] if value is None else [_shown(value)])]
+    except ValueError:  # of Python, for decimal digits without end
+        return failed(f"The number has more than {sys.get_int_max_str_digits()} digits: ask for a part of it.")
     return ToolResult("\n".join(lines) or "There is no value: end with an expression.")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvarn.answers.chat.tool_calls import INVALID, arguments_object
 from kvarn.tools.execution import failed
+from kvarn.tools.results import completed
 from kvarn.tools.types import OpenedTools, ToolCall, ToolContext, ToolDefinition, ToolResult
 from kvarn.wire.openai.errors import ApiError
 
@@ -39,4 +40,7 @@ class FunctionTool:
         arguments = arguments_object(call.arguments)
         if INVALID in arguments:
             return failed("The arguments are no JSON object.")
-        return await self.function(arguments)
+        result = await self.function(arguments)
+        if result.error is not None:
+            return result
+        return completed(result.output, context.max_result_bytes, self.definition.name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.jobs.periodic import Periodic
 from kvarn.sandbox.bubblewrap import find_bubblewrap
 from kvarn.store.engine import Store
-from kvarn.store.errors import StorageFullError
+from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.ids import new_id
 from kvarn.store.models import Container, File
 from kvarn.store.owner import Owner
@@ -103,7 +103,10 @@ class Containers:
         async with self._alone(container_id):
             live, notes = await self._interpreter(owner, container_id)
             try:
-                return await self._run(owner, container_id, live, code, timeout_s, notes)
+                outcome = await self._run(owner, container_id, live, code, timeout_s, notes)
+                if self._places.is_wanted(live.tenant):
+                    await self._end(container_id)
+                return outcome
             except TimeoutError:
                 await self._end(container_id)
                 why = f"The code was stopped after {timeout_s:g} s."
@@ -136,7 +139,8 @@ class Containers:
             written = await self._take_files(container, live, reply, notes)
         for path in reply.removed:
             if (file_id := live.file_ids.pop(path, None)) is not None:
-                await delete_container_file(self.store, owner, container_id, file_id)
+                with suppress(NotFoundError):  # its client has deleted it meanwhile, or all of the container
+                    await delete_container_file(self.store, owner, container_id, file_id)
         live.used_s = SYSTEM_CLOCK.now()
         return CodeOutcome(reply.logs, reply.failed, written, notes, reply.processor_s)
 

@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 
 from kvarn.sandbox.bubblewrap import WORK_FOLDER, Program, ProgramLimits, ProgramRunner, kill
+from kvarn.tools.code_interpreter.guest import MAX_FILES
 
 _GUEST = Path(__file__).with_name("guest.py")
 _MODULE_FOLDER = "/run/kvarn/code"
@@ -34,7 +35,7 @@ class CodeReply(msgspec.Struct, frozen=True):
     logs: Annotated[str, msgspec.Meta(max_length=_MAX_LOG_CHARACTERS + 100)]
     failed: bool
     processor_s: float
-    files: list[tuple[str, Annotated[int, msgspec.Meta(ge=0)]]]
+    files: Annotated[list[tuple[str, Annotated[int, msgspec.Meta(ge=0)]]], msgspec.Meta(max_length=MAX_FILES)]
     """Paths of new and changed files and their sizes, in the order in which their contents follow."""
     removed: list[str]
 

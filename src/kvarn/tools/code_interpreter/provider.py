@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import Field, ValidationError
 
+from kvarn.answers.chat.tool_calls import arguments_object
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.sandbox.bubblewrap import WORK_FOLDER, find_bubblewrap
 from kvarn.sandbox.errors import NoSandboxError
@@ -178,8 +178,8 @@ class CodeTool:
         return ToolDefinition(NAME, description, parameters)
 
     async def call(self, context: ToolContext, call: ToolCall) -> ToolResult:
-        code = _code_of(call.arguments)
-        if code is None:
+        code = arguments_object(call.arguments).get("code")
+        if not isinstance(code, str):
             return ToolResult("The arguments are no JSON object with a text 'code'.", "failed", item={"code": ""})
         async with self.filling:
             if self.missing is not None:
@@ -224,15 +224,6 @@ def _read_auto(named: object) -> AutoContainer:
         wrong = error.errors()[0]
         where = ".".join(["tools.container", *map(str, wrong["loc"])])
         raise invalid_request(f"Invalid value for '{where}': {wrong['msg']}.", where) from None
-
-
-def _code_of(arguments: str) -> str | None:
-    try:
-        given = json.loads(arguments)
-    except ValueError:
-        return None
-    code = given.get("code") if isinstance(given, dict) else None
-    return code if isinstance(code, str) else None
 
 
 def _is_package(name: str) -> bool:

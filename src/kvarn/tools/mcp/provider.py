@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvarn.answers.record import RequestRecord
+from kvarn.identity.scopes import check_tool
 from kvarn.store.ids import new_id
 from kvarn.store.owner import Owner
 from kvarn.tools.functions import ServerTool, definition_of
@@ -72,7 +73,8 @@ class McpProvider:
     async def told(self, owner: Owner, server: ToolServer, *, fresh: bool = False) -> ServerTools:
         """The tools that a server tells. Raises `ToolCallError`."""
         if server.kind == "http":
-            operations = await self._operations.get(owner, server, fresh=fresh)
+            # A document that is looked at before it is approved is not remembered: requests go by the approved one.
+            operations = await (read_operations(server, self.http) if fresh else self._operations.get(owner, server))
             return ServerTools([each.tool for each in operations], {each.tool.name: each for each in operations})
         listed = await self._tools.get(owner, server, fresh=fresh)
         return ServerTools(listed.tools, mode=listed.mode, left_out=listed.left_out)
@@ -91,6 +93,7 @@ class McpProvider:
         if known is not None:
             why = f"{entry.server_label!r} is a registered tool server: leave out 'server_url', or choose another"
             raise invalid_request(f"{why} 'server_label'.", "server_label")
+        check_tool(record.principal, "mcp")  # a scope of one label means the server registered under it
         if not self._request_servers:
             why = "This server takes registered tool servers only (tools.request_servers): leave out 'server_url'."
             raise ApiError(403, why, code="tool_server_not_allowed", param="server_url")

@@ -37,6 +37,9 @@ _MAX_BRACKETS = 100_000
 """Objects and arrays of a session's answers: reading so many takes some 0.1 s; those of 4 MiB would take 1.6 s."""
 _UNREACHED = 502
 _REFUSED = 403
+_GOODBYE_S = 2.0
+"""Seconds that a server has for the end of a session: its client is not asked to wait, and a second cancellation may
+never come."""
 _LATE = 504
 _INTERNAL = -32603
 _STAND_INS = frozenset({"Server returned an error response", "Not Found", "Session terminated"})
@@ -234,13 +237,18 @@ def _bridge(wire: _Wire) -> httpx2.AsyncBaseTransport:
                 content=await request.aread(),
                 extensions=dict(request.extensions),
             )
+            is_goodbye = request.method == "DELETE"
             try:
-                response = await wire.transport.handle_async_request(asked)
+                async with asyncio.timeout(_GOODBYE_S if is_goodbye else None):
+                    response = await wire.transport.handle_async_request(asked)
             except (AddressRefusedError, ToolServerError) as error:
                 wire.failure = error
                 raise httpx2.ConnectError(str(error), request=request) from None
             if request.method == "POST":  # servers may refuse to open a stream (GET) or to end a session (DELETE)
                 wire.status = response.status_code if response.status_code >= 400 else None
+            if is_goodbye:
+                await response.aclose()
+                return httpx2.Response(response.status_code)
             return httpx2.Response(response.status_code, headers=response.headers.raw, stream=Stream(response))
 
         async def aclose(self) -> None:

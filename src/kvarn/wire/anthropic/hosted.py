@@ -95,7 +95,7 @@ class McpServer(_Sent):
     type: Literal["url"]
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     url: str
-    authorization_token: str | None = None
+    authorization_token: str | None = Field(None, repr=False)
     tool_configuration: McpToolConfiguration | None = None
 
     @property

@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from kvarn.wire.openai.cache import CacheOptions
 from kvarn.wire.openai.sessions import AgentHint, RetentionDirectives
 from kvarn.wire.sampling import MAX_INT
 
@@ -264,7 +265,7 @@ class StructuredOutputs(LenientModel):
     disable_fallback: object = None
 
 
-HINTS = frozenset({"agent_hint", "retention_directives"})
+HINTS = frozenset({"agent_hint", "retention_directives", "cache"})
 """Fields that may be ignored without harm where they are not known."""
 
 
@@ -315,6 +316,7 @@ class SamplingFields(LenientModel):
     guided_grammar: str | None = None
     agent_hint: AgentHint | None = None
     retention_directives: RetentionDirectives | None = None
+    cache: CacheOptions | None = None
 
     @model_validator(mode="after")
     def _stream_fields_agree(self) -> SamplingFields:

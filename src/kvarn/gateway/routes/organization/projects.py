@@ -56,12 +56,15 @@ async def get_project(admin: AdminDep, project_id: str) -> ProjectObject:
 
 @router.post("/{project_id}", summary="Modify a project")
 async def modify_project(admin: AdminDep, project_id: str, body: ProjectUpdate) -> ProjectObject:
-    """Set its name, whether its prompts may be sampled, or which tools of the platform it may use."""
+    """Set its name, whether its prompts may be sampled, which tools of the platform it may use, or its response
+    cache."""
     if body.log_prompts and (missing := missing_extra("log_prompts", "encryption")) is not None:
         raise invalid_request(missing, "log_prompts")
     changes = body.model_dump(exclude_none=True)
     if changes.get("tools") == ["*"]:
         changes["tools"] = None
+    if changes.get("response_cache") == "default":
+        changes["response_cache"] = None
     return project_object(await admin.change(projects.change_project, project_id, changes))
 
 
@@ -69,6 +72,13 @@ async def modify_project(admin: AdminDep, project_id: str, body: ProjectUpdate) 
 async def archive_project(admin: AdminDep, project_id: str) -> ProjectObject:
     """Its keys stop working; what it stores stays."""
     return project_object(await admin.change(projects.archive_project, project_id))
+
+
+@router.delete("/{project_id}/response_cache", summary="Clear a project's response cache")
+async def clear_response_cache(admin: AdminDep, project_id: str) -> DeletedObject:
+    """Find none of its cached answers any more, nor cached KV of its prompts, in any gateway."""
+    await admin.change(projects.give_up_cached, project_id)
+    return DeletedObject(id=project_id, object="organization.project.response_cache.deleted")
 
 
 @router.get(_ACCOUNTS, summary="List service accounts")

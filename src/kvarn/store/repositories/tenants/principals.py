@@ -137,6 +137,7 @@ async def _principal_of(
         limits=await limit_rules_of(session, (organization.id, project.id, *limited)),
         log_prompts=project.log_prompts,
         project_tools=None if project.tools is None else tuple(project.tools),
+        response_cache=project.response_cache,
     )
 
 

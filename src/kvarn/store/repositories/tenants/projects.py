@@ -67,6 +67,13 @@ async def change_project(
     return project
 
 
+async def give_up_cached(change: AuditedChange, organization_id: str, project_id: str) -> None:
+    """Find nothing any more that is cached of a project: no answers, no KV of its prompts; gateways hear of it."""
+    project = await get_project(change.session, organization_id, project_id)
+    project.cache_generation = (project.cache_generation or 0) + 1
+    change.record("project.cache_cleared", organization_id, project_id, project_id=project_id)
+
+
 async def archive_project(change: AuditedChange, organization_id: str, project_id: str) -> Project:
     """Archive a project: its keys stop working, its objects stay. Done again, it changes nothing."""
     project = await get_project(change.session, organization_id, project_id)

@@ -19,6 +19,7 @@ class ProjectObject(_NamedObject):
     status: str
     log_prompts: bool
     tools: list[str] | None
+    response_cache: str | None
 
 
 class _KeyObject(_NamedObject):

@@ -54,6 +54,8 @@ class ProjectUpdate(RequestModel):
     log_prompts: bool | None = None  # ours: let prompts be sampled and kept, encrypted
     tools: Annotated[list[ToolName], Field(max_length=256)] | None = None
     """Ours: tools of the platform that it may use, such as `file_search` or `mcp:github`; `["*"]`: all again."""
+    response_cache: Literal["off", "exact", "semantic", "default"] | None = None
+    """Ours: its cache of answers; `default`: the server's setting again."""
 
 
 class ProjectKeyCreate(RequestModel):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
+from kvarn.wire.openai.cache import CacheOptions
 from kvarn.wire.openai.chat.request import ReasoningEffort
 from kvarn.wire.openai.common import (
     EMPTY_IS_NULL,
@@ -153,6 +154,7 @@ class ResponseRequest(ContextFields):
     prompt_cache_retention: str | None = None
     agent_hint: AgentHint | None = None
     retention_directives: RetentionDirectives | None = None
+    cache: CacheOptions | None = None
     client_metadata: dict[str, Any] | None = None
     image: dict[str, Any] | None = None
 

@@ -1,0 +1,135 @@
+"""Questions that were answered, for the semantic cache: by project, in the memory of a gateway process."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvarn.response_cache.store import Answer
+from kvarn.response_cache.threshold import NEAREST, Comparisons
+from kvarn.store.owner import Principal
+
+Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
+_PROJECTS = 1024
+"""Projects whose questions are kept: those used last."""
+_COMPARED = 0.05
+"""Share of the answers that may be given for which a model is asked all the same: what is learned stays true."""
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """A question whose answer is kept under `key`."""
+
+    bucket: bytes
+    key: bytes
+    vector: Vector  # of length 1
+    worst: float = 0.0  # greatest similarity of a question for which its answer was wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """The nearest known question to one that is asked."""
+
+    known: Known
+    similarity: float
+    may_answer: bool  # else the model is asked, and shows whether the answer would have been right
+
+
+@dataclass(frozen=True, slots=True)
+class AskedQuestion:
+    """A question that a model answers."""
+
+    bucket: bytes
+    vector: Vector
+    neighbour: Neighbour | None
+    answer: Answer | None  # the neighbour's, which is compared with the model's
+
+
+@dataclass(slots=True)
+class _Project:
+    salt: str
+    comparisons: Comparisons
+    known: OrderedDict[bytes, Known] = field(default_factory=OrderedDict)
+    buckets: dict[bytes, list[Known]] = field(default_factory=dict)
+
+
+class Questions:
+    """Known questions of all projects.
+
+    Args:
+        bound: Share of wrong answers allowed.
+        most: Questions of one project that are kept.
+        draw: Draws from 0 to 1.
+    """
+
+    def __init__(self, bound: float, most: int, draw: Callable[[], float] = random.random) -> None:
+        self._bound = bound
+        self._most = most
+        self._draw = draw
+        self._projects = OrderedDict[str, _Project]()
+
+    def nearest(self, principal: Principal, bucket: bytes, vector: Vector) -> Neighbour | None:
+        """The nearest question of a bucket: questions with the same contents, asked of the same model in the same
+        context."""
+        project = self._project(principal)
+        found = project.buckets.get(bucket)
+        if not found:
+            return None
+        similarities = np.stack([known.vector for known in found]) @ vector
+        place = int(np.argmax(similarities))
+        known, similarity = found[place], float(similarities[place])
+        if similarity < NEAREST:
+            return None
+        project.known.move_to_end(known.key)
+        may_answer = project.comparisons.allows(similarity, known.worst) and self._draw() >= _COMPARED
+        return Neighbour(known, similarity, may_answer)
+
+    def learn(self, principal: Principal, neighbour: Neighbour, right: bool) -> None:
+        """Take in that a neighbour's answer would have been right, or wrong."""
+        self._project(principal).comparisons.add(neighbour.similarity, right)
+        if not right:
+            neighbour.known.worst = max(neighbour.known.worst, neighbour.similarity)
+
+    def add(self, principal: Principal, bucket: bytes, key: bytes, vector: Vector) -> None:
+        """Remember a question whose answer is kept under `key`."""
+        project = self._project(principal)
+        if key in project.known:
+            project.known.move_to_end(key)
+            return
+        known = project.known[key] = Known(bucket, key, vector)
+        project.buckets.setdefault(bucket, []).append(known)
+        if len(project.known) > self._most:
+            self._drop(project, next(iter(project.known)))
+
+    def forget(self, principal: Principal, key: bytes) -> None:
+        """Forget a question whose answer is gone."""
+        project = self._project(principal)
+        if key in project.known:
+            self._drop(project, key)
+
+    def threshold(self, principal: Principal) -> float | None:
+        return self._project(principal).comparisons.threshold
+
+    def _drop(self, project: _Project, key: bytes) -> None:
+        known = project.known.pop(key)
+        left = [each for each in project.buckets[known.bucket] if each is not known]
+        if left:
+            project.buckets[known.bucket] = left
+        else:
+            del project.buckets[known.bucket]
+
+    def _project(self, principal: Principal) -> _Project:
+        """The principal's project; with another salt it knows nothing, but what it has learned holds."""
+        project = self._projects.get(principal.project_id)
+        if project is None:
+            project = self._projects[principal.project_id] = _Project(principal.cache_salt, Comparisons(self._bound))
+            if len(self._projects) > _PROJECTS:
+                self._projects.popitem(last=False)
+        elif project.salt != principal.cache_salt:
+            project = self._projects[principal.project_id] = _Project(principal.cache_salt, project.comparisons)
+        self._projects.move_to_end(principal.project_id)
+        return project
