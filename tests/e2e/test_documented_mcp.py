@@ -15,7 +15,7 @@ import yaml
 
 from gateway_fixtures import GatewayServer, wait_for
 from kvarn.config.tools import ToolsConfig
-from scripted_answers import called, script
+from scripted_answers import script
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +56,7 @@ def test_the_first_server_of_the_guide_is_used(
             server.authenticator = None  # an open server: whoever asks is an administrator
 
         with serve(prepare, config={"tools": tools}) as server:
-            script(server, called("weather__forecast", city="Oslo"), "Sun, 21 degrees.")
+            script(server, '{"city": "Oslo"}}\n</tool_call>', "Sun, 21 degrees.")  # the choice began the call
             guide = run(request, server)
             script(
                 server,
