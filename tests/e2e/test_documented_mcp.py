@@ -15,7 +15,7 @@ import yaml
 
 from gateway_fixtures import GatewayServer, wait_for
 from kvarn.config.tools import ToolsConfig
-from scripted_answers import script
+from scripted_answers import called, script
 
 ROOT = Path(__file__).parents[2]
 
