@@ -24,6 +24,7 @@ from kvarn.observe.limits import LimitMetrics
 from kvarn.observe.merge import as_open_metrics
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
+from kvarn.observe.response_cache import ResponseCacheMetrics
 from kvarn.observe.store import StoreMetrics
 from kvarn.observe.tools import ToolMetrics
 from kvarn.observe.traces.exporter import ExportMetrics
@@ -42,6 +43,7 @@ def test_the_page_and_the_registry_agree() -> None:
     ExportMetrics(registry)
     ToolMetrics(registry)
     IngestionMetrics(registry)
+    ResponseCacheMetrics(registry)
     registry.register(HostCollector(PAGE.parent))
     KeeperMetrics(registry)
     StoreMetrics(registry, is_away=bool, is_read_only=bool)
