@@ -28,7 +28,7 @@ $(error DEVICE is '$(DEVICE)': it must be cpu or cuda; leave it out, and nvidia-
 endif
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: install serve services schema-suite test test-long kernels chaos conformance clients lint smoke bench docs native wheel wheel-test console console-check console-modules console-shots image image-base image-test image-lock sbom audit clean
+.PHONY: install serve services schema-suite test test-long kernels chaos conformance clients tools lint types style smoke smoke-peers smoke-programs bench docs native wheel wheel-test console console-check console-modules console-shots image image-base image-test image-lock sbom audit clean
 
 install: $(VENV)/.serve
 
@@ -155,10 +155,21 @@ conformance: $(VENV)/.test
 	@if [ -f "$(OPENAPI)" ]; then OPENAI_API_DOCUMENT="$(OPENAPI)" $(BIN)/python -m pytest tests/gateway tests/answers tests/catalog tests/responses tests/batches tests/identity tests/e2e $(ARGS); \
 	else echo "get openapi.yaml from https://github.com/openai/openai-openapi (MIT), put it here or name it in OPENAI_API_DOCUMENT"; exit 1; fi
 
-lint: $(VENV)/.lint console-check site
+# What installs runs before what checks: two that install into one environment at once would spoil it, and the site's files are written
+# where the others read. The checks themselves run side by side where there are jobs for them (`make -j 2 lint`).
+tools: $(VENV)/.lint
+	@$(MAKE) --no-print-directory $(VENV)/.zensical
+
+lint: tools
+	@$(MAKE) --no-print-directory site
+	@$(MAKE) --no-print-directory types style console-check
+
+types: $(VENV)/.lint
+	$(BIN)/mypy
+
+style: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/checks.py
 
@@ -188,10 +199,14 @@ console-modules:
 # The benchmarks and the examples, briefly. The benchmark against peers runs Kvarn alone, with its default settings, a
 # tiny model and short answers: it fails if a request is refused or an answer is not whole.
 SMOKE := --engines kvarn --shapes tiny --cache $(VENV)/smoke --models $(VENV)/smoke
-smoke: $(VENV)/.test services
+smoke: smoke-peers smoke-programs
+
+smoke-peers: $(VENV)/.test
 	@rm -f $(VENV)/smoke/results.jsonl
 	$(BIN)/python -m benchmarks.peers prepare $(SMOKE)
 	$(BIN)/python -m benchmarks.peers run --smoke --w6-rate 50 --results $(VENV)/smoke/results.jsonl $(SMOKE)
+
+smoke-programs: $(VENV)/.test services
 	$(BIN)/python -m pytest -n 2 -m smoke tests/bench tests/docs
 
 bench: $(VENV)/.serve

@@ -37,6 +37,7 @@ SMOKE = {
     ),
     "quality": ("--every 60", r"int8, KV int8 \| \d+ of \d+"),
     "request_path": ("", r"token: +\d"),
+    "response_cache": ("--questions 300 --bound 0.2", r"gate \(Kvarn's\) \| \d"),
     "retrieval": (
         "--sets generated --pages 3 --questions 4 --tokens 100 --overlap 20",
         r"hybrid \+ rerank \| \d+(.|\n)*groundedness 100\.0%",

@@ -1,4 +1,5 @@
-"""The first example of docs/guides/mcp.md runs as it is printed: the server, the settings, the request."""
+"""The first example of docs/guides/mcp.md runs as it is printed: the server, the settings, the request. So does the
+README's program, which asks that server, too."""
 
 from __future__ import annotations
 
@@ -16,14 +17,26 @@ from gateway_fixtures import GatewayServer, wait_for
 from kvarn.config.tools import ToolsConfig
 from scripted_answers import script
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "mcp.md"
+ROOT = Path(__file__).parents[2]
+
+
+def printed(page: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(r"^```(?:python|yaml)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def run(program: str, server: GatewayServer) -> list[str]:
+    here = program.replace("http://127.0.0.1:8000", server.url).replace("kvarn-demo", "tiny")
+    done = subprocess.run([sys.executable, "-c", here], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 def test_the_first_server_of_the_guide_is_used(
     serve: Callable[..., AbstractContextManager[GatewayServer]], tmp_path: Path
 ) -> None:
-    pages = re.findall(r"^```(?:python|yaml)\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    program, settings, request = pages[:3]
+    program, settings, request = printed("docs/guides/mcp.md")[:3]
+    (readme,) = printed("README.md")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -38,15 +51,24 @@ def test_the_first_server_of_the_guide_is_used(
     try:
         wait_for(listens, "the server of the guide to listen")
         tools = ToolsConfig.model_validate(yaml.safe_load(settings.replace("9000", port))["tools"])
-        with serve(config={"tools": tools}) as server:
+
+        def prepare(server: GatewayServer) -> None:
+            server.authenticator = None  # an open server: whoever asks is an administrator
+
+        with serve(prepare, config={"tools": tools}) as server:
             script(server, '{"city": "Oslo"}}\n</tool_call>', "Sun, 21 degrees.")  # the choice began the call
-            here = request.replace("http://127.0.0.1:8000", server.url).replace("kvarn-demo", "tiny")
-            done = subprocess.run([sys.executable, "-c", here], capture_output=True, text=True, check=False)
+            guide = run(request, server)
+            script(
+                server,
+                *(called("file_search", query="ticket"), "Three crowns."),
+                *(called("code_interpreter", code="2 ** 100"), "Some 10 ** 30."),
+                "The time to the first token.",
+                *(called("weather__forecast", city="Oslo"), "Sun, 21 degrees."),
+            )
+            told = run(readme, server)
     finally:
         running.kill()
         running.wait()
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        'forecast {"city": "Oslo"} Tomorrow in Oslo: sun, 21 degrees.',
-        "Sun, 21 degrees.",
-    ]
+    assert guide == ['forecast {"city": "Oslo"} Tomorrow in Oslo: sun, 21 degrees.', "Sun, 21 degrees."]
+    cached = "The time to the first token."
+    assert told == ["Three crowns.", "Some 10 ** 30.", f"{cached} {cached}", "Sun, 21 degrees."]

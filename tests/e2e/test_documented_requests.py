@@ -53,6 +53,7 @@ def test_the_requests_of_a_page_are_answered(server, page: Path, tmp_path: Path)
     [
         ("start/install.md", "42"),
         ("guides/structured_output.md", "born="),
+        ("guides/caching.md", "hit"),
         ("guides/vector_stores.md", "platform nine"),
         ("guides/hosted_tools.md", "three crowns"),
     ],

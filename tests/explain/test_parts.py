@@ -97,6 +97,17 @@ def test_a_request_that_no_model_took_says_so():
     assert_tile(found.parts, 0.0, 0.005)
 
 
+def test_an_answer_out_of_the_cache_is_the_caches():
+    names = ("received", "parsed", "resolved", "prompted", "stage.response_cache", "moderated", "first_token")
+    events = [Event(name, place / 1000) for place, name in enumerate([*names, "generated", "settled", "ended"])]
+    found = answered(events, [TracedTurn(id="mine", model="tiny", output_tokens=5)]).explained()
+    assert [part.name for part in found.parts] == [
+        *("prepare", "response cache", "moderation", "response cache", "settle", "read")
+    ]
+    assert_tile(found.parts, 0.0, 0.009)
+    assert found.unexplained_s == 0 and found.sentence.startswith("No model worked for it")
+
+
 def test_of_several_prompts_the_one_that_took_longest_is_told():
     once = told_request([*FIRST, *FINISHED], end_s=3.0)
     later = told_request([K.QUEUED, 0, 0, K.SCHEDULED, 900_000, 0, 0, K.FINISHED, 2_500_000, 1, 0, 0, 0])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import openai
 import pytest
 
 from asking import CHAT, chat, code_of, prompt_of
 from fake_tools import FakeProvider, FakeTool
+from kvarn.wire.openai.errors import ApiError
 from published_schemas import check
 from scripted_answers import called
 
@@ -95,3 +97,18 @@ def test_more_calls_than_a_request_may_have_cannot_be_approved(pay, client):
     body = {**ASK, "input": [{"role": "user", "content": "Pay."}, *asked, *answers], "max_tool_calls": 2}
     assert code_of(client.post("/v1/responses", json=body)) == (400, "too_many_calls")
     assert not pay.calls
+
+
+def test_a_refusal_after_an_approved_call_is_not_tried_again(pay, sdk, monkeypatch):
+    first = sdk.responses.create(**ASK)
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise ApiError(429, "Too many requests.", code="rate_limit_exceeded")
+
+    monkeypatch.setattr("kvarn.tools.loop.start_chat", refuse)
+    answer = answer_to(first.output[-1], approve=True)
+    with pytest.raises(openai.RateLimitError, match="have run"):
+        sdk.with_options(max_retries=2).responses.create(
+            model="tiny", tools=[PAY], previous_response_id=first.id, input=[answer]
+        )
+    assert len(pay.calls) == 1

@@ -16,6 +16,7 @@ from kvarn.config.retrieval import RetrievalConfig
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.retrieval.build import make_retriever
 from kvarn.retrieval.search import Retriever
+from kvarn.retrieval.served_model import Breakers
 from kvarn.retrieval.types import EmbedderAwayError, SearchResult
 from kvarn.store.models import UsageEvent
 from kvarn.store.owner import Principal, Scopes
@@ -149,6 +150,12 @@ def test_a_model_that_hangs_is_not_waited_for(server: Any, make: Any, monkeypatc
 
     monkeypatch.setattr(server.embed, "embed", hang)
     assert "did not answer within 0.05 s" in searches.search("zzzz").degraded[0]
+
+
+async def test_a_timeout_of_a_model_that_may_take_any_time_is_told_too() -> None:
+    with pytest.raises(EmbedderAwayError, match="'vec' did not answer in time"):
+        async with Breakers("embedding model", EmbedderAwayError).asking("vec", None):
+            raise TimeoutError
 
 
 def test_another_version_of_the_embedder_is_not_asked(searches: Searches) -> None:

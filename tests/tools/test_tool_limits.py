@@ -29,7 +29,7 @@ PRICES = (
 @pytest.fixture(scope="module")
 def bounded(serve: Any) -> Any:
     """A gateway with tight limits."""
-    tools = ToolsConfig(max_rounds=2, call_timeout_s=0.2, max_result_bytes=300, max_parallel=2)
+    tools = ToolsConfig(max_rounds=2, max_result_bytes=300, max_parallel=2)
     metering = MeteringConfig(flush_interval_s=0.01, budget_refresh_s=0.02, prices=PRICES)
     with serve(config={"tools": tools, "metering": metering}) as server:
         yield server
@@ -62,8 +62,9 @@ def test_after_the_last_round_the_model_answers_without_tools(bounded, work):
         assert metric(client, "kvarn_tool_limits_total", limit="rounds") >= 1
 
 
-def test_a_call_that_takes_too_long_is_stopped_and_told(bounded, work):
-    stopped = []
+def test_a_call_that_takes_too_long_is_stopped_and_told(bounded, work, monkeypatch):
+    tools, stopped = bounded.gateway.tools, []
+    monkeypatch.setattr(tools, "config", tools.config.model_copy(update={"call_timeout_s": 0.2}))
 
     async def never(context: ToolContext, call: ToolCall) -> ToolResult:
         try:

@@ -136,6 +136,8 @@ def test_an_openapi_document_makes_tools(server: Any, root: Any) -> None:
         }
         made = root.post(PATH, json={"name": "weather", "kind": "http", "document": document})
         assert made.json()["approved_tools"] == ["weather"], made.text
+        (told,) = root.get(f"{PATH}/{made.json()['id']}/tools").json()["data"]
+        assert (told["request"], told["status"]) == (f"GET {api.url}/cities/{{city}}", "approved")
         (weather,) = opened(server, "weather", require_approval="never").tools
         assert weather.definition.name == "weather__weather"
         asked = call("weather__weather", '{"city": "a/../b c", "days": 2}')
@@ -195,6 +197,30 @@ def test_a_server_that_is_no_good_is_not_registered(server: Any, root: Any) -> N
         assert refused.status_code == 400, body
         assert says in refused.json()["error"]["message"], body
     assert root.get(PATH).json()["data"] == []
+
+
+@pytest.mark.attack("confused deputy")
+def test_kept_headers_are_not_sent_to_another_server(server: Any, root: Any, place: str) -> None:
+    """They are never shown again, not even to an administrator who has a server of their own."""
+    secret = {"authorization": "Bearer s3cret"}
+    made = root.post(PATH, json={"name": "notes", "url": place, "headers": secret}).json()
+    assert root.post(f"{PATH}/{made['id']}", json={"url": place + "/other"}).status_code == 200
+    other = RogueMcp([tool("read")])
+    with served(server, other) as theirs:
+        refused = root.post(f"{PATH}/{made['id']}", json={"url": theirs.url})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "headers")
+        assert other.headers == []
+        given = {"url": theirs.url, "headers": {"authorization": "Bearer another"}}
+        assert root.post(f"{PATH}/{made['id']}", json=given).status_code == 200
+        assert {asked.header("authorization") for asked in other.headers} == {"Bearer another"}
+
+    def document(host: str) -> dict[str, Any]:
+        return {"openapi": "3.1.0", "servers": [{"url": host}], "paths": {"/a": {"get": {}}}}
+
+    api = {"name": "api", "kind": "http", "document": document("https://a.example/v1"), "headers": secret}
+    one = f"{PATH}/{root.post(PATH, json=api).json()['id']}"
+    assert root.post(one, json={"document": document("https://a.example/v2")}).status_code == 200
+    assert root.post(one, json={"document": document("https://b.example")}).status_code == 400
 
 
 def test_a_server_is_changed_and_deleted(server: Any, root: Any, place: str) -> None:

@@ -19,7 +19,6 @@ _PACKAGES = {
     "s3": "s3fs",
     "retrieval": "pypdfium2",
     "xlsx": "openpyxl",
-    "pgvector": "pgvector",
     "usearch": "usearch",
     "mcp": "mcp",
     "tools": "pydantic_monty",
@@ -47,7 +46,6 @@ def missing_extra_of(config: KvarnConfig) -> str | None:
         (config.console.oidc is not None, "console.oidc", "oidc"),
         (config.fleet.launcher == "ray", "fleet.launcher", "ray"),
         (config.retrieval.index == "usearch", "retrieval.index", "usearch"),
-        (config.retrieval.index == "pgvector", "retrieval.index", "pgvector"),
         (any(map(_encrypts_blocks, config.models)), "kv_tiers.encryption_key_file", "encryption"),
     )
     missing = (missing_extra(setting, extra) for is_needed, setting, extra in needed if is_needed)

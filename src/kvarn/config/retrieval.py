@@ -26,7 +26,7 @@ class RetrievalConfig(Section):
 
     index: Literal["exact", "usearch", "pgvector"] = "exact"
     """Search of vectors. `exact` compares every chunk, and finds what is nearest. `usearch` (an extra) walks a graph in
-    memory, for stores far beyond 200,000 chunks. `pgvector` (an extra) leaves it to PostgreSQL."""
+    memory, for stores far beyond 200,000 chunks. `pgvector` leaves it to PostgreSQL, which needs that extension."""
 
     memory_mib: int = Field(512, ge=1)
     """MiB of indexes that a gateway process keeps in memory; as much again for copies of vectors that make the exact

@@ -31,6 +31,8 @@ _GATEWAY = {
     "tokenized": ("prepare", Stage.TEXT),
     "prompted": ("prepare", Stage.TEXT),
     "stage.response_cache": ("response cache", Stage.ADMISSION),
+    "first_token": ("response cache", Stage.ADMISSION),  # of an engine's turn it is no part
+    "generated": ("response cache", Stage.ADMISSION),
     "stage.limits": ("limits", Stage.ADMISSION),
     "stage.replica": ("route", Stage.ADMISSION),
     "moderated": ("moderation", Stage.TEXT),

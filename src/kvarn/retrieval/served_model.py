@@ -73,7 +73,8 @@ class Breakers:
             failed = False
         except TimeoutError:
             failed = True
-            raise self._away(f"the {self._noun} {model!r} did not answer within {timeout_s:g} s") from None
+            within = "in time" if timeout_s is None else f"within {timeout_s:g} s"
+            raise self._away(f"the {self._noun} {model!r} did not answer {within}") from None
         except Exception as error:
             told = to_api_error(error)
             failed = None if 400 <= told.status < 500 and told.status != 429 else True

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import httpx
+
 from kvarn.config.tool_servers import ToolServerKind
 from kvarn.store.models import StoredToolServer
 from kvarn.store.owner import Owner
@@ -14,7 +16,7 @@ from kvarn.tools.functions import ServerTool
 from kvarn.tools.http_client import ToolServerError, check_headers, check_url
 from kvarn.tools.http_tools import fetch_document
 from kvarn.tools.mcp.provider import McpProvider
-from kvarn.tools.openapi import MAX_DOCUMENT_BYTES
+from kvarn.tools.openapi import MAX_DOCUMENT_BYTES, DocumentError, operations_of
 from kvarn.tools.pins import list_digest, pins_of
 from kvarn.tools.server import ToolCallError, ToolServer, without_secrets
 from kvarn.wire.openai.errors import ApiError, invalid_request
@@ -70,6 +72,9 @@ class ToolServerAdministration:
         if (document is None) != (row.url is not None):
             raise invalid_request("A tool server keeps its 'url', or its 'document': register another one.", "url")
         known = await self._servers.of_row(row)
+        if headers is None and known.headers and not _is_where(row, url, document):
+            message = "Give 'headers' too: those that are kept, which nobody may read, are not sent to another server."
+            raise invalid_request(message, "headers")
         sent = known.headers if headers is None else headers
         read, _ = await self.examined(owner, row.name, known.kind, url, sent, document, row.timeout_s)
         return {"url": url, "document": None if read is None else dict(read)}
@@ -92,6 +97,19 @@ class ToolServerAdministration:
         except ToolCallError as error:
             why = f"The tool server {server.label!r} does not tell its tools: {without_secrets(str(error), server)}"
             raise ApiError(400, why, code="tool_server_failed", param="url") from None
+
+
+def _is_where(row: StoredToolServer, url: str | None, document: Mapping[str, Any] | None) -> bool:
+    """Whether another URL or document of a server sends requests to no other scheme, host and port than before."""
+    try:
+        return _origins(url, document) <= _origins(row.url, None if row.url else row.document)
+    except (DocumentError, httpx.InvalidURL, ValueError):
+        return False
+
+
+def _origins(url: str | None, document: Mapping[str, Any] | None) -> set[tuple[str, str, int | None]]:
+    urls = [url or ""] if document is None else [each.url for each in operations_of(document)]
+    return {(parsed.scheme, parsed.host, parsed.port) for parsed in map(httpx.URL, urls)}
 
 
 def check_digest(tools: Sequence[ServerTool], digest: str | None) -> dict[str, str]:

@@ -30,7 +30,8 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
 _CONNECT_S = 10.0
-_RESOLVING_AT_ONCE = 8
+_RESOLVING_AT_ONCE = 64
+"""Many, because a project's names may each take half a minute."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _OWN_HEADERS = frozenset(
     {"accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "proxy-authorization"}

@@ -123,7 +123,13 @@ class ToolLoop:
     async def start(self) -> ChatRun:
         """Ask the model for the first time. Raises as `start_chat` does."""
         self.record.session = self.record.session.or_else(SessionHints(otherwise=self.record.id))
-        self.chat = await self._ask(self._mode_after_limits() if self.early else "first")
+        try:
+            self.chat = await self._ask(self._mode_after_limits() if self.early else "first")
+        except ApiError as error:
+            if self.early:  # clients' libraries send a request again by themselves
+                error.headers["x-should-retry"] = "false"
+                error.message += " The calls that you approved have run; sent again, they would run again."
+            raise
         if (text := self.chat.model.served.text) is not None:
             self.quotations.markers = frozenset(text.tokenizer.markers)
         return self.chat

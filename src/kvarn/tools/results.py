@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from kvarn.answers.chat.tool_calls import INVALID, arguments_object
 from kvarn.tools.execution import cut
 from kvarn.tools.server import ToolCallError, ToolServer, tool_error, without_secrets
 from kvarn.tools.types import ToolCall, ToolResult
@@ -36,10 +36,7 @@ def failed(error: ToolCallError, server: ToolServer, max_bytes: int) -> ToolResu
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
     """The arguments that the model wrote. Raises `ToolCallError` where they are no object."""
-    try:
-        parsed = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict):
+    arguments = arguments_object(call.arguments)
+    if INVALID in arguments:
         raise tool_error("the arguments are no JSON object")
-    return parsed
+    return arguments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,7 +24,9 @@ class PgvectorSearch:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = asyncio.Lock()
+        self._preparing = asyncio.Lock()
+        self._copying = defaultdict[str, asyncio.Lock](asyncio.Lock)
+        """By store: the copy of a large one makes no other wait."""
         self._prepared = False
         self._indexed: set[int] = set()  # sizes of vectors that have a graph
 
@@ -33,9 +36,10 @@ class PgvectorSearch:
     async def nearest(self, stores: Sequence[StoreView], queries: Array, count: int) -> list[Ranking]:
         """Raises `EmbedderAwayError` where the extension cannot be used."""
         size = queries.shape[1]
-        async with self._lock:
+        async with self._preparing:
             await self._prepare(size)
-            for store in stores:
+        for store in stores:
+            async with self._copying[store.snapshot.state.store_id]:
                 await self._copy(store, size)
         files = {
             store.snapshot.state.store_id: None if store.files is None else sorted(store.files) for store in stores

@@ -82,6 +82,7 @@ async def list_server_tools(admin: AdminDep, project_id: str, server_id: str) ->
             description=tool.description or None,
             input_schema=dict(tool.schema),
             annotations=None if tool.annotations is None else dict(tool.annotations),
+            request=tool.request or None,
             status=waiting.get(tool.name, "approved"),
         )
         for tool in tools

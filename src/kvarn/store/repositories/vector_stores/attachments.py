@@ -70,8 +70,12 @@ async def attach(
     by_id = {each.file_id: each for each in attachments}
     if not by_id:
         return
-    there = set(await session.scalars(select(VectorStoreFile.file_id).where(VectorStoreFile.store_id == row.id)))
-    if len(there | by_id.keys()) > MAX_FILES:
+    of_store = VectorStoreFile.store_id == row.id
+    there = set(
+        await session.scalars(select(VectorStoreFile.file_id).where(of_store, VectorStoreFile.file_id.in_(by_id)))
+    )
+    count = int(await session.scalar(select(func.count()).select_from(VectorStoreFile).where(of_store)) or 0)
+    if count + len(by_id.keys() - there) > MAX_FILES:
         raise ConflictError(f"A vector store has at most {MAX_FILES} files: make another one.")
     await session.execute(_queue(session, row.id, batch_id), [_queued(files[each], by_id[each], now) for each in by_id])
     named = [

@@ -119,7 +119,7 @@ async def hide_store(store: Store, owner: Owner, store_id: str) -> VectorStore:
 
 
 async def find_store(session: AsyncSession, owner: Owner, store_id: str, *, to_change: bool = False) -> VectorStore:
-    missing = f"There is no vector store {store_id[:80]!r}."
+    missing = _missing(store_id)
     if not is_id(store_id):
         raise NotFoundError(missing)
     query = _visible(owner).where(VectorStore.id == store_id)
@@ -128,8 +128,13 @@ async def find_store(session: AsyncSession, owner: Owner, store_id: str, *, to_c
 
 async def find_stores(store: Store, owner: Owner, store_ids: Collection[str]) -> list[VectorStore]:
     """Each of these stores. Raises `NotFoundError` where one is not there."""
+    named = _visible(owner).where(VectorStore.id.in_(filter(is_id, store_ids)))
     async with store.reading() as session:
-        return [await find_store(session, owner, store_id) for store_id in dict.fromkeys(store_ids)]
+        found = {row.id: row for row in await session.scalars(named)}
+    for store_id in store_ids:
+        if store_id not in found:
+            raise NotFoundError(_missing(store_id))
+    return list(found.values())
 
 
 async def sum_files(
@@ -146,6 +151,10 @@ async def sum_files(
         before = sums[key]
         sums[key] = FileSums(before.by_status + Counter({status: count}), before.usage_bytes + int(size or 0))
     return sums
+
+
+def _missing(store_id: str) -> str:
+    return f"There is no vector store {store_id[:80]!r}."
 
 
 def _visible(owner: Owner) -> Select[VectorStore]:

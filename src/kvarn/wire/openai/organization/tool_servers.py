@@ -82,6 +82,8 @@ class ServerToolObject(TypedDict):
     description: str | None
     input_schema: dict[str, Any]
     annotations: dict[str, Any] | None
+    request: str | None
+    """Method and URL of the requests of an API's operation."""
     status: str
     """`approved`, `changed` or `new`."""
 
