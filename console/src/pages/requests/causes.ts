@@ -25,6 +25,7 @@ export const CAUSE_WORDS: Record<string, string> = {
   "rejected proposals": "proposals",
   prepare: "prepare",
   moderation: "moderation",
+  tools: "tools",
   "client slow to read": "slow reader",
   "own work": "own work",
 };
