@@ -2,6 +2,7 @@
 
 python -m benchmarks.response_cache
 python -m benchmarks.response_cache --questions 20000 --bound 0.02
+python -m benchmarks.response_cache --set unseen --questions 6000 --seed 2
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.response_cache.pairs import Question, questions
+from benchmarks.response_cache import pairs, unseen
+from benchmarks.response_cache.pairs import Question
 from benchmarks.retrieval.systems import Encoder
 from kvarn.response_cache.gate import contents_of
 from kvarn.response_cache.questions import Questions
@@ -24,6 +26,7 @@ from kvarn.store.owner import ANYBODY
 from kvarn.text.checkpoint import SMALL_EMBEDDER
 
 _AT_ONCE = 256
+_SETS = {"seen": pairs.questions, "unseen": unseen.questions}
 
 
 @dataclass(slots=True)
@@ -49,12 +52,13 @@ class Tally:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--set", choices=_SETS, default="seen", help="templates that the gate was written with, or not")
     parser.add_argument("--questions", type=int, default=10_000)
     parser.add_argument("--bound", type=float, default=0.01, help="share of wrong answers allowed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--answer-s", type=float, default=2.0, help="seconds that a model takes for an answer")
     options = parser.parse_args()
-    asked = questions(options.questions, options.seed)
+    asked = _SETS[options.set](options.questions, options.seed)
     vectors, embed_s = embedded([each.text for each in asked])
     changes = Counter(each.change for each in asked)
     print(", ".join(f"{kind} {count}" for kind, count in changes.most_common()))
@@ -67,6 +71,25 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     for tally in tallies(asked, vectors, options.bound, options.seed):
         print(tally.row(len(asked), options.answer_s, embed_s))
+    print("\n| pairs | number | same to the gate | similar too (0.85) | of pairs (95 %) |\n|---|---|---|---|---|")
+    for row in by_change(asked, vectors):
+        print(row)
+
+
+def by_change(asked: Sequence[Question], vectors: np.ndarray) -> Iterator[str]:
+    """Rows of what the gate and a threshold of 0.85 take for the same, each question beside the one it was made of."""
+    number, gated, similar = Counter[str](), Counter[str](), Counter[str]()
+    for place, question in enumerate(asked):
+        if question.of is None or question.text == asked[question.of].text:
+            continue
+        number[question.change] += 1
+        if contents_of(question.text) == contents_of(asked[question.of].text):
+            gated[question.change] += 1
+            similar[question.change] += bool(vectors[place] @ vectors[question.of] >= 0.85)
+    for kind, pairs_of in number.most_common():
+        low, high = interval(similar[kind], pairs_of)
+        share = f"{100 * similar[kind] / pairs_of:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+        yield f"| {kind} | {pairs_of} | {gated[kind]} | {similar[kind]} | {share} |"
 
 
 def tallies(asked: Sequence[Question], vectors: np.ndarray, bound: float, seed: int) -> Iterator[Tally]:
@@ -80,8 +103,11 @@ def tallies(asked: Sequence[Question], vectors: np.ndarray, bound: float, seed: 
 def embedded(texts: Sequence[str]) -> tuple[np.ndarray, float]:
     """Vectors of texts, and the seconds for one."""
     encoder, began = Encoder(SMALL_EMBEDDER), time.perf_counter()
-    parts = [encoder.embed(texts[first : first + _AT_ONCE]) for first in range(0, len(texts), _AT_ONCE)]
-    return np.concatenate(parts).astype(np.float32), (time.perf_counter() - began) / len(texts)
+    once = list(dict.fromkeys(texts))
+    parts = [encoder.embed(once[first : first + _AT_ONCE]) for first in range(0, len(once), _AT_ONCE)]
+    seconds = (time.perf_counter() - began) / len(once)
+    places = {text: place for place, text in enumerate(once)}
+    return np.concatenate(parts).astype(np.float32)[[places[text] for text in texts]], seconds
 
 
 def static(name: str, asked: Sequence[Question], vectors: np.ndarray, threshold: float, *, gated: bool) -> Tally:

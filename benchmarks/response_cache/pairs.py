@@ -49,6 +49,7 @@ class Question:
     text: str
     meaning: str  # equal for questions that mean the same
     change: str  # of another question into this one; `paraphrase` changes no meaning
+    of: int | None = None  # place of that other question; None of a new one
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,22 +135,22 @@ _TEMPLATES = (
 
 def questions(count: int, seed: int) -> list[Question]:
     """So many questions, each a paraphrase of an earlier one, or a change of one, or new."""
-    draw, made = random.Random(seed), list[tuple[_Template, dict[str, str]]]()
+    draw, made = random.Random(seed), list[tuple[_Template, dict[str, str], int]]()
     found: list[Question] = []
     while len(found) < count:
         kind = draw.random()
         if not made or kind < 0.15:
             template = draw.choice(_TEMPLATES)
-            values, change = _values(template, draw), "new"
-            made.append((template, values))
+            values, change, of = _values(template, draw), "new", None
+            made.append((template, values, len(found)))
         else:
-            template, values = draw.choice(made[-400:])
+            template, values, of = draw.choice(made[-400:])
             change = "paraphrase"
             if kind > 0.60:
                 values, change = _changed(template, values, draw)
         text = draw.choice(template.forms).format(**values)
         meaning = f"{template.topic} {sorted(values.items())}"
-        found.append(Question(_styled(text, draw), meaning, change))
+        found.append(Question(_styled(text, draw), meaning, change, of))
     return found
 
 
