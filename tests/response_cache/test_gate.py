@@ -12,7 +12,7 @@ from kvarn.response_cache.gate import contents_of
     [
         ("What is the capital of Sweden?", "Tell me Sweden's capital"),
         ("How do I reset my password?", "Please, how can I reset my password"),
-        ("What does it cost for 1,000 users?", "Give me the price for 1000 users."),
+        ("What is the price for 1,000 users?", "Give me the price for 1000 users."),
         ("Is the office closed on Monday?", "On Monday, is the office closed?"),
         ("Don't you ship to Norway?", "Do you not ship to Norway?"),
         ("Is 5km far?", "How far is 5 km?"),
@@ -49,6 +49,10 @@ def test_questions_that_mean_the_same_pass(one, other):
         ("Is it open before noon?", "Is it open after noon?"),
         ("Hur är vädret?", "Hur var vädret då?"),
         ("Is 10% fine?", "Is 10 fine?"),
+        ("Is 3.1 out?", "Is 3.10 out?"),
+        ("How long does rye bread keep?", "How long does pita bread keep?"),
+        ("flights from oslo to rome", "flights from rome to oslo"),
+        ("What does it cost?", "What did it cost?"),
     ],
 )
 def test_questions_that_differ_in_a_number_a_name_or_a_word_that_turns_them_do_not(one, other):

@@ -1,8 +1,8 @@
 """The content gate: what two questions must have in common, word for word, before their meanings are compared.
 
-Vectors of sentences are nearly blind to a number, a name or a `not`. Questions are therefore compared only with those
-of the same contents: numbers, units and names in the same order; negations, dates, code, quotations, and words of
-direction or degree, in any order.
+Vectors of sentences are nearly blind to a number, a name or a `not`, and hold two kinds of bread as near as two words
+for one kind. Questions are therefore compared only with those of the same contents: numbers, units and names in the
+same order; all other words but the plainest in any order.
 """
 
 from __future__ import annotations
@@ -43,6 +43,14 @@ _OPENERS = frozenset(_BEGINNINGS.split())
 """Words that begin sentences: others with a capital are names there too."""
 _DIRECTIONS = frozenset({"from", "to", "than", "until", "since", "between", "versus", "vs", "by"})
 """Words that belong to the name or number that they stand before."""
+_ARTICLES = frozenset({"a", "an", "the"})
+_PLAIN = _ARTICLES.union(
+    "this that these those it its there here i i'm i'd i've me my mine we us our am is are be do does can could would"
+    " what which how of in on at for to with by as and so please tell give show get need want hi hello hey thanks thank"
+    " cheers ok okay well yes also just".split()
+)
+"""Words that alter no meaning by themselves, or that each wording of a question has others of."""
+_POLITE = re.compile(r"\b(?:can|could|would|will) you\b", re.IGNORECASE)
 _KINDS = {word: kind for kind, words in _WORDS.items() for word in words.split()}
 _SAME = {"inch": "inches", "foot": "feet", "maximum": "max", "minimum": "min", "cannot": "not", "begin": "start"}
 _SMALL = (
@@ -64,14 +72,17 @@ def contents_of(text: str) -> bytes:
     ordered: list[str] = []
     loose: list[str] = [f"quote {quoted}" for groups in _QUOTED.findall(text) for quoted in groups if quoted]
     begins, before = True, ""
-    for token in _TOKEN.findall(_QUOTED.sub(" ", text).replace("’", "'")):
+    for token in _TOKEN.findall(_QUOTED.sub(" ", _POLITE.sub("can", text)).replace("’", "'")):
         word = token.strip(".'")
         if word:
-            length = len(ordered)
+            length, others = len(ordered), len(loose)
             _sort(word, begins, ordered, loose)
-            if len(ordered) > length and before in _DIRECTIONS:
+            if before in _DIRECTIONS and len(ordered) > length:
                 ordered.insert(length, before)
-        begins, before = token.endswith(_ENDS), word.lower()
+            elif before in _DIRECTIONS and before != "to" and len(loose) > others:
+                loose[others] = f"{before} {loose[others]}"
+        begins = token.endswith(_ENDS)
+        before = before if word.lower() in _ARTICLES else word.lower()
     whole = "\0".join([*ordered, "\1", *sorted(loose)])
     return hashlib.blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
@@ -93,11 +104,14 @@ def _sort(word: str, begins: bool, ordered: list[str], loose: list[str]) -> None
         (ordered if kind == "unit" else loose).append(f"{kind} {_SAME.get(lower, lower)}")
     elif word[0].isupper() and not (begins and lower in _OPENERS) and lower not in ("i", "i'm", "i'd", "i've"):
         ordered.append(f"name {lower}")
-    elif "'" not in word and not word.isascii():
-        loose.append(f"word {lower}")  # of a language whose names and negations are not known here
+    elif lower not in _PLAIN:
+        loose.append(f"word {_SAME.get(lower, _singular(lower))}")
+
+
+def _singular(word: str) -> str:
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
 def _number(text: str) -> str:
-    """A number however it is written: `1,000.50` is `1000.5`."""
-    plain = re.sub(r",(?=\d{3}(\D|$))", "", text).rstrip(".,")
-    return re.sub(r"(\.\d*?)0+(?=\D*$)", r"\1", plain).rstrip(".") if "." in plain else plain
+    """A number with or without separators of thousands; `3.10` stays another than `3.1`, since it may be a version."""
+    return re.sub(r",(?=\d{3}(\D|$))", "", text).rstrip(".,")
