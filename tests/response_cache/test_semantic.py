@@ -12,7 +12,7 @@ from fake_replica import answer_text
 from kvarn.answers.stages.response_cache import ResponseCacheStage
 
 ASKED = "how do I reset my password"
-SAME = ["how can I reset my password", "please, how do I reset my password", "how may I reset my password"]
+SAME = ["how can I reset my password", "please, how do I reset my password", "tell me how I can reset my password"]
 
 
 @pytest.fixture

@@ -41,14 +41,15 @@ _BEGINNINGS = (
 )
 _OPENERS = frozenset(_BEGINNINGS.split())
 """Words that begin sentences: others with a capital are names there too."""
-_DIRECTIONS = frozenset({"from", "to", "than", "until", "since", "between", "versus", "vs", "by"})
+_DIRECTIONS = frozenset({"from", "to", "than", "until", "since", "between", "versus", "vs", "by", "against"})
 """Words that belong to the name or number that they stand before."""
 _ARTICLES = frozenset({"a", "an", "the"})
-_PLAIN = _ARTICLES.union(
+_PLAINEST = (
     "this that these those it its there here i i'm i'd i've me my mine we us our am is are be do does can could would"
     " what which how of in on at for to with by as and so please tell give show get need want hi hello hey thanks thank"
-    " cheers ok okay well yes also just".split()
+    " cheers ok okay well yes also just"
 )
+_PLAIN = _ARTICLES.union(_PLAINEST.split())
 """Words that alter no meaning by themselves, or that each wording of a question has others of."""
 _POLITE = re.compile(r"\b(?:can|could|would|will) you\b", re.IGNORECASE)
 _KINDS = {word: kind for kind, words in _WORDS.items() for word in words.split()}
@@ -63,7 +64,7 @@ _QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|`([^`]+)`|(?<!\w)'([^']+)'(?
 _TOKEN = re.compile(r"(?:[^\s,;:!?()\[\]{}\"“”`]|(?<=\d)[,:](?=\d))+")
 _NUMBER = re.compile(r"[-+]?[$€£]?\d[\d.,]*%?")
 _MIXED = re.compile(r"([-+]?\d[\d.,]*)([^\W\d]+)")
-_CODE = re.compile(r"[_/\\=<>@#*{}|~^]|\w\.\w|\w::\w|[a-z][A-Z]|--\w|\d[^\W\d]|[^\W\d]\d")
+_CODE = re.compile(r"[_/\\=<>@#*{}|~^]|\w\.\w|\w::\w|[a-z][A-Z]|^-+[^\W\d]|\d[^\W\d]|[^\W\d]\d")
 _ENDS = (".", "?", "!")
 
 
