@@ -92,11 +92,11 @@ class ToolRunner:
         sent_by = record.principal, answer_id, record.request_id
         return ClaimedCalls(await stored.claim_approved(self._store, *sent_by, calls, look_at), ended)
 
-    async def withdraw(self, claimed: ClaimedCalls) -> None:
+    async def release(self, claimed: ClaimedCalls) -> None:
         """Let calls that were claimed and have not begun be approved again. Done even where the caller is cancelled."""
         if claimed.noted:
             try:
-                await run_to_completion(stored.withdraw(self._store, list(claimed.noted.values())))
+                await run_to_completion(stored.release_claims(self._store, list(claimed.noted.values())))
             except StoreAwayError as error:
                 _log.warning("approved calls that did not run cannot be approved again: %s", error)
 

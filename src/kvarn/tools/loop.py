@@ -131,7 +131,7 @@ class ToolLoop:
         try:
             await cancel_with_client(run(), self.record.reply.client_left)
         finally:
-            await runner.withdraw(self.claimed)
+            await runner.release(self.claimed)
         self.record.timeline.ask_again(len(approved))
 
     async def start(self) -> ChatRun:

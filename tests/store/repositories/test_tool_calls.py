@@ -10,7 +10,7 @@ import pytest
 from kvarn.store.engine import Store
 from kvarn.store.models import StoredToolCall
 from kvarn.store.owner import Principal
-from kvarn.store.repositories.tool_calls import NewCall, claim_approved, note_ended, withdraw
+from kvarn.store.repositories.tool_calls import NewCall, claim_approved, note_ended, release_claims
 from new_tenants import create_organization
 
 CALLS = [NewCall("mcp", "bank__pay", "digest", f"mcpr_{name}") for name in "abc"]
@@ -50,10 +50,10 @@ async def test_calls_are_noted_all_or_none(store: Store, principal: Principal) -
     assert len(await claim_approved(store, principal, "answer", "req_2", CALLS[:2], refuse)) == 2
 
 
-async def test_an_ended_call_is_shown_and_a_withdrawn_one_is_not(store: Store, principal: Principal) -> None:
+async def test_an_ended_call_is_shown_and_a_released_one_is_not(store: Store, principal: Principal) -> None:
     noted = await claim_approved(store, principal, "answer", "req_1", CALLS[:2], refuse)
     await note_ended(store, principal, noted["mcpr_a"], "completed", duration_ms=1, result={"output": "paid"})
-    await withdraw(store, [noted["mcpr_b"]])
+    await release_claims(store, [noted["mcpr_b"]])
     seen: list[StoredToolCall | None] = []
     again = await claim_approved(store, principal, "other", "req_2", CALLS[:2], lambda call, row: seen.append(row))
     assert list(again) == ["mcpr_b"]

@@ -81,7 +81,7 @@ async def claim_approved(
     return noted
 
 
-async def withdraw(store: Store, call_ids: Collection[str]) -> None:
+async def release_claims(store: Store, call_ids: Collection[str]) -> None:
     """Delete calls that were noted and have not begun."""
     async with store.transaction() as session:
         await session.execute(delete(StoredToolCall).where(StoredToolCall.id.in_(call_ids)))

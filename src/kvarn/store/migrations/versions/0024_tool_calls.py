@@ -33,7 +33,9 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["organization_id"], ["organizations.id"], ondelete="CASCADE"),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id"),
-        sa.UniqueConstraint("project_id", "approval_request_id"),
+        sa.UniqueConstraint(
+            "project_id", "approval_request_id", name=op.f("uq_tool_calls_project_id_approval_request_id")
+        ),
     )
     for columns in (("answer_id",), ("created_at",), ("organization_id", "created_at"), ("project_id", "created_at")):
         op.create_index(f"ix_tool_calls_{'_'.join(columns)}", "tool_calls", list(columns))
