@@ -5,6 +5,7 @@ pydantic-monty interprets a part of Python; time and memory are bounded from out
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -36,12 +37,17 @@ _DEFINITION = ToolDefinition(
 
 
 async def _calculate(arguments: Mapping[str, Any]) -> ToolResult:
-    from pydantic_monty import AsyncMonty, CollectString, MontyError
+    """Compute in a thread: the package's own event loop aborts a process that exits soon afterwards (1.4.0)."""
+    return await asyncio.to_thread(_compute, str(arguments.get("expression", "")))
 
-    expression, printed = str(arguments.get("expression", "")), CollectString()
+
+def _compute(expression: str) -> ToolResult:
+    from pydantic_monty import CollectString, Monty, MontyError
+
+    printed = CollectString()
     try:
-        async with AsyncMonty(max_processes=1) as pool, pool.checkout(limits=_LIMITS) as session:  # type: ignore[arg-type]
-            value = await session.feed_run(_with_math(expression), print_callback=printed)
+        with Monty(max_processes=1) as pool, pool.checkout(limits=_LIMITS) as session:  # type: ignore[arg-type]
+            value = session.feed_run(_with_math(expression), print_callback=printed)
     except MontyError as error:
         return failed(str(error))
     try:
