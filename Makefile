@@ -85,13 +85,13 @@ $(VENV)/.compiler: | $(VENV)/bin/python
 serve: $(VENV)/.serve
 	@$(BIN)/kvarn serve $(SERVED) $(ARGS)
 
-# Services and a browser for the tests, where this user may install them; without them those tests are skipped, and say so. None is
+# Services, a browser and a sandbox for the tests, where this user may install them; without them those tests are skipped, and say so. None is
 # started: Debian asks policy-rc.d (101: no) before it starts what it installs. One that is there already stays as it is.
-SERVICES := postgresql redis-server prometheus prometheus-alertmanager chromium
+SERVICES := postgresql redis-server prometheus prometheus-alertmanager chromium bubblewrap
 POLICY   := /usr/sbin/policy-rc.d
 services:
 	@if ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 && [ -x /usr/bin/redis-server ] && [ -x /usr/bin/prometheus ] \
-	  && [ -x /usr/bin/prometheus-alertmanager ] && [ -x /usr/bin/chromium ]; then :; \
+	  && [ -x /usr/bin/prometheus-alertmanager ] && [ -x /usr/bin/chromium ] && [ -x /usr/bin/bwrap ]; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing $(SERVICES) for the tests (once) ..."; \
 	  [ -e $(POLICY) ] || { printf '#!/bin/sh\nexit 101\n' > $(POLICY) && chmod +x $(POLICY) && trap 'rm -f $(POLICY)' EXIT; }; \

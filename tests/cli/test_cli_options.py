@@ -176,13 +176,13 @@ def test_the_key_may_come_from_the_environment(configured, monkeypatch):
     assert configured("kvarn-demo", "--api-key", "other").auth.api_keys == ("other",)
 
 
-def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(kvarn):
+def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(kvarn_inside):
     for text in ("two words", "schl\u00fcssel", "a\nb"):
         for command in (("serve", "--port", "0"), ("models", "--url", "http://127.0.0.1:1"), ("chat", "hi")):
-            done = kvarn(*command, KVARN_API_KEY=text)
+            done = kvarn_inside(*command, KVARN_API_KEY=text)
             assert done.returncode == 2, done.stderr
             assert text not in done.stderr and "Traceback" not in done.stderr and "key" in done.stderr
-    kept = kvarn("models", "--url", "http://127.0.0.1:1", KVARN_API_KEY="secret\n")
+    kept = kvarn_inside("models", "--url", "http://127.0.0.1:1", KVARN_API_KEY="secret\n")
     assert kept.returncode == 1 and "no server answers" in kept.stderr
 
 

@@ -180,6 +180,12 @@ def test_wrong_requests_name_the_field(filled, sdk, path, body, param):
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
 
 
+def test_an_unknown_embedding_model_is_named_by_its_field(filled):
+    with filled.client() as client:
+        error = client.post("/v1/vector_stores", json={"embedding_model": "none"}).json()["error"]
+    assert (error["code"], error["param"]) == ("model_not_found", "embedding_model")
+
+
 def test_what_is_not_there_is_a_404(filled, sdk):
     made, file = sdk.vector_stores.create(), upload(sdk)
     files = f"/v1/vector_stores/{made.id}/files"

@@ -15,6 +15,8 @@ from kvarn.store.models import StoredToolCall
 from kvarn.tools.types import ToolCall, ToolContext, ToolResult
 from scripted_answers import called, script
 
+TO = ("one", "two")
+
 
 @pytest.fixture
 def pay(monkeypatch) -> FakeTool:
@@ -52,3 +54,20 @@ def test_calls_are_not_run_again_and_the_model_is_told(open_gateway, pay, wait_f
         assert (one["status"], one["output"], two["status"]) == ("completed", "paid one", "incomplete")
         assert len(pay.calls) == 2 and "not known whether this call has run" in prompt_of(second)
         wait_for(lambda: ("completed", False) in calls_of(second, response_id), "results to be dropped")
+
+
+def test_approved_calls_are_not_run_again_either(open_gateway, pay, wait_for):
+    pay.needs_approval = True
+    named = {"server_label": "fakes", "name": "pay"}
+    asked = [{"type": "mcp_approval_request", "id": f"mcpr_{to}", **named, "arguments": f'"{to}"'} for to in TO]
+    yes = [{"type": "mcp_approval_response", "approval_request_id": f"mcpr_{to}", "approve": True} for to in TO]
+    said = [{"role": "user", "content": "Pay."}, *asked, *yes]
+    with open_gateway(lambda server: script(server, "Paid, I think.")) as first:
+        response_id = queue(first, tools=[{"type": "clock"}], input=said)
+        wait_for(lambda: calls_of(first, response_id) == [("completed", True), ("started", False)], "one to end")
+        wait_for(lambda: len(pay.calls) == 2, "both calls to run")
+    with open_gateway(lambda server: script(server, "Paid, I think.")) as second:
+        wait_for(lambda: state(second, response_id)["status"] == "completed", "it to be made to its end")
+        one, two = state(second, response_id)["output"][:2]
+        assert (one["status"], one["output"], two["status"]) == ("completed", "paid one", "incomplete")
+        assert len(pay.calls) == 2 and "not known whether this call has run" in prompt_of(second)

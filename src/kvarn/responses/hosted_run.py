@@ -76,6 +76,7 @@ async def start_with_tools(
         max_output_tokens=request.max_output_tokens,
         earlier=earlier,
         kept=background,
+        keeps_approved=request.stored or request.conversation_id is not None,
     )
     if approved := Approvals(items).approved(offered):
         await loop.run_approved(approved)

@@ -84,6 +84,7 @@ async def delete_response(serving: ResponsesContext, owner: Owner, response_id: 
     run = serving.responses.find(owner, response_id)
     if run is not None:
         await run.stop("lost")
+    await serving.tools.runner.forget(response_id, response_id.removeprefix("resp_"), approved=True)
     if row.conversation_id is not None:
         await unlock_conversation(serving.store, Lock(row.conversation_id, response_id))
 

@@ -48,7 +48,11 @@ class Retrieval:
 
     async def create(self, principal: Principal, body: CreateVectorStoreRequest) -> SummedStore:
         if body.embedding_model is not None:
-            self.index.embedders.check(principal, body.embedding_model)
+            try:
+                self.index.embedders.check(principal, body.embedding_model)
+            except ApiError as error:
+                error.param = "embedding_model"
+                raise
         fields = {
             "name": body.name,
             "description": body.description,

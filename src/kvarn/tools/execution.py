@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,9 @@ from kvarn.observe.tools import ToolMetrics
 from kvarn.observe.traces.traced import TracedTool
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
+from kvarn.store.models import StoredToolCall
 from kvarn.store.repositories import tool_calls as stored
+from kvarn.store.repositories.tool_calls import NewCall
 from kvarn.tools.ledger import enter_call
 from kvarn.tools.types import Quote, Tool, ToolCall, ToolContext, ToolResult
 from kvarn.wire.openai.errors import ApiError
@@ -41,6 +44,16 @@ class EarlierCalls:
     def take(self, call: ToolCall) -> ToolResult | None:
         mine = self.found.get((call.name, digest_of(call.arguments)))
         return mine.pop(0) if mine else None
+
+
+@dataclass(slots=True)
+class ClaimedCalls:
+    """Approved calls of one request, by their requests for approval."""
+
+    noted: dict[str, str] = field(default_factory=dict)
+    """Ids of those that this request runs; each is taken out when it begins."""
+    ended: dict[str, ToolResult] = field(default_factory=dict)
+    """Results of those that have run before, in whichever request."""
 
 
 def digest_of(arguments: str) -> str:
@@ -68,27 +81,53 @@ class ToolRunner:
             calls.found[row.name, row.arguments].append(result)
         return calls
 
-    async def forget(self, answer_id: str) -> None:
-        """Drop what was kept of a response's results: it has ended."""
+    async def claim(self, record: RequestRecord, answer_id: str, calls: Sequence[NewCall]) -> ClaimedCalls:
+        """Note approved calls, all or none: an approval lets its call run once, however often it is sent. Raises
+        `ApiError` 409: one has been used, and there is no result of it; `StoreAwayError`."""
+        ended: dict[str, ToolResult] = {}
+
+        def look_at(call: NewCall, row: StoredToolCall | None) -> None:
+            ended[str(call.approval_request_id)] = _earlier_result(call, row, answer_id)
+
+        sent_by = record.principal, answer_id, record.request_id
+        return ClaimedCalls(await stored.claim_approved(self._store, *sent_by, calls, look_at), ended)
+
+    async def release(self, claimed: ClaimedCalls) -> None:
+        """Let calls that were claimed and have not begun be approved again. Done even where the caller is cancelled."""
+        if claimed.noted:
+            try:
+                await run_to_completion(stored.release_claims(self._store, list(claimed.noted.values())))
+            except StoreAwayError as error:
+                _log.warning("approved calls that did not run cannot be approved again: %s", error)
+
+    async def forget(self, *answer_ids: str, approved: bool = False) -> None:
+        """Drop what was kept of a response's results: of its `approved` calls, or of the others."""
         try:
-            await stored.forget_results(self._store, answer_id)
+            await stored.forget_results(self._store, *answer_ids, approved=approved)
         except StoreAwayError as error:
-            _log.warning("results of the tools of %s stay in the database until they expire: %s", answer_id, error)
+            _log.warning("results of the tools of %s stay in the database until they expire: %s", answer_ids[0], error)
 
     async def run(
-        self, context: ToolContext, kind: str, tool: Tool, call: ToolCall, answer_id: str, *, kept: bool = False
+        self,
+        context: ToolContext,
+        kind: str,
+        tool: Tool,
+        call: ToolCall,
+        answer_id: str,
+        *,
+        kept: bool = False,
+        call_id: str | None = None,
     ) -> ToolResult:
-        """Run a call. `answer_id`: what `StoredToolCall` has under this name. `kept`: another gateway that goes on with
-        the request shall find the result. Raises `ApiError` where the tool ends the request."""
+        """Run a call. `answer_id`: what `StoredToolCall` has under this name. `kept`: another request or gateway may
+        look for the result. `call_id`: the call is noted already. Raises `ApiError` where the tool ends the request."""
         record, began_s = context.record, SYSTEM_CLOCK.now()
-        digest = digest_of(call.arguments)
-        try:
-            call_id = await stored.note_started(
-                self._store, record.principal, answer_id, record.request_id, kind, call.name, digest
-            )
-        except StoreAwayError:
-            self.metrics.calls.labels(kind, "failed").inc()
-            return failed("The call was not run: the server's database, which notes calls, does not answer.")
+        if call_id is None:
+            new = NewCall(kind, call.name, digest_of(call.arguments))
+            try:
+                call_id = await stored.note_started(self._store, record.principal, answer_id, record.request_id, new)
+            except StoreAwayError:
+                self.metrics.calls.labels(kind, "failed").inc()
+                return failed("The call was not run: the server's database, which notes calls, does not answer.")
         result: ToolResult | None = None
         status, error = CANCELLED, None
         try:
@@ -139,6 +178,30 @@ _MAX_REASON = 4096
 """Bytes of the reason of a failure: a tool may take it from code that a model wrote."""
 _UNKNOWN = "It is not known whether this call has run: the server stopped meanwhile. It was not run again."
 _MAY_HAVE_RUN = ToolResult(_UNKNOWN, "incomplete", {"type": "mcp_tool_execution_error", "content": []})
+
+
+def _earlier_result(call: NewCall, row: StoredToolCall | None, answer_id: str) -> ToolResult:
+    """The result of an approved call that was noted before. Raises `ApiError` 409: there is none."""
+    if row is None or (row.status == stored.STARTED and row.answer_id != answer_id):
+        raise ApiError(
+            409,
+            f"The call {call.name!r} was approved before, and has not ended: it is running for another request, or its "
+            "server stopped meanwhile. It is not run twice. Ask again to get its result.",
+            code="approved_call_running",
+            param="input",
+        )
+    if (row.name, row.arguments) != (call.name, call.arguments):
+        raise _used(f"The approval {call.approval_request_id!r} was used for another call")
+    if row.result is not None:
+        return msgspec.convert(row.result, ToolResult)
+    if row.answer_id == answer_id:  # an earlier run of a response in the background
+        return _MAY_HAVE_RUN
+    raise _used(f"The call {call.name!r} was approved before. It ended as {row.status!r}, and its result is not kept")
+
+
+def _used(why: str) -> ApiError:
+    message = f"{why}; it is not run twice. Let the model make another call, and approve that."
+    return ApiError(409, message, code="approval_used", param="input", headers={"x-should-retry": "false"})
 
 
 def failed(why: str) -> ToolResult:

@@ -26,9 +26,10 @@ from kvarn.answers.sessions import SessionHints
 from kvarn.answers.turn import Turn
 from kvarn.catalog.client_left import cancel_with_client
 from kvarn.clock import SYSTEM_CLOCK
+from kvarn.store.repositories.tool_calls import NewCall
 from kvarn.tools.context import ToolsContext
 from kvarn.tools.conversation import Exchange, TurnReader
-from kvarn.tools.execution import EarlierCalls
+from kvarn.tools.execution import ClaimedCalls, EarlierCalls, digest_of
 from kvarn.tools.quotations import Quotations
 from kvarn.tools.registry import OfferedTool, OfferedTools
 from kvarn.tools.types import ToolCall, ToolContext, ToolResult
@@ -97,6 +98,8 @@ class ToolLoop:
     earlier: EarlierCalls = field(default_factory=EarlierCalls)
     kept: bool = False
     """Results are kept for a gateway that may go on with the request."""
+    keeps_approved: bool = False
+    """Results of approved calls are kept for a request that approves them again."""
     chat: ChatRun | None = None
     """The first turn."""
     turns: list[Turn] = field(default_factory=list)
@@ -107,9 +110,11 @@ class ToolLoop:
     num_calls: int = 0
     early: list[CallEnded] = field(default_factory=list)
     """Calls that the client approved: they have run before the first turn."""
+    claimed: ClaimedCalls = field(default_factory=ClaimedCalls)
 
     async def run_approved(self, approved: Sequence[CallBegun]) -> None:
-        """Run calls that the client approved. Raises `ApiError` 400: they are more than a request may have."""
+        """Run calls that the client approved; one that has run before gives the result that it gave then. Raises
+        `ApiError`: 400, they are more than a request may have; 409, one has been used and has no result."""
         if len(approved) > self._call_limit:
             message = f"{len(approved)} calls are approved, and a request may have {self._call_limit}."
             raise invalid_request(message, "input", "too_many_calls")
@@ -117,7 +122,16 @@ class ToolLoop:
         async def run() -> None:
             self.early += [step async for step in self._run(approved) if isinstance(step, CallEnded)]
 
-        await cancel_with_client(run(), self.record.reply.client_left)
+        runner = self.serving.tools.runner
+        new = [
+            NewCall(each.offered.kind, each.call.name, digest_of(each.call.arguments), each.approval_id)
+            for each in approved
+        ]
+        self.claimed = await runner.claim(self.record, self.answer_id, new)
+        try:
+            await cancel_with_client(run(), self.record.reply.client_left)
+        finally:
+            await runner.release(self.claimed)
         self.record.timeline.ask_again(len(approved))
 
     async def start(self) -> ChatRun:
@@ -126,13 +140,19 @@ class ToolLoop:
         try:
             self.chat = await self._ask(self._mode_after_limits() if self.early else "first")
         except ApiError as error:
-            if self.early:  # clients' libraries send a request again by themselves
+            if self.early:
+                error.message += self._what_of_approved()
+            if self.early and not self.keeps_approved:  # clients' libraries send a request again by themselves
                 error.headers["x-should-retry"] = "false"
-                error.message += " The calls that you approved have run; sent again, they would run again."
             raise
         if (text := self.chat.model.served.text) is not None:
             self.quotations.markers = frozenset(text.tokenizer.markers)
         return self.chat
+
+    def _what_of_approved(self) -> str:
+        if self.keeps_approved:
+            return " The calls that you approved have run; sent again, the request gets their results."
+        return " The calls that you approved have run; they do not run again, and 'store' is false: no result is kept."
 
     @property
     def usage(self) -> Usage:
@@ -210,13 +230,18 @@ class ToolLoop:
         max_bytes = self._result_bytes(len(calls))
 
         async def run(begun: CallBegun) -> ToolResult:
-            if (known := self.earlier.take(begun.call)) is not None:
+            approval_id = begun.approval_id
+            known = self.earlier.take(begun.call) if approval_id is None else self.claimed.ended.get(approval_id)
+            if known is not None:
                 return known
             async with places:
                 until_s = min(self._ends_s, SYSTEM_CLOCK.now() + config.call_timeout_s)
                 context = ToolContext(self.serving, self.record, until_s, max_bytes)
                 runner, offered = self.serving.tools.runner, begun.offered
-                return await runner.run(context, offered.kind, offered.tool, begun.call, self.answer_id, kept=self.kept)
+                noted = None if approval_id is None else self.claimed.noted.pop(approval_id)
+                kept = self.kept if approval_id is None else self.keeps_approved
+                called = context, offered.kind, offered.tool, begun.call, self.answer_id
+                return await runner.run(*called, kept=kept, call_id=noted)
 
         tasks = [asyncio.create_task(run(begun)) for begun in calls]
         try:

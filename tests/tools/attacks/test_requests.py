@@ -119,6 +119,24 @@ def test_a_call_waits_for_approval_and_runs_once(
     assert len(rogue.calls) == 1
 
 
+@pytest.mark.attack("approval replay")
+@pytest.mark.parametrize("tools", ["the same", "with other headers"])
+def test_an_approval_that_is_sent_to_the_same_response_again(
+    scripted: Any, sdk: openai.OpenAI, entry: dict[str, Any], rogue: RogueMcp, tools: str
+) -> None:
+    scripted(CALL, "Done.", "Done.")
+    asked = sdk.responses.create(**ASK, tools=[entry])  # type: ignore[list-item]
+    (request,) = [item for item in asked.output if item.type == "mcp_approval_request"]
+    yes: Any = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
+    second = entry if tools == "the same" else entry | {"headers": {"x-tenant": "other"}}
+    calls = []
+    for offered in (entry, second):
+        made = sdk.responses.create(model="tiny", input=[yes], previous_response_id=asked.id, tools=[offered])  # type: ignore[list-item]
+        calls += [item for item in made.output if item.type == "mcp_call"]
+    assert rogue.calls == [("read", {"path": "a.txt"})]
+    assert calls[0].output == calls[1].output
+
+
 @pytest.mark.attack("approval")
 def test_a_call_that_was_refused_does_not_run(
     scripted: Any, sdk: openai.OpenAI, entry: dict[str, Any], rogue: RogueMcp

@@ -2,43 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 
 from kvarn.store.engine import Store
 from kvarn.store.ids import new_id
 from kvarn.store.models import AuditEntry, StoredToolCall
 from kvarn.store.owner import Principal
+from kvarn.store.repositories.queries import insert
 
 STARTED = "started"
 AUDITED = "tool.called"
 _MAX_ERROR = 1024
 
 
-async def note_started(
-    store: Store, principal: Principal, answer_id: str, request_id: str, kind: str, name: str, arguments: str
-) -> str:
-    """Note a call that is about to run; returns its id. `arguments`: their digest."""
-    call_id = new_id("tcall_")
+@dataclass(frozen=True, slots=True)
+class NewCall:
+    """A call that is about to run. `arguments`: their digest."""
+
+    type: str
+    name: str
+    arguments: str
+    approval_request_id: str | None = None
+
+    def values(self, store: Store, principal: Principal, answer_id: str, request_id: str) -> dict[str, Any]:
+        return {
+            "id": new_id("tcall_"),
+            "organization_id": principal.organization_id,
+            "project_id": principal.project_id,
+            "answer_id": answer_id,
+            "request_id": request_id,
+            "approval_request_id": self.approval_request_id,
+            "key_id": principal.key_id,
+            "type": self.type,
+            "name": self.name,
+            "arguments": self.arguments,
+            "status": STARTED,
+            "created_at": int(store.now()),
+        }
+
+
+async def note_started(store: Store, principal: Principal, answer_id: str, request_id: str, call: NewCall) -> str:
+    """Note a call that is about to run; returns its id."""
+    row = StoredToolCall(**call.values(store, principal, answer_id, request_id))
     async with store.transaction() as session:
-        session.add(
-            StoredToolCall(
-                id=call_id,
-                organization_id=principal.organization_id,
-                project_id=principal.project_id,
-                answer_id=answer_id,
-                request_id=request_id,
-                key_id=principal.key_id,
-                type=kind,
-                name=name,
-                arguments=arguments,
-                status=STARTED,
-                created_at=int(store.now()),
-            )
-        )
-    return call_id
+        session.add(row)
+    return row.id
+
+
+async def claim_approved(
+    store: Store,
+    principal: Principal,
+    answer_id: str,
+    request_id: str,
+    calls: Collection[NewCall],
+    look_at: Callable[[NewCall, StoredToolCall | None], None],
+) -> dict[str, str]:
+    """Note approved calls that are about to run; returns their ids by their requests for approval. One that was noted
+    before, by whichever request, is not noted again: `look_at` is called with its row (None: it is gone meanwhile).
+    Where `look_at` raises, none is noted."""
+    noted: dict[str, str] = {}
+    async with store.transaction() as session:
+        # In one order: two requests that approve the same calls do not wait for each other.
+        for call in sorted(calls, key=lambda each: each.approval_request_id or ""):
+            values = call.values(store, principal, answer_id, request_id)
+            unique = [StoredToolCall.project_id, StoredToolCall.approval_request_id]
+            new = insert(session, StoredToolCall).values(values).on_conflict_do_nothing(index_elements=unique)
+            call_id = await session.scalar(new.returning(StoredToolCall.id))
+            if call_id is not None:
+                noted[str(call.approval_request_id)] = call_id
+                continue
+            mine = StoredToolCall.approval_request_id == call.approval_request_id
+            earlier = select(StoredToolCall).where(mine, StoredToolCall.project_id == principal.project_id)
+            look_at(call, await session.scalar(earlier))
+    return noted
+
+
+async def release_claims(store: Store, call_ids: Collection[str]) -> None:
+    """Delete calls that were noted and have not begun."""
+    async with store.transaction() as session:
+        await session.execute(delete(StoredToolCall).where(StoredToolCall.id.in_(call_ids)))
 
 
 async def note_ended(
@@ -79,9 +125,10 @@ async def note_ended(
 
 
 async def calls_of(store: Store, principal: Principal, answer_id: str) -> Sequence[StoredToolCall]:
-    """Calls that earlier runs of a response have made, in their order."""
+    """Calls that earlier runs of a response have made without asking for approval, in their order."""
     query = select(StoredToolCall).where(
         StoredToolCall.answer_id == answer_id,
+        StoredToolCall.approval_request_id.is_(None),
         StoredToolCall.organization_id == principal.organization_id,
         StoredToolCall.project_id == principal.project_id,
     )
@@ -90,8 +137,11 @@ async def calls_of(store: Store, principal: Principal, answer_id: str) -> Sequen
         return found.all()
 
 
-async def forget_results(store: Store, answer_id: str) -> None:
-    """Drop the results of a response that has ended: its items have what its client may see of them."""
+async def forget_results(store: Store, *answer_ids: str, approved: bool) -> None:
+    """Drop the results of a response: of its `approved` calls, or of the others."""
+    of_kind = (
+        StoredToolCall.approval_request_id.is_not(None) if approved else StoredToolCall.approval_request_id.is_(None)
+    )
     async with store.transaction() as session:
-        mine = StoredToolCall.answer_id == answer_id, StoredToolCall.result.is_not(None)
+        mine = StoredToolCall.answer_id.in_(answer_ids), StoredToolCall.result.is_not(None), of_kind
         await session.execute(update(StoredToolCall).where(*mine).values(result=None))

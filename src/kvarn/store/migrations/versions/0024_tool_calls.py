@@ -19,6 +19,7 @@ def upgrade() -> None:
         sa.Column("project_id", text, nullable=False),
         sa.Column("answer_id", text, nullable=False),
         sa.Column("request_id", sa.String(length=128), nullable=False),
+        sa.Column("approval_request_id", text, nullable=True),
         sa.Column("key_id", text, nullable=True),
         sa.Column("type", text, nullable=False),
         sa.Column("name", sa.String(length=256), nullable=False),
@@ -32,6 +33,9 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["organization_id"], ["organizations.id"], ondelete="CASCADE"),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint(
+            "project_id", "approval_request_id", name=op.f("uq_tool_calls_project_id_approval_request_id")
+        ),
     )
     for columns in (("answer_id",), ("created_at",), ("organization_id", "created_at"), ("project_id", "created_at")):
         op.create_index(f"ix_tool_calls_{'_'.join(columns)}", "tool_calls", list(columns))
