@@ -32,7 +32,7 @@ SMOKE = {
     "live_view": ("", r"256 +10 +100000 +\d"),
     "observability_overhead": ("--smoke", r"on / off, by rounds: \d"),
     "proxies": (
-        "--only direct,kvarn --rounds 1 --seconds 1 --streams 2 --many 4",
+        "--only direct,kvarn --rounds 1 --seconds 2 --streams 2 --many 4",
         r"kvarn: TTFT \d",
     ),
     "quality": ("--every 60", r"int8, KV int8 \| \d+ of \d+"),
