@@ -55,6 +55,7 @@ REQUESTS = [
     ("GET", PROJECT, None),
     ("POST", PROJECT, {"name": "mine"}),
     ("POST", PROJECT + "/archive", None),
+    ("DELETE", PROJECT + "/response_cache", None),
     ("GET", PROJECT + "/api_keys", None),
     ("POST", PROJECT + "/api_keys", {"name": "k"}),
     ("GET", PROJECT + "/api_keys/{key}", None),

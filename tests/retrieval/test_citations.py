@@ -77,13 +77,13 @@ def test_the_pieces_of_an_answer_change_nothing(parts: list[str], sizes: list[in
 
 def _plainly(text: str) -> tuple[str, list[tuple[str, int]]]:
     found: list[tuple[str, int]] = []
-    given = ""
+    given, is_after_mark = "", False
     while text:
         number = next((each for each in OFFERED if text.startswith(citation(BOUNDARY, each))), None)
         if number is None:
-            given, text = given + text[0], text[1:]
+            given, text, is_after_mark = given + text[0], text[1:], False
             continue
-        given = given.removesuffix(" ")
+        given, is_after_mark = given if is_after_mark else given.removesuffix(" "), True
         found.append((f"file-{number}", len(given)))
         text = text.removeprefix(citation(BOUNDARY, number))
     return given, list(dict.fromkeys(found))
