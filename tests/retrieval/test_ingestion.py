@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,13 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class FullFile(io.BytesIO):
+    """A file on a disk without room."""
+
+    def write(self, _: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.fixture
@@ -142,6 +151,24 @@ async def test_a_file_that_gateways_fail_at_is_given_up(ingesting, alice, clock)
         clock.now += 31
     (row,) = await ingesting.rows(store_id)
     assert (row.status, row.error_code, ingesting.parsed) == ("failed", "server_error", 4)
+
+
+@pytest.mark.parametrize("where", ["the copy", "the database"])
+async def test_a_file_waits_while_the_disk_is_full_and_is_not_given_up(ingesting, alice, clock, monkeypatch, where):
+    store_id = await ingesting.fill(alice.owner, "Some text.")
+    with monkeypatch.context() as full:
+        if where == "the copy":
+            full.setattr("kvarn.retrieval.ingestion.tempfile.TemporaryFile", lambda dir: FullFile())
+        else:
+            ingesting.no_room = True
+        for tries in range(6):
+            await ingesting.work()
+            (row,) = await ingesting.rows(store_id)
+            assert row.status == "in_progress" and ingesting.parsed == (0 if where == "the copy" else tries + 1)
+            clock.now += PAUSE_S + 1
+    ingesting.no_room = False
+    await ingesting.work()
+    assert await ingesting.texts(alice.owner, store_id) == ["Some text."]
 
 
 async def test_without_an_embedding_model_words_are_found_and_vectors_come_when_there_is_one(ingesting, alice):

@@ -21,6 +21,7 @@ from kvarn.observe.ingestion import IngestionMetrics
 from kvarn.retrieval.ingestion import IngestionWorker
 from kvarn.retrieval.parsing.parse import UnreadableFileError
 from kvarn.retrieval.types import Chunk, Document, EmbedderAwayError, Vectors
+from kvarn.store.errors import DiskFullError
 from kvarn.store.models import VectorStoreFile
 from kvarn.store.owner import Owner, Principal
 from retrieval_world import RetrievalWorld, vector_of
@@ -66,6 +67,8 @@ class IngestionWorld:
     identity: str | None = "e@1"
     """Of the embedding model; None: there is none."""
     away: str = ""
+    no_room: bool = False
+    """Whether the database finds the disk full."""
     embedded: list[str] = field(default_factory=list)
     parsed: int = 0
     at: dict[str, Gate] = field(default_factory=lambda: {name: Gate() for name in ("parse", "embed", "finish")})
@@ -88,6 +91,8 @@ class IngestionWorld:
         return Document(text, (), "fake 1")
 
     async def replace_file(self, *args: Any, **fields: Any) -> None:
+        if self.no_room:
+            raise DiskFullError("database or disk is full")
         await self.retrieval.retriever.replace_file(*args, **fields)
         await self.at["finish"].pass_through()
 

@@ -13,6 +13,7 @@ from asking import code_of, metric, prompt_of
 from fake_tools import FakeProvider, FakeTool
 from kvarn.config.platform import MeteringConfig, PriceConfig
 from kvarn.config.tools import ToolsConfig
+from kvarn.store.errors import DiskFullError
 from kvarn.store.models import UsageEvent
 from kvarn.store.owner import Role
 from kvarn.tools.types import ToolCall, ToolContext, ToolResult
@@ -117,6 +118,17 @@ def test_what_a_failing_tool_says_stays_in_the_log(bounded, work):
     script(bounded, called("work"), "It failed.")
     made = ask(bounded)
     assert made["output"][0]["status"] == "failed" and "hunter2" not in str(made) + prompt_of(bounded)
+
+
+def test_a_full_disk_is_told_to_the_model_and_the_client(bounded, work):
+    async def write(context: ToolContext, call: ToolCall) -> ToolResult:
+        raise DiskFullError("store.blobs cannot be used: [Errno 28] No space left on device")
+
+    work.work = write
+    script(bounded, called("work"), "It failed.")
+    made = ask(bounded)
+    assert made["status"] == "completed" and made["output"][0]["status"] == "failed"
+    assert "storage is full" in prompt_of(bounded) and "Errno" not in str(made) + prompt_of(bounded)
 
 
 def test_a_result_cannot_speak_as_the_user_or_forge_a_call(bounded, work):

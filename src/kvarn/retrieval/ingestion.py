@@ -40,7 +40,7 @@ from kvarn.retrieval.stored_chunks import StoredChunks
 from kvarn.retrieval.types import Chunk, Document, Embedder, EmbedderAwayError, Vectors
 from kvarn.store.directories import data_dir
 from kvarn.store.engine import Store
-from kvarn.store.errors import ConflictError, NotFoundError
+from kvarn.store.errors import ConflictError, NotFoundError, StoreReadOnlyError
 from kvarn.store.ids import new_id
 from kvarn.store.owner import Principal
 from kvarn.store.repositories.contents import read_content
@@ -61,7 +61,7 @@ _EMBEDDED_AT_ONCE = 64
 _PARSED, _CHUNKED = 0.1, 0.2
 """Progress after these."""
 _AGAIN_S = 60.0
-"""Seconds until vectors are tried again that could not be made."""
+"""Seconds until vectors are tried again that could not be made, and files for which there was no room."""
 _MUCH_LATER_S = 3600.0
 """Seconds until vectors are tried again at which gateways failed."""
 _LOOK_EVERY_S = 30.0
@@ -170,6 +170,9 @@ class IngestionWorker(Worker[IngestionJob]):
                 await stored.postpone_file(self._store, self._holder, file.key, _MUCH_LATER_S)
             else:
                 await stored.fail_file(self._store, self._holder, file.key, error.code, str(error))
+        except StoreReadOnlyError as error:  # most often no room: what was made is lost, and not made again at once
+            _log.warning("%s is begun again in %.0f s: %s", job.id, _AGAIN_S, error)
+            await stored.postpone_file(self._store, self._holder, file.key, _AGAIN_S)
         except (NotFoundError, ConflictError):
             job.failed = True  # it was deleted or cancelled; where it is there after all, this is one of its attempts
 
@@ -224,10 +227,13 @@ class IngestionWorker(Worker[IngestionJob]):
         folder = data_dir(self._config) / "ingestion"
         folder.mkdir(mode=0o700, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as copy:
-            async with aclosing(read_content(self._store, content)) as pieces:
-                async for piece in pieces:
-                    copy.write(piece)
-            copy.seek(0)
+            try:
+                async with aclosing(read_content(self._store, content)) as pieces:
+                    async for piece in pieces:
+                        copy.write(piece)
+                copy.seek(0)
+            except OSError as error:
+                raise StoreReadOnlyError(f"the file cannot be copied to {folder}: {error}") from error
             self._metrics.bytes.inc(content.size)
             media_type = mimetypes.guess_type(content.filename)[0] or ""
             return await self._parse(copy, content.filename, media_type)

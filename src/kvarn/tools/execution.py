@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from kvarn.answers.errors import to_api_error
 from kvarn.answers.record import RequestRecord
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.tools import ToolsConfig
@@ -169,6 +170,9 @@ class ToolRunner:
             return ToolResult(why, "incomplete", _error(why))
         except ApiError:
             raise
+        except StoreAwayError as error:  # a full disk, most often
+            _log.warning("the tool %r failed: %s", call.name, error)
+            return failed(to_api_error(error).message)
         except Exception:
             _log.exception("the tool %r failed", call.name)
             return failed("The tool failed; the server's log says why.")

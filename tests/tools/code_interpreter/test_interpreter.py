@@ -160,6 +160,14 @@ async def test_an_interpreter_that_ends_is_told_and_replaced(world: World, code:
     assert (await world.run(container, "1 + 1")).logs == "2\n"
 
 
+async def test_text_and_names_that_are_not_utf8_cost_no_variables(world: World) -> None:
+    made = await world.container()
+    code = "a = 1\nopen(b'/mnt/data/\\xff.txt', 'w').close()\nopen('/mnt/data/b', 'w').close()\nprint('\\ud800')"
+    told = await world.run(made, code)
+    assert not told.failed and told.logs == "\\ud800\n\\udcff.txt is not kept: its name is not UTF-8.\n"
+    assert (await world.run(made, "a")).logs.startswith("1\n") and list(await world.files(made)) == ["b"]
+
+
 async def test_memory_is_bounded_and_the_interpreter_goes_on(world: World) -> None:
     container = await world.container()
     outcome = await world.run(container, "x = 1\nbytearray(2**30)")

@@ -41,7 +41,7 @@ class Log(io.TextIOBase):
 
     def write(self, text: str) -> int:
         if self.left > 0:
-            self.parts.append(text[: self.left])
+            self.parts.append(readable(text[: self.left]))
             self.left -= len(text)
             if self.left <= 0:
                 self.parts.append(CUT)
@@ -78,7 +78,7 @@ class Guest:
             except BaseException as error:
                 failed = not (isinstance(error, SystemExit) and not error.code)
                 explain(error)
-        files, contents, removed = self.changes()
+        files, contents, removed = self.changes(log)
         reply = {"logs": "".join(log.parts), "failed": failed, "processor_s": processor_s() - before}
         return reply | {"files": files, "removed": removed}, contents
 
@@ -105,16 +105,21 @@ class Guest:
             plot.figure(number).savefig(FOLDER / f"figure_{self.cells}_{number}.png")
         plot.close("all")
 
-    def changes(self) -> tuple[list[tuple[str, int]], list[bytes], list[str]]:
+    def changes(self, log: Log) -> tuple[list[tuple[str, int]], list[bytes], list[str]]:
         """Files that are not what the server knows, with their contents, and those that are gone. What is too large, or
-        one too many, comes with a later reply."""
+        one too many, comes with a later reply. A name that is not UTF-8 cannot be told: the log says so."""
         found: dict[str, Path] = {}
         for folder, folders, names in os.walk(FOLDER):
             folders[:] = sorted(each for each in folders if not each.startswith("."))
             for name in sorted(names):
                 full = Path(folder) / name
-                if not name.startswith(".") and not full.is_symlink() and full.is_file():
-                    found[str(full.relative_to(FOLDER))] = full
+                if name.startswith(".") or full.is_symlink() or not full.is_file():
+                    continue
+                path = str(full.relative_to(FOLDER))
+                if readable(path) == path:
+                    found[path] = full
+                else:
+                    log.write(f"{path} is not kept: its name is not UTF-8.\n")
         removed = [path for path in self.known if path not in found]
         for path in removed:
             del self.known[path]
@@ -139,6 +144,11 @@ def explain(error: BaseException) -> None:
     while place is not None and place.tb_frame.f_code.co_filename == __file__:
         place = place.tb_next
     traceback.print_exception(type(error), error, place)
+
+
+def readable(text: str) -> str:
+    """The text with half characters (a lone surrogate, as in a name that is not UTF-8) written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def processor_s() -> float:
