@@ -16,6 +16,8 @@ from kvarn.store.owner import Principal
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
 _PROJECTS = 1024
 """Projects whose questions are kept: those used last."""
+_OVERHEAD = 512
+"""Bytes of a question besides its vector, about."""
 _COMPARED = 0.05
 """Share of the answers that may be given for which a model is asked all the same: what is learned stays true."""
 
@@ -28,6 +30,10 @@ class Known:
     key: bytes
     vector: Vector  # of length 1
     worst: float = 0.0  # greatest similarity of a question for which its answer was wrong
+
+    @property
+    def bytes(self) -> int:
+        return self.vector.nbytes + _OVERHEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +64,22 @@ class _Project:
 
 
 class Questions:
-    """Known questions of all projects.
+    """Known questions of all projects; those not used for longest go first.
 
     Args:
         bound: Share of wrong answers allowed.
         most: Questions of one project that are kept.
+        most_bytes: Bytes of the questions of all projects that are kept.
         draw: Draws from 0 to 1.
     """
 
-    def __init__(self, bound: float, most: int, draw: Callable[[], float] = random.random) -> None:
+    def __init__(self, bound: float, most: int, most_bytes: int, draw: Callable[[], float] = random.random) -> None:
         self._bound = bound
         self._most = most
+        self._most_bytes = most_bytes
         self._draw = draw
         self._projects = OrderedDict[str, _Project]()
+        self._bytes = 0
 
     def nearest(self, principal: Principal, bucket: bytes, vector: Vector) -> Neighbour | None:
         """The nearest question of a bucket: questions with the same contents, asked of the same model in the same
@@ -102,8 +111,12 @@ class Questions:
             return
         known = project.known[key] = Known(bucket, key, vector)
         project.buckets.setdefault(bucket, []).append(known)
+        self._bytes += known.bytes
         if len(project.known) > self._most:
             self._drop(project, next(iter(project.known)))
+        while self._bytes > self._most_bytes:
+            oldest = next(each for each in self._projects.values() if each.known)
+            self._drop(oldest, next(iter(oldest.known)))
 
     def forget(self, principal: Principal, key: bytes) -> None:
         """Forget a question whose answer is gone."""
@@ -116,6 +129,7 @@ class Questions:
 
     def _drop(self, project: _Project, key: bytes) -> None:
         known = project.known.pop(key)
+        self._bytes -= known.bytes
         left = [each for each in project.buckets[known.bucket] if each is not known]
         if left:
             project.buckets[known.bucket] = left
@@ -128,8 +142,10 @@ class Questions:
         if project is None:
             project = self._projects[principal.project_id] = _Project(principal.cache_salt, Comparisons(self._bound))
             if len(self._projects) > _PROJECTS:
-                self._projects.popitem(last=False)
+                _, oldest = self._projects.popitem(last=False)
+                self._bytes -= sum(known.bytes for known in oldest.known.values())
         elif project.salt != principal.cache_salt:
+            self._bytes -= sum(known.bytes for known in project.known.values())
             project = self._projects[principal.project_id] = _Project(principal.cache_salt, project.comparisons)
         self._projects.move_to_end(principal.project_id)
         return project

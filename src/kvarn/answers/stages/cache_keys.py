@@ -70,10 +70,13 @@ def question_of(identity: AnswerIdentity) -> str | None:
 
 
 def context_key(turn: Turn, prompt: GeneratedPrompt, options: CacheOptions, more: str) -> bytes:
-    """The digest of all that `answer_key` has, but for the question: the messages before it stand for the tokens."""
+    """The digest of all that `answer_key` has, but for the question: the messages before it, and the tokens before
+    these, stand for the tokens."""
     identity = prompt.identity
     assert isinstance(identity.request, ChatCompletionRequest)
-    digest = _digest(turn, prompt, options, [more, identity.request.plain_messages[:-1]], {"messages"})
+    *before, last = identity.request.plain_messages
+    about = {name: value for name, value in last.items() if name != "content"}
+    digest = _digest(turn, prompt, options, [more, list(identity.context), before, about], {"messages"})
     for sampling in identity.samplings:  # what the context has room for depends on the question
         fitted = msgspec.structs.replace(_with_seed(sampling, identity), max_tokens=0)
         digest.update(msgspec.msgpack.encode(fitted))

@@ -102,6 +102,8 @@ class ResponseCacheStage(Observer):
             "x-kvarn-cache-kind": str(caching.hit),
             "x-kvarn-cache-age": str(int(_age_s(answer))),
         }
+        if caching.hit == "semantic":
+            turn.record.reply.headers["x-kvarn-cache-similarity"] = f"{caching.similarity:.3f}"
         self._metrics.seconds_saved.labels(turn.model).inc(answer.seconds)
         return _replayed(turn, answer, deltas)
 
