@@ -175,6 +175,28 @@ def test_sampled_requests_are_left_alone_unless_they_are_seeded_or_ask(server, c
     assert [result_of(cached.post(CHAT, json=chat(**wish))) for _ in "ab"] == ["miss", "hit"]
 
 
+def test_a_seed_that_the_server_draws_for_a_response_in_the_background_is_no_seed_of_the_client(
+    server, cached, wait_for
+):
+    def ask(headers: dict[str, str] | None = None, **fields: Any) -> None:
+        body = {"model": "tiny", "input": "x", "background": True, **fields}
+        asked = cached.post("/v1/responses", json=body, headers=headers)
+        path = f"/v1/responses/{asked.json()['id']}"
+        wait_for(lambda: cached.get(path).json()["status"] == "completed", "the response")
+
+    def count(result: str) -> float:
+        return metric(cached, "kvarn_response_cache_requests_total", model="tiny", result=result)
+
+    before = count("bypass"), count("hit")
+    ask()
+    assert (count("bypass"), count("hit")) == (before[0] + 1, before[1])
+    for _ in "ab":
+        ask(cache={"sampled": True})
+    assert (count("bypass"), count("hit")) == (before[0] + 1, before[1] + 1)
+    ask({"x-kvarn-cache": "bypass"}, cache={"sampled": True})
+    assert (count("bypass"), count("hit")) == (before[0] + 2, before[1] + 1), "headers reach it too"
+
+
 def test_requests_say_what_they_want_of_the_cache(server, cached):
     def ask(cache: dict[str, Any] | None = None, **headers: str) -> str | None:
         wish = {} if cache is None else {"cache": cache}

@@ -34,9 +34,9 @@ def options_of(turn: Turn, identity: AnswerIdentity) -> CacheOptions:
     return body.model_copy(update={**own, "s_maxage": min(ages, default=None)})
 
 
-def is_sampled(identity: AnswerIdentity) -> bool:
+def is_sampled(turn: Turn, identity: AnswerIdentity) -> bool:
     """Whether its answer is drawn at random, and would be another one when it is asked for again."""
-    if identity.request.seed is not None:
+    if _seed_of(turn, identity) is not None:
         return False
     if identity.samplings:
         return not all(map(_is_greedy, identity.samplings))
@@ -51,7 +51,7 @@ def answer_key(turn: Turn, prompt: GeneratedPrompt, options: CacheOptions, more:
     is_tokenized = isinstance(identity.request, ChatCompletionRequest) and bool(prompt.token_ids)
     digest = _digest(turn, prompt, options, [more], {"messages"} if is_tokenized else set())
     for sampling in identity.samplings:
-        digest.update(msgspec.msgpack.encode(_with_seed(sampling, identity)))
+        digest.update(msgspec.msgpack.encode(_with_seed(sampling, turn, identity)))
     digest.update(array("I", prompt.token_ids).tobytes())
     return digest.digest()
 
@@ -78,7 +78,7 @@ def context_key(turn: Turn, prompt: GeneratedPrompt, options: CacheOptions, more
     about = {name: value for name, value in last.items() if name != "content"}
     digest = _digest(turn, prompt, options, [more, list(identity.context), before, about], {"messages"})
     for sampling in identity.samplings:  # what the context has room for depends on the question
-        fitted = msgspec.structs.replace(_with_seed(sampling, identity), max_tokens=0)
+        fitted = msgspec.structs.replace(_with_seed(sampling, turn, identity), max_tokens=0)
         digest.update(msgspec.msgpack.encode(fitted))
     return digest.digest()
 
@@ -90,15 +90,20 @@ def _digest(
     assert isinstance(model, ReadyModel)
     request = identity.request
     fields = request.model_dump(exclude=_NO_PART | leave_out, exclude_none=True)
-    elsewhere = None if identity.samplings else request.seed
+    elsewhere = None if identity.samplings else _seed_of(turn, identity)
     kind = type(request).__name__
     parts = (turn.model, turn.adapter, model.fingerprint, kind, options.namespace, elsewhere, more, fields)
     return hashlib.blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16)
 
 
-def _with_seed(sampling: SamplingParams, identity: AnswerIdentity) -> SamplingParams:
+def _seed_of(turn: Turn, identity: AnswerIdentity) -> int | None:
+    """The client's seed."""
+    return None if turn.record.seed_drawn else identity.request.seed
+
+
+def _with_seed(sampling: SamplingParams, turn: Turn, identity: AnswerIdentity) -> SamplingParams:
     """The parameters with the client's seed, where it changes anything; the server draws one for each request."""
-    if identity.request.seed is not None and not _is_greedy(sampling):
+    if _seed_of(turn, identity) is not None and not _is_greedy(sampling):
         return sampling
     return msgspec.structs.replace(sampling, seed=0)
 

@@ -62,7 +62,7 @@ class ResponseCacheStage(Observer):
         if not isinstance(prompt, GeneratedPrompt) or self._mode(turn) == "off":
             return None
         options = options_of(turn, prompt.identity)
-        if (options.no_cache and options.no_store) or (not options.sampled and is_sampled(prompt.identity)):
+        if (options.no_cache and options.no_store) or (not options.sampled and is_sampled(turn, prompt.identity)):
             self._tell(turn, "bypass")
             return None
         turn.caching = caching = CacheUse(answer_key(turn, prompt, options, self._safety))
