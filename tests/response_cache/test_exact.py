@@ -168,6 +168,14 @@ def test_an_adapter_with_another_digest_has_other_answers(server, cached):
     assert keys[0] != keys[1]
 
 
+@pytest.mark.parametrize(("field", "value"), [("tool_format", "hermes"), ("reasoning_format", "qwen3")])
+def test_answers_that_were_read_in_another_format_are_not_found(server, cached, monkeypatch, field, value):
+    assert result_of(cached.post(CHAT, json=greedy())) == "miss"
+    config = server.served["tiny"].config
+    monkeypatch.setattr(server.served["tiny"], "config", config.model_copy(update={field: value}))
+    assert result_of(cached.post(CHAT, json=greedy())) == "miss"
+
+
 def test_sampled_requests_are_left_alone_unless_they_are_seeded_or_ask(server, cached):
     assert [result_of(cached.post(CHAT, json=chat())) for _ in "ab"] == ["bypass", "bypass"]
     assert [result_of(cached.post(CHAT, json=chat(seed=3))) for _ in "ab"] == ["miss", "hit"]

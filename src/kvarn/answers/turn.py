@@ -89,6 +89,7 @@ class CacheUse:
     hit: Literal["exact", "semantic"] | None = None  # the cache that has the answer; None: a model is asked
     asked: AskedQuestion | None = None  # None: it is not compared with others
     similarity: float = 1.0  # of the question of a semantic hit
+    began_s: float = field(default_factory=SYSTEM_CLOCK.now)  # monotonic seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,8 +91,9 @@ def _digest(
     request = identity.request
     fields = request.model_dump(exclude=_NO_PART | leave_out, exclude_none=True)
     elsewhere = None if identity.samplings else _seed_of(turn, identity)
-    kind = type(request).__name__
-    parts = (turn.model, turn.adapter, model.fingerprint, kind, options.namespace, elsewhere, more, fields)
+    config = model.served.config  # the answer is kept as it was read
+    read_as = model.fingerprint, type(request).__name__, config.tool_format, config.reasoning_format
+    parts = (turn.model, turn.adapter, *read_as, options.namespace, elsewhere, more, fields)
     return hashlib.blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16)
 
 

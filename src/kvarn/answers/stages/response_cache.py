@@ -115,7 +115,7 @@ class ResponseCacheStage(Observer):
     def keep(self, turn: Turn, caching: CacheUse, deltas: list[bytes]) -> None:
         """Keep an answer that a model has given."""
         now, usage = SYSTEM_CLOCK.time(), turn.usage
-        seconds = SYSTEM_CLOCK.now() - turn.record.timeline.received_s
+        seconds = SYSTEM_CLOCK.now() - caching.began_s
         tokens = usage.prompt_tokens, usage.completion_tokens, usage.reasoning_tokens
         answer = Answer(joined_deltas(deltas), now, seconds, *tokens)
         self.store.put(turn.record.principal, caching.key, answer, caching.ttl_s)
