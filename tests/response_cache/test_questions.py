@@ -111,7 +111,7 @@ def test_the_questions_used_last_are_kept():
 
 
 def test_questions_of_all_projects_are_bounded_together_and_the_project_not_used_for_longest_gives_way():
-    most = 3 * nearest(known(), unit(0)).known.bytes
+    most = 3 * nearest(known(), unit(0)).known.nbytes
     questions, other = known(most_bytes=most), replace(PROJECT, owner=Owner("org_1", "proj_2"))
     for number in range(3):
         questions.add(other, BUCKET, b"%d" % number, unit(0))
@@ -122,3 +122,16 @@ def test_questions_of_all_projects_are_bounded_together_and_the_project_not_used
         questions.add(PROJECT, BUCKET, key, unit(0))
     assert questions.nearest(again, BUCKET, unit(0)) is not None
     assert questions.nearest(PROJECT, BUCKET, unit(0)) is not None
+
+
+def test_questions_end_with_their_answers_and_are_swept_from_memory():
+    now = [0.0]
+    questions = Questions(0.05, 10, 1 << 20, lambda: 1.0, lambda: now[0])
+    for key, ttl_s in ((b"short", 5), (b"long", 50), (b"renewed", 5)):
+        questions.add(PROJECT, key, key, unit(0), ttl_s)
+    now[0] = 4
+    questions.add(PROJECT, b"renewed", b"renewed", unit(0), 5)
+    now[0] = 6
+    questions.sweep()
+    left = [key for key in (b"short", b"long", b"renewed") if questions.nearest(PROJECT, key, unit(0)) is not None]
+    assert left == [b"long", b"renewed"]

@@ -19,6 +19,7 @@ from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import SafetyConfig
 from kvarn.config.response_cache import ResponseCacheConfig
 from kvarn.observe.response_cache import ResponseCacheMetrics
+from kvarn.response_cache.questions import Questions
 from kvarn.response_cache.store import Answer, AnswerStore
 from kvarn.wire.openai.cache import CacheOptions
 
@@ -33,6 +34,7 @@ class ResponseCacheStage(Observer):
         config: The settings.
         safety: Settings of moderation: an answer that passed under others is not found.
         store: Keeps the answers.
+        questions: Keeps their questions, for the semantic cache.
         settling: Stages that a turn goes through whose answer is found: limits and the ledger.
         embed: Embeds questions, for the semantic cache.
         metrics: Where hits and misses are counted.
@@ -45,6 +47,7 @@ class ResponseCacheStage(Observer):
         config: ResponseCacheConfig,
         safety: SafetyConfig,
         store: AnswerStore,
+        questions: Questions,
         settling: Sequence[Stage],
         embed: Embed,
         metrics: ResponseCacheMetrics,
@@ -54,7 +57,7 @@ class ResponseCacheStage(Observer):
         self.store = store
         self._settling = settling
         self._metrics = metrics
-        self._semantic = SemanticCache(config, store, embed, metrics)
+        self._semantic = SemanticCache(store, questions, embed, metrics)
 
     async def enter(self, turn: Turn) -> Deltas | None:
         """Answer, or leave it to the model. Raises `ApiError`: limits refuse the answer that is here."""

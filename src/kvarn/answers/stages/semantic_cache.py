@@ -11,7 +11,6 @@ import msgspec
 from kvarn.answers.packed_answer import unpacked
 from kvarn.answers.stages.cache_keys import context_key, question_of
 from kvarn.answers.turn import CacheUse, GeneratedPrompt, Turn
-from kvarn.config.response_cache import ResponseCacheConfig
 from kvarn.observe.response_cache import ResponseCacheMetrics
 from kvarn.response_cache.gate import contents_of
 from kvarn.response_cache.questions import AskedQuestion, Questions, Vector
@@ -30,13 +29,11 @@ _PUNCTUATION = ".,;:!?…\"'“”„‘’«»()[]*_`。，、；：！？"
 class SemanticCache:
     """Finds answers to questions that mean the same, and learns which do."""
 
-    def __init__(
-        self, config: ResponseCacheConfig, store: AnswerStore, embed: Embed, metrics: ResponseCacheMetrics
-    ) -> None:
+    def __init__(self, store: AnswerStore, questions: Questions, embed: Embed, metrics: ResponseCacheMetrics) -> None:
         self._store = store
         self._embed = embed
         self._metrics = metrics
-        self._questions = Questions(config.error_bound, config.project_questions, config.memory_mib << 20)
+        self._questions = questions
 
     async def find(
         self, turn: Turn, prompt: GeneratedPrompt, caching: CacheUse, options: CacheOptions, more: str
@@ -77,7 +74,7 @@ class SemanticCache:
             right = words_of(asked.answer) == words_of(answer)
             self._questions.learn(principal, asked.neighbour, right)
             self._metrics.comparisons.labels(turn.model, "same" if right else "different").inc()
-        self._questions.add(principal, asked.bucket, caching.key, asked.vector)
+        self._questions.add(principal, asked.bucket, caching.key, asked.vector, caching.ttl_s)
 
 
 def words_of(answer: Answer) -> dict[int, str] | None:
