@@ -20,7 +20,7 @@ from time import perf_counter
 from benchmarks.modelled_engine import launch_engine
 from benchmarks.models import SHAPES, make_model
 from kvarn.answers.timeline import RequestTimeline
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.explain.explain import explain
 from kvarn.explain.explanation import Explanation
 from kvarn.observe.traces.context import begin

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from kvarn.clock import SYSTEM_CLOCK
+from kvarn.config.model import ModelConfig
 from kvarn.config.replica import ReplicaConfig
-from kvarn.config.schema import ModelConfig
 from kvarn.costs.step_times import StepTimes
 from kvarn.engine.core import EngineParts
 from kvarn.engine.step_time import StepTimeModel

@@ -11,7 +11,8 @@ from typing import Any, get_args, get_origin
 import yaml
 
 from kvarn.config.gateway import OLD_NAMES
-from kvarn.config.schema import KvarnConfig, ModelConfig
+from kvarn.config.model import ModelConfig
+from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
 
 CHART = Path(__file__).resolve().parents[2] / "deploy/chart/kvarn"

@@ -12,8 +12,8 @@ import pytest
 import kvarn
 from kvarn.catalog.failover import ResumableRequest, generate_anywhere
 from kvarn.catalog.replicas import ReplicaSet
+from kvarn.config.model import ModelConfig
 from kvarn.config.replica import FailoverConfig, ReplicaConfig, RoutingConfig
-from kvarn.config.schema import ModelConfig
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import AdapterInfo, Submit

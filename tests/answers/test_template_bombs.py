@@ -15,8 +15,8 @@ import pytest
 from fake_replica import GENERATE_CARD, TEMPLATE, FakeReplica, write_checkpoint
 from kvarn.answers.moderation.checks import Moderation
 from kvarn.catalog.models import ServedModel
+from kvarn.config.model import ModelConfig
 from kvarn.config.platform import SafetyConfig
-from kvarn.config.schema import ModelConfig
 from kvarn.safety.moderator import Claim, ModerationAwayError
 from profiles import THOROUGH, thorough
 from template_bombs import BOMBS

@@ -12,8 +12,8 @@ from asking import metric
 from batch_jobs import await_end, chat_line, outputs, send
 from fake_replica import GENERATE_CARD, FakeReplica, answer_text
 from kvarn.catalog.models import ServedModel
+from kvarn.config.model import ModelConfig
 from kvarn.config.platform import AdmissionConfig, BatchesConfig, SafetyConfig
-from kvarn.config.schema import ModelConfig
 from kvarn.costs.step_times import StepTimes
 from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
 from kvarn.wire.messages import EngineStats, RefusalReason

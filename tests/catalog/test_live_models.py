@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvarn.catalog.live_models import LiveModels
 from kvarn.config.gateway import GatewayConfig
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.fleet.desired import Desired
 from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaState, ReplicaStatus

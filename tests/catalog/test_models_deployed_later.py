@@ -11,7 +11,7 @@ import pytest
 from fake_replica import GENERATE_CARD, FakeReplica
 from gateway_fixtures import GatewayServer, make_server, running
 from kvarn.catalog.models import ServedModel
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.costs.step_times import StepTimes
 from kvarn.sandbox.process import SandboxLimits
 from kvarn.wire.messages import EngineStats

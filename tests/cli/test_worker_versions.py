@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from kvarn.api_servers import Serving, Start, Version, VersionRemoved
-from kvarn.config.schema import KvarnConfig, ModelConfig
+from kvarn.config.model import ModelConfig
+from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.channel import Channel
 from kvarn.fleet.desired import Desired
 from kvarn.fleet.shared_counts import counts_handlers

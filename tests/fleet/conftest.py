@@ -9,8 +9,8 @@ import pytest
 import zmq
 
 from kvarn.config.engine import EngineConfig
+from kvarn.config.model import ModelConfig
 from kvarn.config.replica import ReplicaConfig
-from kvarn.config.schema import ModelConfig
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.addresses import engine_address
 from kvarn.replica.client.zmq_client import ZmqReplicaClient

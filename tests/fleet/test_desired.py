@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvarn.config.engine import EngineConfig
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.fleet.desired import Desired, changed, model_of, spec_of
 
 MODEL = {"name": "m", "path": "kvarn-demo"}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvarn.config.fleet import HardwareConfig
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.fleet.placement.gpus import MIN_CAPABILITY, Gpu, find_gpus, ranks_on_gpus
 from kvarn.fleet.placement.packing import (
     GIB,

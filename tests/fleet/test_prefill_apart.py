@@ -24,8 +24,8 @@ from conditions import until
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.engine import EngineConfig
 from kvarn.config.kv_tiers import KVTiersConfig
+from kvarn.config.model import ModelConfig
 from kvarn.config.replica import ReplicaConfig
-from kvarn.config.schema import ModelConfig
 from kvarn.fleet.engines import prefill_spec
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.client.zmq_client import ZmqReplicaClient

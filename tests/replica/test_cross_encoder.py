@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.replica.server.build import KindMismatchError, build_service
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.spec import ReplicaSpec

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 import kvarn
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.grammar.text import from_json_schema, from_regex
 from kvarn.replica.server.build import build_service
 from kvarn.replica.server.generate import GenerateService

@@ -11,7 +11,7 @@ import pytest
 import kvarn
 from kvarn.config.engine import EngineConfig
 from kvarn.config.kv_tiers import KVTiersConfig
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.kvstore import KVStoreError
 from kvarn.replica.server.build import build_service
 from kvarn.replica.server.generate import GenerateService

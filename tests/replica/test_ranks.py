@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("kvarn.kernels.cpu._native", reason="torch's own products do not promise the order of their sums")
 
 import kvarn
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.models.parallel import ParallelError, StageError
 from kvarn.replica.server.experts import ExpertLoadError
 from kvarn.worker.ranks.collectives import RankLostError

@@ -9,7 +9,7 @@ import torch
 
 import kvarn
 from kvarn.clock.virtual import VirtualClock
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.costs.roofline import Ceilings
 from kvarn.costs.step_times import StepShape

@@ -296,6 +296,7 @@ async def test_cancelled_run_leaves_nothing_running(hostile: Hostile, box: Progr
     running.cancel()
     await asyncio.wait([running])
     await until(lambda: not any(map(lives, found)))
+    assert found and running.cancelled()
 
 
 STAYS = """

@@ -10,7 +10,7 @@ from fake_replica import GENERATE_CARD, FakeReplica
 from kvarn.catalog.adapters import AdapterReconciler
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ServedModel
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.replica.client.protocol import AdapterChangeError
 from kvarn.store.engine import Store
 from kvarn.store.repositories.deployments import drop_adapter, keep_adapter, kept_adapters, read_desired

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import kvarn
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.grammar.text import from_regex
 from kvarn.replica.server.build import build_service
 from kvarn.replica.server.generate import GenerateService

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvarn.config.model import ModelConfig
 from kvarn.config.quality import QualityConfig
-from kvarn.config.schema import ModelConfig, ReplicaConfig
+from kvarn.config.schema import ReplicaConfig
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.quality.golden import GoldenPrompt
 from kvarn.quality.monitor import Drift, QualityMonitor

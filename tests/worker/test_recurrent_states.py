@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.engine.plan import BlockUpdate, Row, StateSave, StepPlan
 from kvarn.models import Decoder, DecoderSpec, UnsupportedModelError, load_model
 from kvarn.replica.server.build import build_service

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.fleet.desired import Desired
 from kvarn.fleet.versions import ServedVersion
 from kvarn.replica.client.protocol import ReplicaStatus

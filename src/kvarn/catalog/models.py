@@ -18,7 +18,7 @@ from kvarn.catalog.replicas import ReplicaSet
 from kvarn.catalog.text_pool import TextPool
 from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.gateway import GatewayConfig
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
 from kvarn.replica.spec import configured_adapters, replica_names
 from kvarn.sandbox.process import SandboxLimits

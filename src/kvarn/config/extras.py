@@ -6,7 +6,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvarn.config.schema import KvarnConfig, ModelConfig
+    from kvarn.config.model import ModelConfig
+    from kvarn.config.schema import KvarnConfig
 
 _PACKAGES = {
     "postgres": "asyncpg",

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.external.answer import (
     MAX_EVENT_BYTES,
     AnswerPart,

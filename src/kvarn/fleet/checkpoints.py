@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.text.checkpoint import checkpoint_fingerprint, resolve_adapter, resolve_checkpoint
 
 _CONFIG = "adapter_config.json"

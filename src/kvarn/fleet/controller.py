@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 
 from kvarn.clock import SYSTEM_CLOCK, Clock
-from kvarn.config.schema import KvarnConfig, ModelConfig
+from kvarn.config.model import ModelConfig
+from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.checkpoints import Checkpoints, find_checkpoints
 from kvarn.fleet.desired import CandidateVersion, Desired, DesiredModels, ReplicaCounts, replicas_of
 from kvarn.fleet.engines import Engines

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from kvarn.config.schema import KvarnConfig, ModelConfig
+from kvarn.config.model import ModelConfig
+from kvarn.config.schema import KvarnConfig
 from kvarn.wire.messages import AdapterInfo
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 
 from kvarn.config.kv_tiers import KVTiersConfig
-from kvarn.config.schema import KvarnConfig, ModelConfig
+from kvarn.config.model import ModelConfig
+from kvarn.config.schema import KvarnConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.fleet.checkpoints import Checkpoints, VersionChangedError, check_binding, find_checkpoints
 from kvarn.fleet.desired import Desired, DesiredModels

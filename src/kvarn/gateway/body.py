@@ -48,16 +48,8 @@ class JsonBody(Generic[RequestT]):
         announced = request.headers.get("content-length")
         if announced is not None:
             check_length(record, int(announced))
-        held, parts, more = HeldBytes(gateway.held, record), list[bytes](), True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            parts.append(message.get("body", b""))
-            held.take(len(parts[-1]))
-            more = message.get("more_body", False)
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
-        record.body_bytes = len(body)
+        held = HeldBytes(gateway.held, record)
+        record.body_bytes = len(body := await read_body(receive, held))
         record.timeline.received_s = record.timeline.mark("read", {"bytes": len(body)})
         if not body:
             raise invalid_request("The request body is empty: send a JSON object.", code="invalid_json")
@@ -69,6 +61,19 @@ class JsonBody(Generic[RequestT]):
         record.reply.warnings += warnings
         record.timeline.mark("parsed")
         return parsed
+
+
+async def read_body(receive: Receive, held: HeldBytes) -> bytes:
+    """Read a body to its end; `held` counts its memory as it comes. Raises `ClientDisconnect`, and as both do."""
+    parts, more = list[bytes](), True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        parts.append(message.get("body", b""))
+        held.take(len(parts[-1]))
+        more = message.get("more_body", False)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _parse(model: type[RequestT], body: bytes) -> tuple[RequestT, int, list[str]]:

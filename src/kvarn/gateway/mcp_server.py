@@ -11,7 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -19,7 +19,7 @@ import kvarn
 from kvarn.answers.errors import HANDLED, to_api_error
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.record import RequestRecord
-from kvarn.gateway.body import limit_body
+from kvarn.gateway.body import limit_body, read_body
 from kvarn.gateway.mcp_operations import LISTED, OPERATIONS, Asking, ServerOperation, bytes_of, run_operation
 from kvarn.gateway.state import Gateway
 from kvarn.identity.scopes import check_endpoint
@@ -67,16 +67,8 @@ async def read_exchange(gateway: Gateway, record: RequestRecord, request: Reques
         raise ApiError(501, str(error), type="server_error", code="mcp_not_installed") from None
     config = gateway.gateway_config
     receive = limit_body(request, config.max_body_bytes, config.body_timeout_s, "gateway.max_body_bytes")
-    held, parts, more = HeldBytes(gateway.held, record), list[bytes](), True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        parts.append(message.get("body", b""))
-        held.take(len(parts[-1]))
-        more = message.get("more_body", False)
-    record.body_bytes = sum(map(len, parts))
-    return McpAnswer(gateway, record, b"".join(parts))
+    record.body_bytes = len(body := await read_body(receive, HeldBytes(gateway.held, record)))
+    return McpAnswer(gateway, record, body)
 
 
 def _server(asking: Asking) -> Server[Any]:

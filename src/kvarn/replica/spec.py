@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.replica.endpoint import Endpoint
 from kvarn.wire.messages import AdapterInfo
 

@@ -36,7 +36,8 @@ from kvarn.jobs.worker import Job, Worker
 from kvarn.observe.ingestion import IngestionMetrics
 from kvarn.retrieval.chunking import CHUNKER, CountTokens, chunk, embedded_text
 from kvarn.retrieval.parsing.parse import UnreadableFileError
-from kvarn.retrieval.types import Chunk, ChunkIndex, Document, Embedder, EmbedderAwayError, Vectors
+from kvarn.retrieval.stored_chunks import StoredChunks
+from kvarn.retrieval.types import Chunk, Document, Embedder, EmbedderAwayError, Vectors
 from kvarn.store.directories import data_dir
 from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
@@ -105,7 +106,7 @@ class IngestionWorker(Worker[IngestionJob]):
         config: KvarnConfig,
         store: Store,
         serving: Callable[[], ServingContext],
-        index: ChunkIndex,
+        index: StoredChunks,
         embedders: Embedders,
         parse: Parse,
         metrics: IngestionMetrics,

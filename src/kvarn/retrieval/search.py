@@ -49,7 +49,7 @@ class _Candidate:
 
 
 class Retriever(StoredChunks):
-    """Searches of vector stores, beside their chunks: a `ChunkIndex`."""
+    """Searches of vector stores, beside their chunks."""
 
     def __init__(
         self, store: Store, config: RetrievalConfig, folder: Path, embedders: Embedders, reranker: Reranker
@@ -69,7 +69,9 @@ class Retriever(StoredChunks):
         ranker: str = "auto",
         readers: frozenset[str] | None = None,
     ) -> SearchResult:
-        """Search as `ChunkIndex` says. Raises `ApiError`: the ranker is none, or not for this key; `StoreAwayError`."""
+        """Find the chunks that answer the queries best. Owner, filters (OpenAI's comparison and compound filters over
+        attributes, of valid shape) and readers (of documents with an access list; None: whoever asks may read all) hold
+        before anything is ranked. Raises `ApiError`: the ranker is none, or not for this key; `StoreAwayError`."""
         may_read = _may_read(filters, readers)
         model = self._reranker.choose(principal, ranker)
         cut = (query[:_MAX_QUERY_CHARS] for query in queries[:_MAX_QUERIES])

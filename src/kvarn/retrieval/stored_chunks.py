@@ -39,7 +39,7 @@ _log = logging.getLogger("kvarn.retrieval")
 
 
 class StoredChunks:
-    """The part of a `ChunkIndex` that changes what is stored. `folder`: place of the indexes' files."""
+    """Chunks and vectors of the database, and the indexes over them. `folder`: place of the indexes' files."""
 
     def __init__(self, store: Store, config: RetrievalConfig, folder: Path, embedders: Embedders) -> None:
         self._store = store
@@ -79,6 +79,8 @@ class StoredChunks:
         attributes: Mapping[str, AttributeValue],
         readers: Sequence[str] | None = None,
     ) -> None:
+        """Say what searches need to know of a file: before its first chunks, and where it changes. Within a
+        transaction of one's own: `put_file` of `store/repositories/chunks.py`; so with `remove_file`."""
         async with self._store.transaction() as session:
             await repository.put_file(
                 session, owner, store_id, file_id, filename=filename, attributes=attributes, readers=readers
@@ -95,6 +97,8 @@ class StoredChunks:
         embedder: str,
         version: str,
     ) -> None:
+        """Put a file's chunks in the place of those of earlier versions, in one transaction. The same again changes
+        nothing. `vectors` is None where no embedder answers: only words are searched; `embedder` is then empty."""
         new = await self._run(_MANY, lambda: _new_chunks(chunks, vectors))
         place = store_id, file_id
         await Replacement(self._store, owner, *place, new, embedder=embedder, version=version).run()
@@ -113,6 +117,7 @@ class StoredChunks:
             _log.info("the index of %s is brought up to date by the next search: %s", store_id, error)
 
     async def read_file(self, owner: Owner, store_id: str, file_id: str) -> Sequence[Chunk]:
+        """Read a file's chunks, in order; an unknown one has none."""
         passages = await repository.read_file_passages(self._store, owner, store_id, file_id)
         return [chunk_of(each) for each in passages]
 

@@ -3,19 +3,19 @@
 parse     bytes of a file  -> Document      retrieval/parsing
 chunk     Document         -> [Chunk]       retrieval/chunking.py
 embed     texts            -> vectors       an `Embedder`
-index     chunks, vectors                   a `ChunkIndex`
-search    queries          -> SearchResult
+index     chunks, vectors                   retrieval/stored_chunks.py
+search    queries          -> SearchResult  retrieval/search.py
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
-from kvarn.store.owner import Owner, Principal
+from kvarn.store.owner import Principal
 
 Vectors = np.ndarray[tuple[int, int], np.dtype[np.float16]]
 """[texts, dimensions], each of length 1."""
@@ -97,61 +97,3 @@ class Embedder(Protocol):
 
 class EmbedderAwayError(Exception):
     """The embedding model cannot answer now; the message says why."""
-
-
-class ChunkIndex(Protocol):
-    """Chunks and vectors of the database, and the indexes over them."""
-
-    async def put_file(
-        self,
-        owner: Owner,
-        store_id: str,
-        file_id: str,
-        *,
-        filename: str,
-        attributes: Mapping[str, AttributeValue],
-        readers: Sequence[str] | None = None,
-    ) -> None:
-        """Say what searches need to know of a file: before its first chunks, and where it changes. Within a
-        transaction of one's own: `put_file` of `store/repositories/chunks.py`; so with `remove_file`."""
-        ...
-
-    async def replace_file(
-        self,
-        owner: Owner,
-        store_id: str,
-        file_id: str,
-        chunks: Sequence[Chunk],
-        vectors: Vectors | None,
-        *,
-        embedder: str,
-        version: str,
-    ) -> None:
-        """Put a file's chunks in the place of those of earlier versions, in one transaction. The same again changes
-        nothing. `vectors` is None where no embedder answers: only words are searched; `embedder` is then empty."""
-        ...
-
-    async def read_file(self, owner: Owner, store_id: str, file_id: str) -> Sequence[Chunk]:
-        """A file's chunks, in order; of an unknown one none."""
-        ...
-
-    async def remove_file(self, owner: Owner, store_id: str, file_id: str) -> None: ...
-
-    async def remove_store(self, owner: Owner, store_id: str) -> None: ...
-
-    async def search(
-        self,
-        principal: Principal,
-        store_ids: Sequence[str],
-        queries: Sequence[str],
-        *,
-        filters: Mapping[str, Any] | None = None,
-        max_results: int = 10,
-        score_threshold: float = 0.0,
-        ranker: str = "auto",
-        readers: frozenset[str] | None = None,
-    ) -> SearchResult:
-        """Find the chunks that answer the queries best. Owner, filters (OpenAI's comparison and compound filters over
-        attributes, of valid shape) and readers (of documents with an access list; None: whoever asks may read all) hold
-        before anything is ranked."""
-        ...

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.kernels.device.offload import tensors_of
 from kvarn.replica.server.build import build_service
 from kvarn.replica.server.generate import GenerateService

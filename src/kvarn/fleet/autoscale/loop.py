@@ -10,7 +10,8 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry
 
 from kvarn.admission.predictor import Predictor
-from kvarn.config.schema import KvarnConfig, ModelConfig
+from kvarn.config.model import ModelConfig
+from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.autoscale.autoscaler import Autoscaler, LoadSample, ScalingDecision
 from kvarn.fleet.autoscale.popularity import Popularity, most_popular
 from kvarn.fleet.desired import Desired, ReplicaCounts

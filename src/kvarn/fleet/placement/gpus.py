@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 
 MIN_CAPABILITY = (9, 0)
 """Least compute capability for `device: auto`; equal to that in `kvarn.kernels.dispatch`."""

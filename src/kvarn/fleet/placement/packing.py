@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.fleet.placement.gpus import Gpu, find_gpus
 from kvarn.text.errors import CheckpointError
 from kvarn.text.json_file import read_json

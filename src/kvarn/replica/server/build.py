@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.models import CausalEncoder, Decoder, Encoder
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.experts import read_expert_load

@@ -19,6 +19,8 @@ _MAX_DEPTH = 200
 _PIECE_BYTES = 64 * 1024
 
 _DAMAGED = "The file is damaged or truncated."
+UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError)
+"""Errors of the library for archives that are damaged, or made in a way that it does not know."""
 
 
 def check_archive(file: BinaryIO) -> None:
@@ -26,7 +28,7 @@ def check_archive(file: BinaryIO) -> None:
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+    except UNREADABLE:
         raise RefusedError(_DAMAGED) from None
     finally:
         file.seek(0)
@@ -90,7 +92,7 @@ class XmlReader:
             return False
         except expat.ExpatError as error:
             raise RefusedError(f"The file's XML is not well formed: {error}.") from None
-        except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, zlib.error):
+        except UNREADABLE:
             raise RefusedError(_DAMAGED) from None
         return True
 

@@ -7,6 +7,7 @@ import re
 import zipfile
 from typing import BinaryIO, Literal
 
+from kvarn.retrieval.parsing.archives import UNREADABLE
 from kvarn.retrieval.parsing.outcome import RefusedError
 
 Format = Literal["text", "markdown", "html", "csv", "code", "pdf", "docx", "xlsx"]
@@ -102,7 +103,7 @@ def _format_of_zip(file: BinaryIO) -> Format:
     try:
         with zipfile.ZipFile(file) as archive:
             names = set(archive.namelist())
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+    except UNREADABLE:
         raise RefusedError("The file is a damaged or truncated archive (DOCX, XLSX).") from None
     finally:
         file.seek(0)

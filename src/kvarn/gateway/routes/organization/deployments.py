@@ -9,8 +9,8 @@ import msgspec
 from pydantic import ValidationError
 
 from kvarn.clock import SYSTEM_CLOCK
+from kvarn.config.model import ModelConfig
 from kvarn.config.rollout import RolloutConfig
-from kvarn.config.schema import ModelConfig
 from kvarn.fleet.desired import changed, model_of, spec_of
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, PlatformAdminDep
 from kvarn.gateway.openapi import json_router

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.models import CausalEncoder, Decoder, Encoder, load_model
 from kvarn.models.loading.checkpoint import Progress

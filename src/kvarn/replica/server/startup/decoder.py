@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvarn.config.kv_tiers import KVTiersConfig
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.costs.decoder import DecoderCosts, loaded_costs
 from kvarn.costs.roofline import Ceilings
 from kvarn.engine.core import EngineCore, EngineParts

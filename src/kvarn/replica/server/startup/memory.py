@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.models import Decoder, UnsupportedModelError
 from kvarn.replica.server.ranks.parts import layout_of
 from kvarn.replica.server.ranks.processes import Loaded

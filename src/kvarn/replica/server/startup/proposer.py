@@ -6,7 +6,7 @@ import json
 import logging
 from pathlib import Path
 
-from kvarn.config.schema import ModelConfig
+from kvarn.config.model import ModelConfig
 from kvarn.engine.proposals.proposer import Proposer
 from kvarn.kernels.device.memory import GIB
 from kvarn.models import Decoder, load_model

@@ -167,8 +167,8 @@ async def read_models(store: Store) -> dict[str | None, Owner]:
 
 
 async def mark_stale(store: Store, model: str | None, identity: str) -> int:
-    """Have vectors made for the files that have those of another embedder than the one that a model stands for now; how
-    many. They are found by their old vectors until all of a store have new ones."""
+    """Mark the files whose vectors another embedder made than the one that the model stands for now, so that they get
+    new ones; returns how many. Searches use a store's old vectors until all of its files have new ones."""
     of_model = VectorStore.embedding_model.is_(None) if model is None else VectorStore.embedding_model == model
     stores = select(VectorStore.id).where(of_model, ~VectorStore.hidden)
     is_old = VectorStoreFile.status == "completed", ~VectorStoreFile.stale, VectorStoreFile.embedder != identity
