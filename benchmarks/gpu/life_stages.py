@@ -17,7 +17,7 @@ from kvarn.kernels.dispatch import kernels_for
 from kvarn.models.decoder import Decoder
 
 KERNELS = 12
-"""That take most time are listed."""
+"""Kernels that are listed: those that take most time."""
 
 
 def fp8_cache(session: Session) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def step_kernels(session: Session) -> dict[str, Any]:
 
 
 def _profiled(session: Session, engine: Engine, batch: int, *, prompts: bool) -> dict[str, Any]:
-    """Of the first steps of a batch, or of some after all of its prompts; by step."""
+    """Times of the first steps of a batch, or of some after all of its prompts; by step."""
     prompt, answer = session.lengths
     for index in range(batch):
         engine.submit(str(index), prompt, answer if not prompts else 1)

@@ -26,6 +26,8 @@ from kvarn.store.owner import ANYBODY
 from kvarn.text.checkpoint import SMALL_EMBEDDER
 
 _AT_ONCE = 256
+_MOST_BYTES = 1 << 30
+"""More than all questions need."""
 _SETS = {"seen": pairs.questions, "unseen": unseen.questions}
 
 
@@ -133,7 +135,8 @@ def learned(
     name: str, asked: Sequence[Question], vectors: np.ndarray, bound: float, seed: int, *, gated: bool
 ) -> Tally:
     """Kvarn's cache: a neighbour answers where comparisons allow it, else the model does, and shows what is right."""
-    tally, known, cache = Tally(name), dict[bytes, Question](), Questions(bound, len(asked), random.Random(seed).random)
+    tally, known = Tally(name), dict[bytes, Question]()
+    cache = Questions(bound, len(asked), _MOST_BYTES, random.Random(seed).random)
     for number, question in enumerate(asked):
         key, vector = question.text.encode(), vectors[number]
         if key in known:

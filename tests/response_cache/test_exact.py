@@ -168,11 +168,41 @@ def test_an_adapter_with_another_digest_has_other_answers(server, cached):
     assert keys[0] != keys[1]
 
 
+@pytest.mark.parametrize(("field", "value"), [("tool_format", "hermes"), ("reasoning_format", "qwen3")])
+def test_answers_that_were_read_in_another_format_are_not_found(server, cached, monkeypatch, field, value):
+    assert result_of(cached.post(CHAT, json=greedy())) == "miss"
+    config = server.served["tiny"].config
+    monkeypatch.setattr(server.served["tiny"], "config", config.model_copy(update={field: value}))
+    assert result_of(cached.post(CHAT, json=greedy())) == "miss"
+
+
 def test_sampled_requests_are_left_alone_unless_they_are_seeded_or_ask(server, cached):
     assert [result_of(cached.post(CHAT, json=chat())) for _ in "ab"] == ["bypass", "bypass"]
     assert [result_of(cached.post(CHAT, json=chat(seed=3))) for _ in "ab"] == ["miss", "hit"]
     wish = {"cache": {"sampled": True}}
     assert [result_of(cached.post(CHAT, json=chat(**wish))) for _ in "ab"] == ["miss", "hit"]
+
+
+def test_a_seed_that_the_server_draws_for_a_response_in_the_background_is_no_seed_of_the_client(
+    server, cached, wait_for
+):
+    def ask(headers: dict[str, str] | None = None, **fields: Any) -> None:
+        body = {"model": "tiny", "input": "x", "background": True, **fields}
+        asked = cached.post("/v1/responses", json=body, headers=headers)
+        path = f"/v1/responses/{asked.json()['id']}"
+        wait_for(lambda: cached.get(path).json()["status"] == "completed", "the response")
+
+    def count(result: str) -> float:
+        return metric(cached, "kvarn_response_cache_requests_total", model="tiny", result=result)
+
+    before = count("bypass"), count("hit")
+    ask()
+    assert (count("bypass"), count("hit")) == (before[0] + 1, before[1])
+    for _ in "ab":
+        ask(cache={"sampled": True})
+    assert (count("bypass"), count("hit")) == (before[0] + 1, before[1] + 1)
+    ask({"x-kvarn-cache": "bypass"}, cache={"sampled": True})
+    assert (count("bypass"), count("hit")) == (before[0] + 2, before[1] + 1), "headers reach it too"
 
 
 def test_requests_say_what_they_want_of_the_cache(server, cached):

@@ -31,8 +31,8 @@ def nearest(questions: Questions, vector: np.ndarray, bucket: bytes = BUCKET) ->
     return found
 
 
-def known(*, draw: float = 1.0, most: int = 10, bound: float = 0.05) -> Questions:
-    questions = Questions(bound, most, lambda: draw)
+def known(*, draw: float = 1.0, most: int = 10, most_bytes: int = 1 << 20, bound: float = 0.05) -> Questions:
+    questions = Questions(bound, most, most_bytes, lambda: draw)
     questions.add(PROJECT, BUCKET, b"key", unit(0))
     return questions
 
@@ -108,3 +108,30 @@ def test_the_questions_used_last_are_kept():
     assert {nearest(questions, at(each)).known.key for each in (0.7, 0.8, 1.0)} == {b"key", b"third"}
     questions.forget(PROJECT, b"key")
     assert nearest(questions, unit(0)).known.key == b"third"
+
+
+def test_questions_of_all_projects_are_bounded_together_and_the_project_not_used_for_longest_gives_way():
+    most = 3 * nearest(known(), unit(0)).known.nbytes
+    questions, other = known(most_bytes=most), replace(PROJECT, owner=Owner("org_1", "proj_2"))
+    for number in range(3):
+        questions.add(other, BUCKET, b"%d" % number, unit(0))
+    assert questions.nearest(PROJECT, BUCKET, unit(0)) is None
+    again = replace(other, cache_salt="salt.1")  # what it had is gone, and its room is free
+    questions.add(again, BUCKET, b"new", unit(0))
+    for key in (b"one", b"two"):
+        questions.add(PROJECT, BUCKET, key, unit(0))
+    assert questions.nearest(again, BUCKET, unit(0)) is not None
+    assert questions.nearest(PROJECT, BUCKET, unit(0)) is not None
+
+
+def test_questions_end_with_their_answers_and_are_swept_from_memory():
+    now = [0.0]
+    questions = Questions(0.05, 10, 1 << 20, lambda: 1.0, lambda: now[0])
+    for key, ttl_s in ((b"short", 5), (b"long", 50), (b"renewed", 5)):
+        questions.add(PROJECT, key, key, unit(0), ttl_s)
+    now[0] = 4
+    questions.add(PROJECT, b"renewed", b"renewed", unit(0), 5)
+    now[0] = 6
+    questions.sweep()
+    left = [key for key in (b"short", b"long", b"renewed") if questions.nearest(PROJECT, key, unit(0)) is not None]
+    assert left == [b"long", b"renewed"]

@@ -9,7 +9,11 @@ import pytest
 
 from asking import CHAT, chat, metric
 from fake_replica import answer_text
+from kvarn.answers.choice import ChoiceDelta
+from kvarn.answers.packed_answer import joined_deltas, packed_delta
 from kvarn.answers.stages.response_cache import ResponseCacheStage
+from kvarn.answers.stages.semantic_cache import words_of
+from kvarn.response_cache.store import Answer
 
 ASKED = "how do I reset my password"
 SAME = ["how can I reset my password", "please, how do I reset my password", "tell me how I can reset my password"]
@@ -87,6 +91,38 @@ def test_system_prompt_and_tool_results_are_part_of_the_context(project):
     ):
         body = {"model": "tiny", "temperature": 0, "messages": [*before, question]}
         assert kind_of(project.post(CHAT, json=body)) == "miss"
+
+
+def test_tokens_before_the_chat_and_other_fields_of_the_message_are_part_of_the_context(server, project):
+    def ask_on(text: str, context: list[int]) -> Any:
+        body = {"model": "tiny", "prompt": text, "context": context, "stream": False, "options": {"temperature": 0}}
+        return project.post("/api/generate", json=body)
+
+    assert [kind_of(ask_on(text, [5, 6])) for text in (ASKED, *SAME[:2])] == ["miss"] * 3
+    assert kind_of(ask_on(SAME[2], [5, 6])) == "semantic"
+    assert kind_of(ask_on(SAME[2], [7, 8])) == kind_of(ask_on(SAME[2], [])) == "miss"
+    assert kind_of(ask(project, ASKED)) == "semantic"
+    message = {"role": "user", "name": "ann", "content": ASKED}
+    assert kind_of(project.post(CHAT, json=chat(temperature=0, messages=[message]))) == "miss"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("👍", "👎"), ("-5", "5"), ("<", ">"), ("C", "C++"), ("1.5", "15"), ("५ कि", "५ की"), ("5 %", "5")],
+)
+def test_answers_that_differ_in_a_sign_are_not_the_same(one, other):
+    assert words_of(answered(one)) != words_of(answered(other))
+    assert words_of(answered(one)) == words_of(answered(f'  "{one}".\n'))
+
+
+def test_an_answer_that_is_too_old_is_a_miss_without_a_similarity(project):
+    taught(project)
+    answer = ask(project, SAME[2], cache={"s-maxage": 0})
+    assert kind_of(answer) == "miss" and "x-kvarn-cache-similarity" not in answer.headers
+
+
+def answered(text: str) -> Answer:
+    return Answer(joined_deltas([packed_delta(ChoiceDelta(0, text=text))]), 0.0, 1.0, 1, 1, 0)
 
 
 def test_answers_that_differ_are_learned_from_and_none_is_given(server, project):

@@ -44,6 +44,7 @@ async def answer(serving: ServingContext, record: RequestRecord, question: Quest
     record.end_user = question.request.end_user or ""
     attempts = Attempts(serving.catalog.routes, record, question)
     if record.choice.route is not None and any(each.needs_seed(record) for each in serving.steps.observers):
+        record.seed_drawn = record.seed_drawn or question.request.seed is None
         question = question.with_seed()
     while True:
         try:

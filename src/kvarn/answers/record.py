@@ -93,6 +93,7 @@ class RequestRecord:
     body_bytes: int = 0
     session: SessionHints = NO_HINTS
     cache: CacheOptions = NO_CACHE_OPTIONS  # wishes in its headers
+    seed_drawn: bool = False  # the server gave it its seed, so that it can be repeated
     deferred: Deferred | None = None  # None: a client waits for it
     end_user: str = ""  # the client's own user, as the request names them
     metadata: Mapping[str, str] | None = None  # the client's

@@ -77,6 +77,7 @@ class AnswerIdentity:
 
     request: ChatCompletionRequest | CompletionRequest
     samplings: Sequence[SamplingParams] = ()  # of its prompts; none where another server draws
+    context: Sequence[int] = ()  # tokens that stand before those of a chat
 
 
 @dataclass(slots=True)
@@ -87,6 +88,8 @@ class CacheUse:
     ttl_s: float = 0.0  # seconds that the answer is kept; 0: it is not
     hit: Literal["exact", "semantic"] | None = None  # the cache that has the answer; None: a model is asked
     asked: AskedQuestion | None = None  # None: it is not compared with others
+    similarity: float = 1.0  # of the question of a semantic hit
+    began_s: float = field(default_factory=SYSTEM_CLOCK.now)  # monotonic seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,8 @@ class ResponseCacheConfig(Section):
     """MiB of answers of one project in the memory of a gateway process; those not used for longest go first."""
 
     memory_mib: int = Field(256, ge=1)
-    """MiB of answers of all projects in the memory of a gateway process."""
+    """MiB of answers of all projects in the memory of a gateway process; as much again for the questions that the
+    semantic cache compares."""
 
     max_answer_kib: int = Field(256, ge=1, le=16 * 1024)
     """KiB of the largest answer that is kept."""

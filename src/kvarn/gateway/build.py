@@ -249,6 +249,7 @@ def _steps(
         services.config.response_cache,
         services.config.safety,
         services.cached_answers,
+        services.answered_questions,
         (limits, ledger),
         embed,
         services.response_cache_metrics,

@@ -21,7 +21,7 @@ from kvarn.observe.arrivals import ArrivalMetrics
 from kvarn.observe.limits import LimitMetrics
 from kvarn.observe.response_cache import ResponseCacheMetrics
 from kvarn.observe.store import StoreMetrics
-from kvarn.response_cache.build import make_answer_store
+from kvarn.response_cache.build import make_answer_store, make_questions
 from kvarn.safety.prompt_log import PromptLog
 from kvarn.store import migrate
 from kvarn.store.engine import Store
@@ -68,8 +68,9 @@ class Services:
         self.arrivals = ArrivalMetrics(registry)
         self.response_cache_metrics = ResponseCacheMetrics(registry)
         self.cached_answers = make_answer_store(config.response_cache, self.response_cache_metrics)
+        self.answered_questions = make_questions(config.response_cache)
         self._tasks: list[asyncio.Task[None]] = []
-        self._sweeping = Periodic("deletions of cached answers", self.cached_answers.sweep, _SWEEP_EVERY_S)
+        self._sweeping = Periodic("deletions of cached answers", self._sweep_answers, _SWEEP_EVERY_S)
         self._probing = Periodic("probes of the database", self._probe_store, _RETRY_S)
 
     async def start(self) -> None:
@@ -87,6 +88,10 @@ class Services:
         except StoreAwayError as error:
             _log.warning("%s: serving without it until it is back", error)
             self._tasks.append(asyncio.create_task(self._prepare_store_later(str(error))))
+
+    async def _sweep_answers(self) -> None:
+        await self.cached_answers.sweep()
+        self.answered_questions.sweep()
 
     async def stop(self) -> None:
         for task in self._tasks:

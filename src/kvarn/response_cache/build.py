@@ -1,4 +1,4 @@
-"""Makes the store of answers of a gateway process."""
+"""Makes the stores of answers, and of their questions, of a gateway process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.response_cache import ResponseCacheConfig
 from kvarn.observe.response_cache import ResponseCacheMetrics
 from kvarn.response_cache.memory import MemoryAnswers
+from kvarn.response_cache.questions import Questions
 from kvarn.response_cache.store import AnswerStore
+
+
+def make_questions(config: ResponseCacheConfig) -> Questions:
+    return Questions(config.error_bound, config.project_questions, config.memory_mib << 20)
 
 
 def make_answer_store(config: ResponseCacheConfig, metrics: ResponseCacheMetrics) -> AnswerStore:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvarn.clock import SYSTEM_CLOCK
 from kvarn.response_cache.store import Answer
 from kvarn.response_cache.threshold import NEAREST, Comparisons
 from kvarn.store.owner import Principal
@@ -16,6 +18,8 @@ from kvarn.store.owner import Principal
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
 _PROJECTS = 1024
 """Projects whose questions are kept: those used last."""
+_OVERHEAD = 512
+"""Bytes of a question besides its vector, about."""
 _COMPARED = 0.05
 """Share of the answers that may be given for which a model is asked all the same: what is learned stays true."""
 
@@ -27,7 +31,12 @@ class Known:
     bucket: bytes
     key: bytes
     vector: Vector  # of length 1
+    ends_at: float = math.inf  # when its answer does; monotonic seconds
     worst: float = 0.0  # greatest similarity of a question for which its answer was wrong
+
+    @property
+    def nbytes(self) -> int:
+        return self.vector.nbytes + _OVERHEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +63,41 @@ class _Project:
     salt: str
     comparisons: Comparisons
     known: OrderedDict[bytes, Known] = field(default_factory=OrderedDict)
-    buckets: dict[bytes, list[Known]] = field(default_factory=dict)
+    buckets: dict[bytes, dict[bytes, Known]] = field(default_factory=dict)
 
 
 class Questions:
-    """Known questions of all projects.
+    """Known questions of all projects; those not used for longest go first.
 
     Args:
         bound: Share of wrong answers allowed.
         most: Questions of one project that are kept.
+        most_bytes: Bytes of the questions of all projects that are kept.
         draw: Draws from 0 to 1.
+        now: The monotonic clock.
     """
 
-    def __init__(self, bound: float, most: int, draw: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        bound: float,
+        most: int,
+        most_bytes: int,
+        draw: Callable[[], float] = random.random,
+        now: Callable[[], float] = SYSTEM_CLOCK.now,
+    ) -> None:
         self._bound = bound
         self._most = most
+        self._most_bytes = most_bytes
         self._draw = draw
+        self._now = now
         self._projects = OrderedDict[str, _Project]()
+        self._bytes = 0
 
     def nearest(self, principal: Principal, bucket: bytes, vector: Vector) -> Neighbour | None:
         """The nearest question of a bucket: questions with the same contents, asked of the same model in the same
         context."""
         project = self._project(principal)
-        found = project.buckets.get(bucket)
+        found = list(project.buckets.get(bucket, {}).values())
         if not found:
             return None
         similarities = np.stack([known.vector for known in found]) @ vector
@@ -94,16 +115,21 @@ class Questions:
         if not right:
             neighbour.known.worst = max(neighbour.known.worst, neighbour.similarity)
 
-    def add(self, principal: Principal, bucket: bytes, key: bytes, vector: Vector) -> None:
-        """Remember a question whose answer is kept under `key`."""
-        project = self._project(principal)
+    def add(self, principal: Principal, bucket: bytes, key: bytes, vector: Vector, ttl_s: float = math.inf) -> None:
+        """Remember a question whose answer is kept under `key` for so many seconds."""
+        project, ends_at = self._project(principal), self._now() + ttl_s
         if key in project.known:
+            project.known[key].ends_at = ends_at
             project.known.move_to_end(key)
             return
-        known = project.known[key] = Known(bucket, key, vector)
-        project.buckets.setdefault(bucket, []).append(known)
+        known = project.known[key] = Known(bucket, key, vector, ends_at)
+        project.buckets.setdefault(bucket, {})[key] = known
+        self._bytes += known.nbytes
         if len(project.known) > self._most:
             self._drop(project, next(iter(project.known)))
+        while self._bytes > self._most_bytes:
+            oldest = next(each for each in self._projects.values() if each.known)
+            self._drop(oldest, next(iter(oldest.known)))
 
     def forget(self, principal: Principal, key: bytes) -> None:
         """Forget a question whose answer is gone."""
@@ -111,15 +137,22 @@ class Questions:
         if key in project.known:
             self._drop(project, key)
 
+    def sweep(self) -> None:
+        """Drop questions whose answers have ended, also of projects that ask no more."""
+        now = self._now()
+        for project in self._projects.values():
+            for key in [key for key, known in project.known.items() if known.ends_at <= now]:
+                self._drop(project, key)
+
     def threshold(self, principal: Principal) -> float | None:
         return self._project(principal).comparisons.threshold
 
     def _drop(self, project: _Project, key: bytes) -> None:
         known = project.known.pop(key)
-        left = [each for each in project.buckets[known.bucket] if each is not known]
-        if left:
-            project.buckets[known.bucket] = left
-        else:
+        self._bytes -= known.nbytes
+        bucket = project.buckets[known.bucket]
+        del bucket[key]
+        if not bucket:
             del project.buckets[known.bucket]
 
     def _project(self, principal: Principal) -> _Project:
@@ -128,8 +161,10 @@ class Questions:
         if project is None:
             project = self._projects[principal.project_id] = _Project(principal.cache_salt, Comparisons(self._bound))
             if len(self._projects) > _PROJECTS:
-                self._projects.popitem(last=False)
+                _, oldest = self._projects.popitem(last=False)
+                self._bytes -= sum(known.nbytes for known in oldest.known.values())
         elif project.salt != principal.cache_salt:
+            self._bytes -= sum(known.nbytes for known in project.known.values())
             project = self._projects[principal.project_id] = _Project(principal.cache_salt, project.comparisons)
         self._projects.move_to_end(principal.project_id)
         return project

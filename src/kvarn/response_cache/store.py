@@ -14,7 +14,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
     content: bytes  # its deltas, packed
     created_at: float  # seconds since 1970
-    seconds: float  # from its request to its end: what it saves
+    seconds: float  # from the look into the cache to its end: what it saves
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int

@@ -32,6 +32,7 @@ from kvarn.store.owner import Principal
 from kvarn.store.repositories.conversations import background_responses as stored
 from kvarn.store.repositories.conversations.conversations import Lock
 from kvarn.store.repositories.tenants.principals import find_bearer
+from kvarn.wire.openai.cache import CacheOptions
 from kvarn.wire.openai.errors import RETRY_AFTER_S, ApiError
 from kvarn.wire.openai.hosted import HostedTool
 from kvarn.wire.openai.responses.answer import Response
@@ -69,6 +70,7 @@ async def _queue(serving: ResponsesContext, record: RequestRecord, request: Resp
             "asked": _asked(request),
             "key_id": principal.key_id,
             "seed": secrets.randbits(63),
+            "cache": record.cache.model_dump(),
         },
         attempts=1,
         conversation_id=request.conversation_id,
@@ -173,7 +175,8 @@ class _Attempt:
         check_endpoint(record.principal, record.endpoint)
         run.principal = None  # a later try looks again: the key may be revoked by then
         self._input = await reopen_input(serving, record, self._request, self._input)
-        seed = run.row.request["seed"]
+        seed, record.seed_drawn = run.row.request["seed"], True
+        record.cache = CacheOptions.model_validate(run.row.request.get("cache", {}))
         made = await run_response(serving, record, self._request, self._input, self._ending, seed)
         noted = False
         async with aclosing(made.events()) as batches:

@@ -157,7 +157,7 @@ async def engine_chat(
         output_bounded=request.max_tokens is not None or request.max_completion_tokens is not None,
         priority=request.priority,
         service_tier=request.service_tier,
-        identity=AnswerIdentity(request, [sampling]),
+        identity=AnswerIdentity(request, [sampling], context),
         moderated=moderated,
         logged=lambda: {"messages": request.plain_messages},
         generate=start,

@@ -34,9 +34,9 @@ def options_of(turn: Turn, identity: AnswerIdentity) -> CacheOptions:
     return body.model_copy(update={**own, "s_maxage": min(ages, default=None)})
 
 
-def is_sampled(identity: AnswerIdentity) -> bool:
+def is_sampled(turn: Turn, identity: AnswerIdentity) -> bool:
     """Whether its answer is drawn at random, and would be another one when it is asked for again."""
-    if identity.request.seed is not None:
+    if _seed_of(turn, identity) is not None:
         return False
     if identity.samplings:
         return not all(map(_is_greedy, identity.samplings))
@@ -51,7 +51,7 @@ def answer_key(turn: Turn, prompt: GeneratedPrompt, options: CacheOptions, more:
     is_tokenized = isinstance(identity.request, ChatCompletionRequest) and bool(prompt.token_ids)
     digest = _digest(turn, prompt, options, [more], {"messages"} if is_tokenized else set())
     for sampling in identity.samplings:
-        digest.update(msgspec.msgpack.encode(_with_seed(sampling, identity)))
+        digest.update(msgspec.msgpack.encode(_with_seed(sampling, turn, identity)))
     digest.update(array("I", prompt.token_ids).tobytes())
     return digest.digest()
 
@@ -70,12 +70,15 @@ def question_of(identity: AnswerIdentity) -> str | None:
 
 
 def context_key(turn: Turn, prompt: GeneratedPrompt, options: CacheOptions, more: str) -> bytes:
-    """The digest of all that `answer_key` has, but for the question: the messages before it stand for the tokens."""
+    """The digest of all that `answer_key` has, but for the question: the messages before it, and the tokens before
+    these, stand for the tokens."""
     identity = prompt.identity
     assert isinstance(identity.request, ChatCompletionRequest)
-    digest = _digest(turn, prompt, options, [more, identity.request.plain_messages[:-1]], {"messages"})
+    *before, last = identity.request.plain_messages
+    about = {name: value for name, value in last.items() if name != "content"}
+    digest = _digest(turn, prompt, options, [more, list(identity.context), before, about], {"messages"})
     for sampling in identity.samplings:  # what the context has room for depends on the question
-        fitted = msgspec.structs.replace(_with_seed(sampling, identity), max_tokens=0)
+        fitted = msgspec.structs.replace(_with_seed(sampling, turn, identity), max_tokens=0)
         digest.update(msgspec.msgpack.encode(fitted))
     return digest.digest()
 
@@ -87,15 +90,21 @@ def _digest(
     assert isinstance(model, ReadyModel)
     request = identity.request
     fields = request.model_dump(exclude=_NO_PART | leave_out, exclude_none=True)
-    elsewhere = None if identity.samplings else request.seed
-    kind = type(request).__name__
-    parts = (turn.model, turn.adapter, model.fingerprint, kind, options.namespace, elsewhere, more, fields)
+    elsewhere = None if identity.samplings else _seed_of(turn, identity)
+    config = model.served.config  # the answer is kept as it was read
+    read_as = model.fingerprint, type(request).__name__, config.tool_format, config.reasoning_format
+    parts = (turn.model, turn.adapter, *read_as, options.namespace, elsewhere, more, fields)
     return hashlib.blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16)
 
 
-def _with_seed(sampling: SamplingParams, identity: AnswerIdentity) -> SamplingParams:
+def _seed_of(turn: Turn, identity: AnswerIdentity) -> int | None:
+    """The client's seed."""
+    return None if turn.record.seed_drawn else identity.request.seed
+
+
+def _with_seed(sampling: SamplingParams, turn: Turn, identity: AnswerIdentity) -> SamplingParams:
     """The parameters with the client's seed, where it changes anything; the server draws one for each request."""
-    if identity.request.seed is not None and not _is_greedy(sampling):
+    if _seed_of(turn, identity) is not None and not _is_greedy(sampling):
         return sampling
     return msgspec.structs.replace(sampling, seed=0)
 

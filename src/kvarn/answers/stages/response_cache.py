@@ -19,6 +19,7 @@ from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.platform import SafetyConfig
 from kvarn.config.response_cache import ResponseCacheConfig
 from kvarn.observe.response_cache import ResponseCacheMetrics
+from kvarn.response_cache.questions import Questions
 from kvarn.response_cache.store import Answer, AnswerStore
 from kvarn.wire.openai.cache import CacheOptions
 
@@ -33,6 +34,7 @@ class ResponseCacheStage(Observer):
         config: The settings.
         safety: Settings of moderation: an answer that passed under others is not found.
         store: Keeps the answers.
+        questions: Keeps their questions, for the semantic cache.
         settling: Stages that a turn goes through whose answer is found: limits and the ledger.
         embed: Embeds questions, for the semantic cache.
         metrics: Where hits and misses are counted.
@@ -45,6 +47,7 @@ class ResponseCacheStage(Observer):
         config: ResponseCacheConfig,
         safety: SafetyConfig,
         store: AnswerStore,
+        questions: Questions,
         settling: Sequence[Stage],
         embed: Embed,
         metrics: ResponseCacheMetrics,
@@ -54,7 +57,7 @@ class ResponseCacheStage(Observer):
         self.store = store
         self._settling = settling
         self._metrics = metrics
-        self._semantic = SemanticCache(config, store, embed, metrics)
+        self._semantic = SemanticCache(store, questions, embed, metrics)
 
     async def enter(self, turn: Turn) -> Deltas | None:
         """Answer, or leave it to the model. Raises `ApiError`: limits refuse the answer that is here."""
@@ -62,7 +65,7 @@ class ResponseCacheStage(Observer):
         if not isinstance(prompt, GeneratedPrompt) or self._mode(turn) == "off":
             return None
         options = options_of(turn, prompt.identity)
-        if (options.no_cache and options.no_store) or (not options.sampled and is_sampled(prompt.identity)):
+        if (options.no_cache and options.no_store) or (not options.sampled and is_sampled(turn, prompt.identity)):
             self._tell(turn, "bypass")
             return None
         turn.caching = caching = CacheUse(answer_key(turn, prompt, options, self._safety))
@@ -102,6 +105,8 @@ class ResponseCacheStage(Observer):
             "x-kvarn-cache-kind": str(caching.hit),
             "x-kvarn-cache-age": str(int(_age_s(answer))),
         }
+        if caching.hit == "semantic":
+            turn.record.reply.headers["x-kvarn-cache-similarity"] = f"{caching.similarity:.3f}"
         self._metrics.seconds_saved.labels(turn.model).inc(answer.seconds)
         return _replayed(turn, answer, deltas)
 
@@ -113,7 +118,7 @@ class ResponseCacheStage(Observer):
     def keep(self, turn: Turn, caching: CacheUse, deltas: list[bytes]) -> None:
         """Keep an answer that a model has given."""
         now, usage = SYSTEM_CLOCK.time(), turn.usage
-        seconds = SYSTEM_CLOCK.now() - turn.record.timeline.received_s
+        seconds = SYSTEM_CLOCK.now() - caching.began_s
         tokens = usage.prompt_tokens, usage.completion_tokens, usage.reasoning_tokens
         answer = Answer(joined_deltas(deltas), now, seconds, *tokens)
         self.store.put(turn.record.principal, caching.key, answer, caching.ttl_s)

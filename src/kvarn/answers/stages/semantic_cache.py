@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -12,7 +11,6 @@ import msgspec
 from kvarn.answers.packed_answer import unpacked
 from kvarn.answers.stages.cache_keys import context_key, question_of
 from kvarn.answers.turn import CacheUse, GeneratedPrompt, Turn
-from kvarn.config.response_cache import ResponseCacheConfig
 from kvarn.observe.response_cache import ResponseCacheMetrics
 from kvarn.response_cache.gate import contents_of
 from kvarn.response_cache.questions import AskedQuestion, Questions, Vector
@@ -24,19 +22,18 @@ Embed = Callable[[Principal, str], Awaitable[tuple[str, Vector] | None]]
 """Embeds a question: the identity of the embedder, and a vector of length 1; None: it cannot now."""
 _EMBED_S = 1.0
 """Seconds that embedding may take; then the model is asked."""
-_NO_WORD = re.compile(r"[\W_]+")
+_PUNCTUATION = ".,;:!?…\"'“”„‘’«»()[]*_`。，、；：！？"
+"""Signs that change no word that they stand before or behind; within words, and other signs, count."""
 
 
 class SemanticCache:
     """Finds answers to questions that mean the same, and learns which do."""
 
-    def __init__(
-        self, config: ResponseCacheConfig, store: AnswerStore, embed: Embed, metrics: ResponseCacheMetrics
-    ) -> None:
+    def __init__(self, store: AnswerStore, questions: Questions, embed: Embed, metrics: ResponseCacheMetrics) -> None:
         self._store = store
         self._embed = embed
         self._metrics = metrics
-        self._questions = Questions(config.error_bound, config.project_questions)
+        self._questions = questions
 
     async def find(
         self, turn: Turn, prompt: GeneratedPrompt, caching: CacheUse, options: CacheOptions, more: str
@@ -63,7 +60,7 @@ class SemanticCache:
                 self._questions.forget(principal, neighbour.known.key)
                 neighbour = None
         if neighbour is not None and neighbour.may_answer:
-            turn.record.reply.headers["x-kvarn-cache-similarity"] = f"{neighbour.similarity:.3f}"
+            caching.similarity = neighbour.similarity
             return answer
         caching.asked = AskedQuestion(bucket, vector, neighbour, answer)
         return None
@@ -77,15 +74,21 @@ class SemanticCache:
             right = words_of(asked.answer) == words_of(answer)
             self._questions.learn(principal, asked.neighbour, right)
             self._metrics.comparisons.labels(turn.model, "same" if right else "different").inc()
-        self._questions.add(principal, asked.bucket, caching.key, asked.vector)
+        self._questions.add(principal, asked.bucket, caching.key, asked.vector, caching.ttl_s)
 
 
 def words_of(answer: Answer) -> dict[int, str] | None:
-    """The words of each choice, without case, spaces and punctuation; None: another version packed the answer."""
+    """The words of each choice, without case and the punctuation around them; None: another version packed the
+    answer."""
     found: dict[int, list[str]] = {}
     try:
         for delta in unpacked(answer.content):
             found.setdefault(delta.index, []).append(delta.written)
     except msgspec.DecodeError:
         return None
-    return {index: _NO_WORD.sub(" ", "".join(texts)).strip().casefold() for index, texts in found.items()}
+    return {index: _words("".join(texts)) for index, texts in found.items()}
+
+
+def _words(text: str) -> str:
+    stripped = (word.strip(_PUNCTUATION) for word in text.casefold().split())
+    return " ".join(filter(None, stripped))

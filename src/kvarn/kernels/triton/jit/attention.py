@@ -215,9 +215,9 @@ def read_segments(
 @triton.jit
 def joined(top, total, mixed, own_top, totals, own_mixed, ROWS: tl.constexpr):
     """Segments that are joined, with the next one."""
-    new_top, kept, added = rescale(top, own_top)
-    total = tl.fma(total, kept, tl.max(totals, 0 if ROWS < 64 else 1) * added)
     axis: tl.constexpr = 0 if ROWS < 64 else 1
+    new_top, kept, added = rescale(top, own_top)
+    total = tl.fma(total, kept, tl.max(totals, axis) * added)
     kept = tl.broadcast_to(tl.expand_dims(kept, axis), mixed.shape)
     mixed = tl.fma(mixed, kept, own_mixed * tl.expand_dims(added, axis))
     return new_top, total, mixed
@@ -335,12 +335,6 @@ def weigh(
     new_top = tl.maximum(top, tl.max(scores, AXIS))
     level = tl.where(new_top == float("-inf"), 0.0, new_top)
     return new_top, tl.exp2(scores - tl.expand_dims(level, AXIS)), tl.exp2(top - level)
-
-
-@triton.jit
-def across(column, like):
-    """A column [ROWS] repeated over the columns of a matrix."""
-    return tl.broadcast_to(column[:, None], like.shape)
 
 
 @triton.jit

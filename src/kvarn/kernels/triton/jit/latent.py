@@ -8,7 +8,7 @@ the same bits alone, in a batch, as a decode step and as part of a prompt. A row
 import triton
 import triton.language as tl
 
-from kvarn.kernels.triton.jit.attention import BLOCK_SIZE, across, weigh
+from kvarn.kernels.triton.jit.attention import BLOCK_SIZE, weigh
 from kvarn.kernels.triton.jit.segments import SEGMENT, rescale, share_of, work_of
 
 
@@ -114,7 +114,7 @@ def attend(
                 joined = sums + num_tokens * (HEADS * VALUE)
                 result = tl.load(sums, mask=inside, other=0.0) * added[:, None]
                 earlier = tl.load(joined, mask=inside & (number > 0), other=0.0)
-                result = tl.fma(earlier, across(kept, earlier), result)
+                result = tl.fma(earlier, tl.broadcast_to(kept[:, None], earlier.shape), result)
                 tl.store(joined, result, mask=inside)
                 if number + 1 == end:
                     result = result / tl.where(total > 0, total, 1.0)[:, None]
