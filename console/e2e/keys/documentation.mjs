@@ -15,9 +15,11 @@ export async function run(visit) {
   await page.getByRole("heading", { level: 1, name: /Install and ask/ }).waitFor();
 
   visit.now = "the search of the documentation";
+  const dialog = page.locator('dialog[aria-label="Search"]');
+  await dialog.waitFor({ state: "attached" }); // a key that is pressed before turns the page
   await page.keyboard.press("Control+k");
-  await page.keyboard.type("context_length_exceeded");
-  await page.getByText("The request is wrong").first().click();
+  await dialog.locator("input").first().fill("context_length_exceeded");
+  await dialog.getByText("The request is wrong").first().click();
   await page.getByRole("heading", { level: 1, name: /Errors by code/ }).waitFor();
   assert.ok(page.url().startsWith(new URL("docs/reference/errors/", root).href), page.url());
   assert.deepEqual(elsewhere, []);
