@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from benchmarks.modelled_engine import card_of
-from kvarn.bench.workload import BenchRequest, Segment, Vocabulary
 from kvarn.clock.virtual import VirtualClock
 from kvarn.config.engine import EngineConfig
 from kvarn.costs.step_times import StepTimes
@@ -25,6 +24,7 @@ from kvarn.replica.server.generate import GenerateService
 from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.index import block_names
 from kvarn.routing.router import ReplicaChoice, Router
+from kvarn.traffic.workload import BenchRequest, Segment, Vocabulary
 from kvarn.wire.block_events import BlockEvents
 from kvarn.wire.block_names import PrefixScope, root_hash
 from kvarn.wire.messages import StepOutput, Submit, TokenDelta

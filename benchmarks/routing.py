@@ -20,14 +20,14 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.replica_clock import Outcome, run
-from kvarn.bench.trace import Scaling, read_trace, scale_trace
-from kvarn.bench.workload import BenchRequest, Segment
 from kvarn.costs.step_times import StepTimes
 from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.index import block_names
 from kvarn.routing.policies import POLICIES
 from kvarn.routing.router import Router
 from kvarn.shapes import BLOCK_SIZE
+from kvarn.traffic.trace import Scaling, read_trace, scale_trace
+from kvarn.traffic.workload import BenchRequest, Segment
 from kvarn.wire.block_events import NAME_BYTES
 from kvarn.wire.block_names import PrefixScope, root_hash
 from kvarn.wire.messages import EngineStats

@@ -26,7 +26,7 @@ from kvarn.bench.export import environment
 from kvarn.bench.session import BenchError, run_job
 from kvarn.bench.summary import Distribution, Summary, summarise
 from kvarn.bench.target import Target
-from kvarn.bench.workload import Vocabulary, warm_up_requests
+from kvarn.traffic.workload import Vocabulary, warm_up_requests
 
 DEFAULT_CACHE = Path.home() / ".cache" / "kvarn-bench"
 DEMO = "demo"

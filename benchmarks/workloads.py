@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvarn.bench.summary import Slo
-from kvarn.bench.workload import BenchRequest, Lengths, synthetic_requests
+from kvarn.traffic.workload import BenchRequest, Lengths, synthetic_requests
 
 SLO = Slo(ttft_ms=2000.0, tpot_ms=200.0)
 

@@ -17,7 +17,7 @@ from kvarn.bench.http import HttpClient
 from kvarn.bench.records import Record
 from kvarn.bench.summary import Slo
 from kvarn.bench.target import Target as Server
-from kvarn.bench.workload import BenchRequest, Vocabulary
+from kvarn.traffic.workload import BenchRequest, Vocabulary
 
 VOCABULARY = Vocabulary(300, 4000)
 GRACE_S = 10.0

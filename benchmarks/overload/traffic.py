@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvarn.bench.workload import BenchRequest, Lengths, Segment, poisson_arrivals
+from kvarn.traffic.workload import BenchRequest, Lengths, Segment, poisson_arrivals
 
 OUTPUT_COST = 2.0
 """Weighted tokens of an output token; one of a prompt counts 1. So does the engine's fairness."""

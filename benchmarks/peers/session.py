@@ -33,7 +33,7 @@ from kvarn.bench.driver import Job, Run
 from kvarn.bench.export import environment
 from kvarn.bench.summary import Summary, summarise
 from kvarn.bench.target import Target
-from kvarn.bench.workload import poisson_arrivals, warm_up_requests
+from kvarn.traffic.workload import poisson_arrivals, warm_up_requests
 
 W6 = "W6"
 """W3's requests as an open loop."""

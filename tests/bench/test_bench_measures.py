@@ -13,7 +13,7 @@ from kvarn.bench.records import Record
 from kvarn.bench.session import BenchError, first_model, run_job
 from kvarn.bench.summary import Slo, summarise
 from kvarn.bench.target import Endpoint, Target
-from kvarn.bench.workload import Lengths, synthetic_requests, warm_up_requests
+from kvarn.traffic.workload import Lengths, synthetic_requests, warm_up_requests
 
 
 def requests(count=4, prompt=12, output=6, **more):

@@ -14,7 +14,7 @@ from benchmarks.models import SHAPES, Shape, to_bfloat16, write_tokenizer, write
 from benchmarks.server import process_tree, pss_bytes
 from benchmarks.workloads import WORKLOADS
 
-from kvarn.bench.workload import Vocabulary
+from kvarn.traffic.workload import Vocabulary
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -37,7 +37,7 @@ from kvarn.bench.records import Record
 from kvarn.bench.session import run_job
 from kvarn.bench.summary import Slo, summarise
 from kvarn.bench.target import Target
-from kvarn.bench.workload import Lengths, synthetic_requests
+from kvarn.traffic.workload import Lengths, synthetic_requests
 
 AVX2, AMX = frozenset({"avx2", "fma"}), frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
 ENGINE = """

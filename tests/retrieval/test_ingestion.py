@@ -158,7 +158,7 @@ async def test_a_file_waits_while_the_disk_is_full_and_is_not_given_up(ingesting
     store_id = await ingesting.fill(alice.owner, "Some text.")
     with monkeypatch.context() as full:
         if where == "the copy":
-            full.setattr("kvarn.retrieval.ingestion.tempfile.TemporaryFile", lambda dir: FullFile())
+            full.setattr("kvarn.retrieval.ingestion.tempfile.TemporaryFile", lambda **_options: FullFile())
         else:
             ingesting.no_room = True
         for tries in range(6):

@@ -10,8 +10,8 @@ import msgspec
 from kvarn.bench.http import HttpBrokenError, HttpClient, HttpConnectError, HttpProtocolError
 from kvarn.bench.records import Chunk, ErrorKind, Record, keep_chunks
 from kvarn.bench.target import Target
-from kvarn.bench.workload import BenchRequest
 from kvarn.clock import SYSTEM_CLOCK
+from kvarn.traffic.workload import BenchRequest
 
 MAX_ERROR_BODY = 4096
 """Bytes of an error response that are kept for its message."""

@@ -13,8 +13,8 @@ from kvarn.bench.answer import ask
 from kvarn.bench.http import HttpClient
 from kvarn.bench.records import Record
 from kvarn.bench.target import Target
-from kvarn.bench.workload import BenchRequest
 from kvarn.clock import SYSTEM_CLOCK
+from kvarn.traffic.workload import BenchRequest
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from kvarn.bench.workload import BenchRequest, Vocabulary
+from kvarn.traffic.workload import BenchRequest, Vocabulary
 
 
 class Endpoint(StrEnum):

@@ -18,8 +18,13 @@ from kvarn.bench.session import BenchError, first_model, run_job
 from kvarn.bench.summary import Slo, summarise
 from kvarn.bench.table import print_summary
 from kvarn.bench.target import Endpoint, Target
-from kvarn.bench.trace import Scaling, TraceError, TraceFormat, read_trace, scale_trace
-from kvarn.bench.workload import (
+from kvarn.cli.application import application, expand_options
+from kvarn.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, stop
+from kvarn.cli.roofline import roofline
+from kvarn.cli.values import api_key as read_api_key
+from kvarn.config.environment import API_KEY, SERVER_URL
+from kvarn.traffic.trace import Scaling, TraceError, TraceFormat, read_trace, scale_trace
+from kvarn.traffic.workload import (
     BenchRequest,
     Lengths,
     Vocabulary,
@@ -27,11 +32,6 @@ from kvarn.bench.workload import (
     synthetic_requests,
     warm_up_requests,
 )
-from kvarn.cli.application import application, expand_options
-from kvarn.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, stop
-from kvarn.cli.roofline import roofline
-from kvarn.cli.values import api_key as read_api_key
-from kvarn.config.environment import API_KEY, SERVER_URL
 
 DEFAULT_REQUESTS = 100
 _PROMPT_TOKENS, _OUTPUT_TOKENS, _TOKEN_IDS = Lengths(128, 128), Lengths(64, 64), Vocabulary()

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from kvarn.bench.workload import BenchRequest, Segment
+from kvarn.traffic.workload import BenchRequest, Segment
 
 MOONCAKE_BLOCK = 512
 """Prompt tokens that one hash id of a Mooncake trace stands for."""

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from kvarn.bench.answer import AnswerStream
 from kvarn.bench.records import Chunk, Record, keep_chunks, spread_tokens
-from kvarn.bench.trace import Scaling, TraceEntry, TraceError, parse_trace, read_trace, scale_trace
-from kvarn.bench.workload import (
+from kvarn.traffic.trace import Scaling, TraceEntry, TraceError, parse_trace, read_trace, scale_trace
+from kvarn.traffic.workload import (
     BenchRequest,
     Lengths,
     Segment,

@@ -1,0 +1,1 @@
+"""Capacity planner: from model, device, traffic and targets to memory, replicas and cost. Needs no torch."""

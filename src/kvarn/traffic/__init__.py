@@ -1,0 +1,1 @@
+"""Traffic: prompts as recipes of segments, arrivals, recorded traces: what is sent, and what a simulation plays."""

@@ -1,0 +1,43 @@
+"""Conversations: turns that follow each other, each some time after the one before it was answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import msgspec
+
+from kvarn.traffic.workload import Segment
+
+
+class ConversationTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a conversation."""
+
+    segments: tuple[Segment, ...]
+    """The whole prompt: what went before is repeated."""
+    output_tokens: int
+    gap_s: float = 0.0
+    """Seconds between the end of the turn before it and this one; of the first turn, 0."""
+    is_tool_call: bool = False
+    """Whether its answer ends with a tool call: the next turn brings the tool's result."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(segment.length for segment in self.segments)
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """A client's turns; a single request is a conversation of one."""
+
+    begins_s: float
+    """Seconds after the start of the traffic."""
+    turns: tuple[ConversationTurn, ...]
+    tenant: str = ""
+    session: str = ""
+    """Its name, where the client tells that the turns belong together."""
+    model: str = ""
+    """The model it asks; empty: whichever the traffic is for."""
+
+
+Traffic: TypeAlias = Iterator[Conversation]
+"""Conversations in the order of `begins_s`. Endless or not: whoever plays it stops."""
