@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from kvarn.catalog.replicas import ReplicaSet
-from kvarn.catalog.resumption import Resumption, choose_other, may_go_on
+from kvarn.catalog.resumable_answer import ResumableAnswer, choose_other, may_resume
 from kvarn.config.replica import FailoverConfig
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaLostError, ReportPending, RequestRefusedError
 from kvarn.routing.candidate import RouteRequest
@@ -41,7 +41,7 @@ class ResumableRequest:
     ) -> None:
         self._replicas = replicas
         self._choice = choice
-        self._resumption = Resumption(submit, config)
+        self._answer = ResumableAnswer(submit, config)
         self._submit = submit
         self._config = config
         self._report_pending = report_pending
@@ -51,13 +51,13 @@ class ResumableRequest:
         """Send the rest of the request to the replica; its deltas. Raises `ReplicaLostError`: it is gone."""
         self._choice.sent(self._replicas.clock.now())
         client = client_of(self._replicas, self._choice.replica)
-        return client.generate(self._resumption.attempt, self._report_pending)
+        return client.generate(self._answer.attempt, self._report_pending)
 
     def take(self, delta: TokenDelta) -> TokenDelta:
         """Note a delta; returns what is new in it."""
-        if (pause_s := self._resumption.end_pause(self._replicas.clock.now())) is not None:
+        if (pause_s := self._answer.end_pause(self._replicas.clock.now())) is not None:
             self._on_moved(self._choice.replica, pause_s)
-        return self._resumption.take(delta)
+        return self._answer.take(delta)
 
     async def move(self, error: ReplicaLostError | RequestRefusedError) -> None:
         """Find another replica to go on with. Raises the error itself where too many were lost without one more token,
@@ -65,21 +65,21 @@ class ResumableRequest:
         if self._config is None:
             raise error
         self._choice.end()
-        resumption = self._resumption
-        if not resumption.lose(self._choice.replica, _refusal_of(error), self._replicas.clock.now()):
+        answer = self._answer
+        if not answer.lose(self._choice.replica, _refusal_of(error), self._replicas.clock.now()):
             raise error
         route = self._replicas.route_of(self._submit)
-        self._choice = await _other_replica(self._replicas, route, error, resumption.lost, self._config)
-        resumption.move()
+        self._choice = await _other_replica(self._replicas, route, error, answer.lost, self._config)
+        answer.move()
         extra = {
             "request": self._submit.request_id,
             "replica": self._choice.replica,
-            "tokens": resumption.num_tokens,
+            "tokens": answer.num_tokens,
         }
         _log.info("a request goes on with another engine process", extra=extra)
 
     def end(self) -> None:
-        if self._resumption.moves:
+        if self._answer.moves:
             self._choice.end()
 
 
@@ -112,7 +112,7 @@ async def embed_anywhere(
             except (ReplicaLostError, RequestRefusedError) as error:
                 choice.end()
                 lost.append(choice.replica)
-                if not may_go_on(_refusal_of(error), len(lost), config):
+                if not may_resume(_refusal_of(error), len(lost), config):
                     raise
                 tokens = sum(map(len, inputs))
                 choice = await _other_replica(replicas, RouteRequest(tokens), error, lost, config)

@@ -16,7 +16,7 @@ from kvarn.answers.turn import Turn
 from kvarn.clock import Clock
 from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.rollouts.rollout import Rollout, RolloutPhase
-from kvarn.rollouts.samples import CanarySamples, RolloutSample, tpot_of
+from kvarn.rollouts.samples import RolloutSample, RolloutSamples, tpot_of
 from kvarn.rollouts.shadow import ComparedAnswer, ShadowResult, Shadows
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.rollouts import RequestOutcome
@@ -45,7 +45,7 @@ class RolloutObserver(Observer):
         self._rollout_of = rollout_of
         self._report = report
         self._clock = shadows.clock
-        self._samples = CanarySamples()
+        self._samples = RolloutSamples()
         shadows.on_result, shadows.on_failure = self._shadowed, self._shadow_failed
 
     def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:

@@ -64,7 +64,7 @@ class MatchedPairs:
                 yield (other, one) if one_candidate else (one, other)
 
 
-class CanarySamples:
+class RolloutSamples:
     """Makes samples of a canary's requests, in the order in which one process sees them end."""
 
     def __init__(self) -> None:

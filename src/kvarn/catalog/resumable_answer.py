@@ -14,7 +14,7 @@ from kvarn.routing.router import ReplicaChoice
 from kvarn.wire.messages import RefusalReason, Submit, TokenDelta
 
 
-class Resumption:
+class ResumableAnswer:
     """One request, from its first replica to its end. `attempt` is what the replica of now is sent. `config`: None: the
     answer ends with its replica."""
 
@@ -64,7 +64,7 @@ class Resumption:
         self._known = self.num_tokens
         self.lost.append(replica)
         self.waits_until = now + self._config.max_wait_s
-        return may_go_on(refused, len(self.lost), self._config)
+        return may_resume(refused, len(self.lost), self._config)
 
     def move(self) -> Submit:
         """Make the request for the rest, for another engine. Each time it has another id: what is still under way from
@@ -81,7 +81,7 @@ class Resumption:
         return rest
 
 
-def may_go_on(refused: RefusalReason | None, losses: int, config: FailoverConfig) -> bool:
+def may_resume(refused: RefusalReason | None, losses: int, config: FailoverConfig) -> bool:
     """Whether another replica may have a request after an error: no other engine would take what one has refused, but
     for draining; and it may itself be what ends them. `losses`: of engines, since it last got on."""
     return refused in (None, RefusalReason.DRAINING) and losses <= config.max_losses
