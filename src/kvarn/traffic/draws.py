@@ -1,8 +1,8 @@
 """Random draws that are equal to the last bit on every machine, with every version of numpy.
 
 A bit generator's raw numbers are guaranteed to stay (NEP 19); numpy's distributions are not, and a C library's `log`
-and `exp` differ between machines. So draws begin with raw bits of PCG64, and everything after them is made of + - * / and
-square roots, which IEEE 754 defines exactly. Each is a numpy operation of its own: no compiler can join two of them
+and `exp` differ between machines. So draws begin with raw bits of PCG64, and everything after them is made of + - * /
+and square roots, which IEEE 754 defines exactly. Each is a numpy operation of its own: no compiler can join two of them
 into one with another rounding.
 """
 
