@@ -37,7 +37,7 @@ class ReplicaChoice:
             self.reservation.end()
 
 
-def choose_that_admits(
+def choose_admitted(
     first: ReplicaChoice,
     choose: Callable[[set[str]], ReplicaChoice | None],
     refuses: Callable[[ReplicaChoice], bool],

@@ -23,7 +23,7 @@ from kvarn.costs.replica_model import ReplicaModel
 from kvarn.observe.timeline import Phase, spent_by_phase
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
 from kvarn.routing.candidate import RouteRequest
-from kvarn.routing.router import choose_that_admits
+from kvarn.routing.router import choose_admitted
 from kvarn.simulator.replica import SimulatedReplica
 from kvarn.simulator.request import End, SimulatedRequest
 from kvarn.wire.messages import Refused, Submit, TokenDelta
@@ -117,9 +117,7 @@ class Deployment:
             return
         request.choice = choice
         if len(self.set) > 1:
-            best = choose_that_admits(
-                choice, lambda refusing: self._next_best(request, refusing), self._refuses(request)
-            )
+            best = choose_admitted(choice, lambda refusing: self._next_best(request, refusing), self._refuses(request))
             if best is not choice:
                 choice.end()
                 request.choice = best

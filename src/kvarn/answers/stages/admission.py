@@ -19,7 +19,7 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.routing.model_choice import RequestFeatures
-from kvarn.routing.router import choose_that_admits
+from kvarn.routing.router import choose_admitted
 from kvarn.wire.openai.errors import ApiError
 
 CODE_BUSY = "server_busy"
@@ -134,7 +134,7 @@ class AdmissionStage:
         chosen = self._replica(turn.model, turn.replica)
         if len(replicas) < 2 or first is None or route is None:
             return chosen
-        best = choose_that_admits(
+        best = choose_admitted(
             first,
             lambda refusing: replicas.choose(dataclasses.replace(route, excluded=refusing)),
             lambda choice: _would_refuse(self._replica(turn.model, choice.replica), turn),
