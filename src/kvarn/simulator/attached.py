@@ -1,4 +1,4 @@
-"""What acts on deployments by itself in every simulation, in the order in which it is joined."""
+"""Matters that act on deployments by themselves in every simulation, in the order in which they are joined."""
 
 from __future__ import annotations
 
