@@ -205,22 +205,30 @@ def model_of(scenario: Scenario, name: str) -> ModelConfig:
     return next(each for each in scenario.config.models if not name or each.name == name)
 
 
-def load_scenario(path: Path, resolve: Callable[[Any], Any] = lambda value: value) -> Scenario:
-    """Read a scenario from YAML, JSON or TOML. A replica may be the path of a JSON file, relative to the scenario's;
-    `resolve` makes one of what is neither. Raises `ScenarioError`."""
-    raw = read_mapping(path)
+def load_scenario(path: Path) -> Scenario:
+    """Read a scenario from YAML, JSON or TOML. Raises `ScenarioError`."""
+    return scenario_of(read_mapping(path), path.parent, str(path))
+
+
+def scenario_of(raw: dict[str, Any], folder: Path, where: str) -> Scenario:
+    """Check a scenario as it stands in a file. In place of a replica, the configuration or a trace there may be the
+    path of a file, relative to `folder`. `where` names it in errors. Raises `ScenarioError`."""
+    raw = dict(raw)
     replicas = raw.get("replicas")
     if isinstance(replicas, dict):
         raw["replicas"] = {
-            name: read_replica(path.parent / each) if isinstance(each, str) else resolve(each)
-            for name, each in replicas.items()
+            name: read_replica(folder / each) if isinstance(each, str) else each for name, each in replicas.items()
         }
     if isinstance(raw.get("config"), str):
-        raw["config"] = read_mapping(path.parent / raw["config"])
-    for each in raw.get("traffic") or ():
-        if isinstance(each, dict) and isinstance(each.get("trace"), str):
-            each["trace"] = str(path.parent / each["trace"])
-    return _validated(raw, str(path))
+        raw["config"] = read_mapping(folder / raw["config"])
+    if isinstance(raw.get("traffic"), list):
+        raw["traffic"] = [_with_path(each, "trace", folder) for each in raw["traffic"]]
+    return _validated(raw, where)
+
+
+def _with_path(part: Any, key: str, folder: Path) -> Any:
+    known = isinstance(part, dict) and isinstance(part.get(key), str)
+    return part | {key: str(folder / part[key])} if known else part
 
 
 def read_replica(path: Path) -> Any:
