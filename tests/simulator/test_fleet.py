@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.support.simulated_fleet import Run, modelled, requests, scenario
 
 from kvarn.costs.replica_model import Distribution
+from kvarn.costs.step_times import StepTimes
 from kvarn.simulator.request import End
 from kvarn.simulator.scenario import FaultConfig
 
@@ -75,12 +76,12 @@ def test_an_answer_is_given_up_after_the_configured_losses() -> None:
 
 
 def test_restarts_of_a_replica_that_does_no_work_are_farther_and_farther_apart() -> None:
+    kills = [FaultConfig(kind="kill", at_s=10.0 * number, replica=0) for number in range(1, 9)]
     replica = modelled(start_s=Distribution((1.0,)))
-    kills = [FaultConfig(kind="kill", at_s=1.5 * number, replica=0) for number in range(1, 40)]
-    run = Run(scenario(faults=kills, replica=replica), requests([60.0]))
-    starts = run.times("replica", state="starting")
-    waits = [round(start - down, 3) for down, start in zip(run.times("replica", state="down"), starts[1:], strict=True)]
-    assert waits[:6] == [0.0, 0.0, 0.0, 0.5, 1.0, 2.0]
+    run = Run(scenario(faults=kills, replica=replica, duration_s=120), requests([100.0]))
+    downs, starts = run.times("replica", state="down"), run.times("replica", state="starting")
+    waits = [start - down for down, start in zip(downs, starts[1:], strict=True)]
+    assert waits == pytest.approx([0.0, 0.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0])
 
 
 def test_a_hanging_replica_is_noticed_by_its_silence_and_its_requests_go_on() -> None:
@@ -116,7 +117,7 @@ def test_a_partition_delays_what_is_told_and_nothing_is_lost() -> None:
 
 def test_a_long_partition_is_a_loss_and_the_process_behind_it_is_killed_when_it_ends() -> None:
     cut = FaultConfig(kind="partition", at_s=10.2, replica=0, lasts_s=40)
-    run = Run(scenario({"replicas": 2}, [cut]), requests(EVERY_HALF, output=60))
+    run = Run(scenario({"replicas": 2}, [cut]), requests([*EVERY_HALF, 80.0], output=60))
     _all_answered(run, 60)
     (noticed,) = run.times("silent")
     assert run.times("replica", replica="m/0", state="ready") == [0.0, noticed + 20.0]
@@ -175,17 +176,19 @@ def test_whatever_fails_each_request_ends_once_and_an_answer_has_each_token_once
 
 def test_replicas_follow_the_load_after_the_time_they_take_to_start_and_drain_again() -> None:
     autoscale = {"min_replicas": 1, "max_replicas": 4, "start_s": 20, "scale_in_delay_s": 60}
-    busy = [0.02 * number for number in range(12_000)]  # 4 minutes of 50 requests a second, of short answers
-    run = Run(scenario({"autoscale": autoscale}, duration_s=600), requests([*busy, 599.0], prompt=512, output=4))
+    busy = [0.4 * number for number in range(500)]  # 200 s
+    replica = modelled(step_times=StepTimes(fixed_s=0.02, prefill_token_s=1e-3, decode_row_s=1e-4))
+    one = scenario({"autoscale": autoscale}, replica=replica, duration_s=600)
+    run = Run(one, requests([*busy, 599.0], prompt=512, output=4))
     (use,) = run.outcome.deployments
     most = max(count for _, count in use.replicas)
     assert most > 1
     first = run.times("scaled")[0]
     assert use.replicas[1][0] == first + 20.0, "the model takes 20 s to start"
     assert use.replicas[-1][1] == 1
-    assert run.times("scaled")[-1] > 240
+    assert run.times("scaled")[-1] > 200
     answered = run.named("answered")
-    assert len(answered) + len(run.named("refused")) == 12_001
+    assert len(answered) + len(run.named("refused")) == 501
 
 
 def test_an_idle_model_has_no_replica_and_its_first_request_waits_for_one() -> None:
@@ -218,7 +221,8 @@ def test_a_process_in_the_warm_pool_shortens_the_next_start(pool: int, waits_s: 
 
 def test_what_a_draining_replica_does_not_finish_in_time_goes_on_with_another() -> None:
     autoscale = {"min_replicas": 1, "max_replicas": 2, "scale_in_delay_s": 5, "target_utilization": 1.0}
-    model = {"replicas": 2, "autoscale": autoscale, "update": {"drain_timeout_s": 2}}
+    update, routing = {"drain_timeout_s": 2}, {"policy": "round_robin"}
+    model = {"replicas": 2, "autoscale": autoscale, "update": update, "routing": routing}
     run = Run(scenario(model), requests([4.0, 4.1], output=400))
     _all_answered(run, 400)
     (drained,) = run.times("replica", state="draining")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from kvarn.simulator.scenario import FaultConfig
+from kvarn.simulator.scenario import FaultConfig, Scenario, model_of
 
 
 class FaultMoment(NamedTuple):
@@ -17,14 +17,14 @@ class FaultMoment(NamedTuple):
     """Uniform in [0, 1): which replica it strikes, where the fault names none."""
 
 
-def fault_moments(faults: Sequence[FaultConfig], first_model: str, seed: int, duration_s: float) -> list[FaultMoment]:
+def fault_moments(scenario: Scenario) -> list[FaultMoment]:
     """All faults of a run, in order; those that name no model strike the first. Each has a stream of random numbers of
     its own: another fault in the scenario does not move it."""
     moments = []
-    for number, fault in enumerate(faults):
-        random_ = random.Random(f"{seed} fault {number}")
-        model = fault.model or first_model
-        for at_s in _times(fault, duration_s, random_):
+    for number, fault in enumerate(scenario.faults):
+        random_ = random.Random(f"{scenario.seed} fault {number}")
+        model = model_of(scenario, fault.model).name
+        for at_s in _times(fault, scenario.duration_s, random_):
             moments.append(FaultMoment(at_s, fault, model, random_.random()))
     return sorted(moments, key=lambda moment: moment.at_s)
 

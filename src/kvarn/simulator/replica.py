@@ -66,6 +66,7 @@ class SimulatedReplica:
         self.on_changed: Callable[[], None] = lambda: None
         self.slowness = 1.0  # factor of its steps
         self.reachable = True  # whether messages and answers get through; what is sent meanwhile waits
+        self.hanging = False  # whether its process stands still
         self.busy_s = 0.0
         self.preemptions = 0
         self.device_s = 0.0
@@ -80,6 +81,7 @@ class SimulatedReplica:
         self._watcher: BlockWatcher | None = None
         self._inbox: list[Message] = []
         self._told: list[Sequence[object]] = []  # what could not be told while it was not reachable
+        self._held: Sequence[object] | None = None  # outcome of a step that ended while it stood still
         self._stepping = False
         self._taken_s: float | None = None
 
@@ -128,7 +130,8 @@ class SimulatedReplica:
             self._world.after(0.0, self._finish_drain, self.starts)
 
     def _finish_drain(self, start: int) -> None:
-        if start == self.starts and self.state is ReplicaState.DRAINING and not self._has_work():
+        is_over = self.reachable and not self._has_work()
+        if start == self.starts and self.state is ReplicaState.DRAINING and is_over:
             self._end(ReplicaState.GONE)
             self._listener.emptied(self)
 
@@ -146,7 +149,9 @@ class SimulatedReplica:
         self._service = self._publisher = None
         self._inbox.clear()
         self._told.clear()
-        self._stepping = False
+        self._held = None
+        self._stepping = self.hanging = False
+        self.reachable, self.slowness = True, 1.0  # faults strike one process
         self.stats = EngineStats()
         if self._watcher is not None:
             self._watcher.forget()
@@ -190,6 +195,18 @@ class SimulatedReplica:
             for each in told:
                 self._tell(each)
             self._wake()
+            if not self._stepping:
+                self._finish_drain(self.starts)
+
+    def set_hanging(self, hanging: bool) -> None:
+        """Have its process stand still, or go on: the step under way is told then."""
+        self.hanging = hanging
+        if not hanging:
+            held, self._held = self._held, None
+            if held is not None:
+                self._end_step(self.starts, held)
+            else:
+                self._wake()
 
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
         self._watcher = watcher
@@ -214,7 +231,7 @@ class SimulatedReplica:
         return bool(self._inbox) or (self._service is not None and self._service.has_work())
 
     def _wake(self) -> None:
-        if not self._stepping and self._has_work():
+        if not self._stepping and not self.hanging and self._has_work():
             self._stepping = True
             self._begin_step(self.starts)
 
@@ -238,6 +255,9 @@ class SimulatedReplica:
         service = self._service
         if start != self.starts or service is None:
             return
+        if self.hanging:
+            self._stepping = False
+            return
         clock = self._clock
         clock.move_to(self._world.now)
         changed = bool(self._inbox)
@@ -259,6 +279,9 @@ class SimulatedReplica:
 
     def _end_step(self, start: int, outputs: Sequence[object]) -> None:
         if start != self.starts or self._service is None:
+            return
+        if self.hanging:
+            self._held = outputs
             return
         self._tell(outputs)
         if start != self.starts:  # a fault, or what was told, has ended it
