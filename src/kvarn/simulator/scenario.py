@@ -20,6 +20,8 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
 from kvarn.config.yaml import parse_yaml
 from kvarn.costs.replica_model import ReplicaModel
+from kvarn.traffic.arrivals import ArrivalPattern
+from kvarn.traffic.presets import PRESETS
 from kvarn.traffic.trace import TraceFormat
 
 _PARSERS: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": msgspec.json.decode}
@@ -69,6 +71,10 @@ class TrafficConfig(Section):
     rate: float | None = Field(None, gt=0)
     """Requests a second on average. Default: as recorded, or 1."""
 
+    pattern: str = "poisson"
+    """Arrivals of what is made: `poisson`, `uniform`, `gamma:CV` (bursts above 1), `markov:PEAK`, `diurnal:SWING`, or
+    several joined by `+`."""
+
     prompt_tokens: tuple[int, int] = (512, 512)
     """Tokens of a prompt at least and at most, without preset and trace."""
 
@@ -91,6 +97,9 @@ class TrafficConfig(Section):
     def _has_one_source(self) -> TrafficConfig:
         if self.preset is not None and self.trace is not None:
             raise ValueError("traffic has a `preset` or a `trace`: leave one out")
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ValueError(f"there is no traffic {self.preset!r}: take one of {', '.join(PRESETS)}")
+        ArrivalPattern.parse(self.pattern)
         for name in ("prompt_tokens", "output_tokens"):
             low, high = getattr(self, name)
             if not 1 <= low <= high:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable
 from itertools import count
 
 from kvarn.clock.guard import machine_time, virtual_time_only
-from kvarn.simulator.clients import Clients
+from kvarn.simulator.clients import Clients, Stream
 from kvarn.simulator.deployment import Deployment
 from kvarn.simulator.event_log import EventLog
 from kvarn.simulator.fault_injection import FaultInjection
@@ -16,7 +16,6 @@ from kvarn.simulator.outcome import DeploymentUse, Outcome
 from kvarn.simulator.request import End, SimulatedRequest
 from kvarn.simulator.scenario import Scenario
 from kvarn.simulator.world import World
-from kvarn.traffic.conversation import Traffic
 
 
 class SimulationError(RuntimeError):
@@ -38,9 +37,9 @@ class Simulation:
     def __init__(
         self,
         scenario: Scenario,
-        traffic: Iterator[tuple[Traffic, str, int]],
+        streams: Iterable[Stream],
         log: EventLog | None = None,
-        models: Mapping[str, object] | None = None,
+        models: Collection[str] | None = None,
         attach: tuple[Attach, ...] = (),
     ) -> None:
         self.scenario = scenario
@@ -57,6 +56,7 @@ class Simulation:
         self._numbers = count()
         self._live = 0
         self._arrived = 0
+        self.world.tell("begin", models=" ".join(models or [each.name for each in scenario.config.models]))
         for model in scenario.config.models:
             if models is None or model.name in models:
                 self._deploy(model.name)
@@ -69,16 +69,14 @@ class Simulation:
         self._clients = [
             Clients(
                 self.world,
-                stream,
+                stream if stream.model else stream._replace(model=next(iter(self.deployments))),
                 self._arrive,
                 self._leave,
                 until_s=scenario.duration_s,
                 numbers=self._numbers,
-                model=model or next(iter(self.deployments)),
-                priority=priority,
                 timeout_s=scenario.client_timeout_s,
             )
-            for stream, model, priority in traffic
+            for stream in streams
         ]
 
     def _deploy(self, name: str) -> None:
