@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 import statistics
 
-from tests.support.simulated_fleet import scenario
-
 from kvarn.simulator.faults import FaultMoment, exponential, fault_moments
 from kvarn.simulator.scenario import FaultConfig
+from simulated_fleet import scenario
 
 
 def _moments(faults: list[FaultConfig], duration_s: float, seed: int = 0) -> list[FaultMoment]:

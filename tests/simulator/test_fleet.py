@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.simulated_fleet import Run, modelled, requests, scenario
 
 from kvarn.costs.replica_model import Distribution
 from kvarn.costs.step_times import StepTimes
 from kvarn.simulator.request import End
 from kvarn.simulator.scenario import FaultConfig
+from simulated_fleet import Run, modelled, requests, scenario
 
 EVERY_HALF = [0.5 * number for number in range(60)]
 

@@ -10,6 +10,7 @@ import msgspec
 from kvarn.config.schema import KvarnConfig
 from kvarn.costs.replica_model import Distribution, LinkModel, ReplicaModel
 from kvarn.costs.step_times import StepTimes
+from kvarn.simulator.clients import Stream
 from kvarn.simulator.event_log import EventLog
 from kvarn.simulator.outcome import Outcome
 from kvarn.simulator.scenario import FaultConfig, Scenario
@@ -63,7 +64,7 @@ class Run:
     def __init__(self, scenario: Scenario, traffic: Sequence[Conversation], attach: tuple[Attach, ...] = ()) -> None:
         lines: list[bytes] = []
         log = EventLog(lines.append)
-        self.simulation = Simulation(scenario, iter([(iter(traffic), "m", 0)]), log, attach=attach)
+        self.simulation = Simulation(scenario, iter([Stream(iter(traffic), "m")]), log, attach=attach)
         self.outcome: Outcome = self.simulation.run()
         self.events: list[dict[str, Any]] = [msgspec.json.decode(line) for line in b"".join(lines).splitlines()]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from kvarn.admission.controller import Refusal
@@ -24,6 +25,7 @@ from kvarn.observe.timeline import Phase, spent_by_phase
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
 from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.router import choose_admitted
+from kvarn.simulator.prefill_peer import ModelledPeer
 from kvarn.simulator.replica import SimulatedReplica
 from kvarn.simulator.request import End, SimulatedRequest
 from kvarn.wire.messages import Refused, Submit, TokenDelta
@@ -89,7 +91,9 @@ class Deployment:
     def new_replica(self) -> SimulatedReplica:
         """One replica more, which is not started yet and gets no requests before `show_replica`."""
         name = f"{self.name}/{len(self.replicas)}"
-        replica = self.replicas[name] = SimulatedReplica(self._world, name, self.config, self.replica_model, self)
+        peer_of = None if self.config.disaggregation is None else partial(ModelledPeer, self._world)
+        replica = SimulatedReplica(self._world, name, self.config, self.replica_model, self, peer_of)
+        self.replicas[name] = replica
         replica.on_changed = lambda: self._changed(replica)
         return replica
 
