@@ -77,8 +77,8 @@ def simulate(
 
 
 def model_groups(scenario: Scenario) -> list[list[str]]:
-    """Names of models that share something: one answers for another, or a route leads to several. In the order of the
-    first of each."""
+    """Names of models that share something: one answers for another, a route leads to several, they share the warm
+    pool. In the order of the first of each."""
     names = [model.name for model in scenario.config.models]
     group = {name: name for name in names}
 
@@ -94,6 +94,8 @@ def model_groups(scenario: Scenario) -> list[list[str]]:
 
     for model in scenario.config.models:
         join([model.name, *(step.model for step in model.fallbacks)])
+    if scenario.config.fleet.warm_pool:
+        join(model.name for model in scenario.config.models if model.autoscale is not None)
     for route in scenario.config.routes:
         join([name.partition(":")[0] for name in route.models])
     groups: dict[str, list[str]] = {}

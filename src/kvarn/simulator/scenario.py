@@ -178,6 +178,7 @@ class Scenario(Section):
                 raise ValueError(f"the model {model.name!r} is `external`: only models that Kvarn runs are simulated")
             if model.name not in self.replicas:
                 raise ValueError(f"no modelled replica of {model.name!r}: give one under `replicas`")
+            check_links(model, self.replicas[model.name])
         for name in self.replicas:
             if name not in names:
                 raise ValueError(f"`replicas` names {name!r}, which is not among the models")
@@ -198,6 +199,17 @@ class Scenario(Section):
             root = raw if keys[0] in type(self).model_fields else raw["config"]
             _set(root, keys, parse_yaml(value), path)
         return _validated(raw, "scenario")
+
+
+def check_links(model: ModelConfig, replica: ReplicaModel) -> None:
+    """Raises `ValueError` where a model moves blocks and its modelled replica has no link for them."""
+    tiers, pair = model.kv_tiers, model.disaggregation
+    if tiers is not None and tiers.disk_gib:
+        raise ValueError(f"{model.name!r} keeps blocks on disk, which is not simulated: set kv_tiers.disk_gib to 0")
+    if (tiers is not None or pair is not None) and replica.host_link is None:
+        raise ValueError(f"{model.name!r} keeps blocks in main memory: its modelled replica needs a `host_link`")
+    if pair is not None and replica.peer_link is None:
+        raise ValueError(f"{model.name!r} has a second engine for prompts: its modelled replica needs a `peer_link`")
 
 
 def model_of(scenario: Scenario, name: str) -> ModelConfig:

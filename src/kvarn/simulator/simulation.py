@@ -9,6 +9,9 @@ from kvarn.clock.guard import machine_time, virtual_time_only
 from kvarn.simulator.clients import Clients, Stream
 from kvarn.simulator.deployment import Deployment
 from kvarn.simulator.event_log import EventLog
+from kvarn.simulator.fault_injection import FaultInjection
+from kvarn.simulator.faults import fault_moments
+from kvarn.simulator.fleet import SimulatedFleet
 from kvarn.simulator.outcome import DeploymentUse, Outcome
 from kvarn.simulator.request import End, SimulatedRequest
 from kvarn.simulator.scenario import Scenario
@@ -57,8 +60,12 @@ class Simulation:
         for model in scenario.config.models:
             if models is None or model.name in models:
                 self._deploy(model.name)
+        self.fleet = SimulatedFleet(self.world, scenario.config, self.deployments.values())
+        self.on_end.append(self.fleet.ended)
+        FaultInjection(self.world, self.fleet, fault_moments(scenario))
         for each in attach:
             each(self)
+        self.fleet.start()
         self._clients = [
             Clients(
                 self.world,
@@ -77,8 +84,6 @@ class Simulation:
         model = next(each for each in scenario.config.models if each.name == name)
         deployment = Deployment(self.world, scenario.config, model, scenario.replicas[name], self._finish)
         self.add_deployment(deployment)
-        for _ in range(model.replicas):
-            deployment.add_replica(0.0)  # as it stands when the traffic begins
 
     def add_deployment(self, deployment: Deployment) -> None:
         self.deployments[deployment.name] = deployment
