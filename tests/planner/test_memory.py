@@ -21,6 +21,7 @@ from kvarn.planner.memory import (
 from kvarn.planner.models import PlannedModel, preset, preset_names
 from kvarn.shapes import KvDtype
 from kvarn.specs.place import Place
+from kvarn.specs.rank_weights import rank_weights
 from kvarn.specs.weight_bytes import weight_bytes
 from profiles import examples
 
@@ -158,6 +159,15 @@ def test_fewer_bits_take_less_memory_and_ranks_share_it() -> None:
         assert all(more > 1.2 * less for more, less in itertools.pairwise(sizes)), name
         halves = [sum(weight_bytes(model.spec, Place(rank, 2), model.forms()).values()) for rank in range(2)]
         assert sizes[0] <= sum(halves) < 1.01 * sizes[0], name
+
+
+def test_layers_one_by_one_come_to_the_same_as_layers_that_are_alike() -> None:
+    for name in preset_names():
+        spec = preset(name).spec
+        for place in (Place(), Place(1, 2, expert_parallel=True)):
+            forms = preset(name).forms(quantization="int4")
+            apart = sum(each.times * forms.num_bytes(each.held) for each in rank_weights(spec, place, by_layer=True))
+            assert apart == sum(weight_bytes(spec, place, forms).values()), name
 
 
 def test_a_model_that_does_not_fit_says_what_it_needs_and_what_there_is() -> None:

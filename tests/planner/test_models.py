@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvarn.planner.errors import PlanError
+from kvarn.planner.memory import ReplicaSetting, plan_memory
 from kvarn.planner.models import UnknownModelError, described, find_model, preset, preset_names
 from published_configs import PUBLISHED
 
@@ -85,6 +86,20 @@ def test_a_folder_and_a_file_are_read_and_their_faults_named(tmp_path: Path) -> 
         find_model(str(folder))
     with pytest.raises(PlanError, match="BertModel"):
         described({"architectures": ["BertModel"], "model_type": "bert"})
+
+
+def test_a_packaged_model_is_found_by_its_name() -> None:
+    assert find_model("kvarn-demo").spec.num_layers > 0
+
+
+def test_expressions_of_a_config_are_matched_in_linear_time_or_refused() -> None:
+    config = dict(PUBLISHED["gpt-oss-20b"][0])
+    slow = [f"re:(({'x' * 30}|model.*)+)+$", *(f"model.layers.{n}.self_attn.q_proj" for n in range(20_000))]
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 64, "ignore": slow}
+    assert plan_memory(described(config), ReplicaSetting(max_context_length=4096), 80 * 10**9).weight_bytes > 0
+    config["quantization_config"] = {"quant_method": "gptq", "ignore": ["re:(?!lm_head).*"]}
+    with pytest.raises(PlanError, match="names layers by an expression that is not read here"):
+        described(config)
 
 
 def test_planning_a_models_memory_imports_no_torch() -> None:
