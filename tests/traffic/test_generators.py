@@ -13,7 +13,7 @@ import pytest
 
 from kvarn.traffic.arrivals import ArrivalPattern, arrivals
 from kvarn.traffic.conversation import turns_of
-from kvarn.traffic.distributions import LogNormal, Quantiles, tokens
+from kvarn.traffic.distributions import Fixed, LogNormal, Quantiles, Uniform, tokens
 from kvarn.traffic.draws import Draws, exp, log, normal_quantile
 from kvarn.traffic.presets import PRESETS, traffic_of
 
@@ -92,6 +92,9 @@ def test_distributions_have_their_quantiles():
     drawn = tokens(LogNormal.of_mean(1500, 2048), Draws(1), 50_000)
     assert statistics.median(drawn) == pytest.approx(1500, rel=0.02)
     assert statistics.fmean(drawn) == pytest.approx(2048, rel=0.02)
+    drawn = tokens(Uniform.whole(3, 5), Draws(1), 3000)
+    assert [drawn.count(number) / 1000 for number in (2, 3, 4, 5, 6)] == pytest.approx([0, 1, 1, 1, 0], abs=0.1)
+    assert tokens(Fixed(7), Draws(1), 2) == [7, 7]
     drawn = tokens(Quantiles(((0, 10), (0.5, 100), (1, 1000))), Draws(1), 50_000)
     assert (min(drawn), max(drawn)) == (10, 1000)
     assert statistics.quantiles(drawn, n=4) == pytest.approx([55, 100, 550], rel=0.03)
