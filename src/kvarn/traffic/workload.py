@@ -98,6 +98,8 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     arrival_s: float | None = None
     """Seconds after the start of the run when it is due; None in a closed loop."""
+    session: str = ""
+    """Name of the session whose turn it is."""
 
     @property
     def prompt_tokens(self) -> int:
