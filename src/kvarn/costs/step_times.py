@@ -9,6 +9,7 @@ the sampler like the row's own token.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -59,6 +60,11 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     def decode_s(self, rows: float, context: float) -> float:
         """Seconds of a step that only decodes; `context` is summed over its rows."""
         return self.fixed_s + rows * self.decode_row_s + context * self.decode_token_s
+
+    def decodes_s(self, rows: int, contexts: Iterable[int]) -> list[float]:
+        """`seconds` of steps that only decode, the same to the last bit."""
+        rows_s, token_s = self.fixed_s + rows * self.decode_row_s, self.decode_token_s
+        return [rows_s + context * token_s for context in contexts]
 
     def prompt_s(self, tokens: float, num_pairs: float | None = None) -> float:
         """Seconds that tokens of prompts add to the steps that compute them; None: they are one whole prompt."""

@@ -15,10 +15,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kvarn.engine.request import Request
+import numpy as np
+
+from kvarn.engine.request import Request, Sequence
 from kvarn.engine.step import SubmittedStep
 from kvarn.wire.step_records import StepTurn
 
@@ -175,6 +177,38 @@ class StepLog:
             )
         )
 
+    def add_decodes(
+        self, first: int, sequences: Iterable[Sequence], times: list[float], context: int, free_blocks: list[int]
+    ) -> None:
+        """Add steps in which these sequences decoded one token each. `first`: number of the first; `times`: when each
+        was planned, and the end of the last; `context`: tokens read by the first; `free_blocks`: of each."""
+        singles = array("I", [sequence.request.order & _LARGEST for sequence in sequences])
+        rows, steps, done = len(singles), len(free_blocks), 0
+        us = np.rint(np.array(times) * 1e6).astype(np.int64)
+        us[0] = max(int(us[0]), self._last_result_us)
+        while done < steps:
+            segment = self._segments[-1]
+            if self._follows and len(segment):
+                segment.sizes[-_NUMBERS] = min(int(us[done]) - segment.at_us[-1], _LARGEST)
+            if segment.is_full or first + done != segment.first_number + len(segment):
+                segment = self._next_segment(first + done)
+            if singles != self._singles:
+                self._singles = singles
+                segment.singles += singles
+            count = 1 if segment.is_full else min(steps - done, _SEGMENT_STEPS - len(segment))
+            end, end_other = len(segment.singles), len(segment.others)
+            sizes = np.empty((count, _NUMBERS), np.uint32)
+            sizes[:] = (0, 0, rows, 0, 0, end - rows, end, end_other, end_other)
+            sizes[:, 0] = np.minimum(us[done + 1 : done + count + 1] - us[done : done + count], _LARGEST)
+            sizes[:, 4] = free_blocks[done : done + count]
+            work = np.zeros((count, 2))
+            work[:, 1] = context + rows * np.arange(done, done + count)
+            segment.at_us.frombytes(us[done : done + count].tobytes())
+            segment.sizes.frombytes(sizes.tobytes())
+            segment.work.frombytes(work.tobytes())
+            done += count
+            self._follows, self._last_result_us = self._live > 0, int(us[done])
+
     def _next_segment(self, number: int | None = None) -> Segment:
         last = self._segments[-1]
         if number is None:
@@ -232,6 +266,22 @@ class StepLog:
             if first or len(found) == limit:
                 break
         return found[::-1]
+
+
+class NoStepLog(StepLog):
+    """Keeps nothing: nobody asks a modelled engine about its steps."""
+
+    def accept(self, request: Request) -> None: ...
+
+    def end(self, request: Request, now: float) -> None: ...
+
+    def idle(self) -> None: ...
+
+    def add(self, step: SubmittedStep, drawn: list[int], now: float) -> None: ...
+
+    def add_decodes(
+        self, first: int, sequences: Iterable[Sequence], times: list[float], context: int, free_blocks: list[int]
+    ) -> None: ...
 
 
 def _split_rows(step: SubmittedStep, drawn: list[int]) -> tuple[array[int], array[int]]:

@@ -12,9 +12,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import accumulate
+from operator import add
 
 from kvarn.clock import Clock
-from kvarn.costs.step_times import StepShape
+from kvarn.clock.virtual import VirtualClock
+from kvarn.costs.draws import Draws
+from kvarn.costs.replica_model import Distribution
+from kvarn.costs.step_times import StepShape, StepTimes
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import LAST_SAMPLED, NewSequence, Row, RowMasks, RowResult, StepPlan, StepResult
 from kvarn.wire.messages import PositionLogprobs, TokenLogprob
@@ -23,9 +28,13 @@ NextToken = Callable[[int, NewSequence], int]
 """The token that follows a token of a sequence. It may raise, as a device would."""
 
 
+_FIRST_SUCCESSOR, _NUM_SUCCESSORS = 300, 3000
+_SUCCESSORS = [*range(_FIRST_SUCCESSOR, _FIRST_SUCCESSOR + _NUM_SUCCESSORS)] * 2
+
+
 def successor(token: int, _sequence: NewSequence | None = None) -> int:
     """The next id of 300 to 3299, which are ordinary text in most vocabularies, round and round."""
-    return 300 + (token - 299) % 3000
+    return _FIRST_SUCCESSOR + (token - _FIRST_SUCCESSOR + 1) % _NUM_SUCCESSORS
 
 
 def shape_of(plan: StepPlan) -> StepShape:
@@ -39,23 +48,31 @@ def shape_of(plan: StepPlan) -> StepShape:
 
 
 class ModelledExecutor:
-    """Runs plans one after the other. `seconds` gives a step's duration (`StepTimes.seconds`, for one); `clock`
-    sleeps until it has ended; where a mask forbids `next_token`'s, the next token that it allows is drawn."""
+    """Runs plans one after the other. `seconds` gives a step's duration; `clock` sleeps until it has ended; where a
+    mask forbids `next_token`'s, the next token that it allows is drawn. `overhead` is what passes before a step
+    begins, drawn for each by `seed`: it is no part of what the step is said to have taken.
+
+    On a virtual clock it can be forwarded (`kvarn.engine.fast_forward`).
+    """
 
     def __init__(
         self,
-        seconds: Callable[[StepShape], float] = lambda shape: 0.01,
+        seconds: StepTimes | Callable[[StepShape], float] = lambda shape: 0.01,
         clock: Clock | None = None,
         next_token: NextToken = successor,
         *,
         num_blocks: int = 4096,
         max_context_length: int = 4096,
         max_in_flight: int = 1,
+        overhead: Distribution | None = None,
+        seed: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.max_context_length = max_context_length
         self.max_in_flight = max_in_flight
-        self._seconds = seconds
+        self._times = seconds if isinstance(seconds, StepTimes) else None
+        self._seconds = seconds.seconds if isinstance(seconds, StepTimes) else seconds
+        self._overheads = Draws(overhead or Distribution(), seed)
         self._clock = clock
         self._next_token = next_token
         self._submitted: deque[tuple[StepPlan, float, float]] = deque()  # plans, how long each takes, and when it ends
@@ -66,7 +83,7 @@ class ModelledExecutor:
     def submit(self, plan: StepPlan) -> None:
         elapsed_s = self._seconds(shape_of(plan))
         if self._clock is not None:
-            self._free_at = max(self._clock.now(), self._free_at) + elapsed_s
+            self._free_at = max(self._clock.now(), self._free_at) + (self._overheads.take() + elapsed_s)
         self._submitted.append((plan, elapsed_s, self._free_at))
 
     def collect(self) -> StepResult:
@@ -78,9 +95,44 @@ class ModelledExecutor:
         for new in plan.new_sequences:
             self._sequences[new.slot] = new
         rows = [self._row(row, plan.masks.get(row.slot)) for row in plan.rows]
-        if self._clock is not None:
+        if isinstance(self._clock, VirtualClock):
+            self._clock.move_to(ends)  # a sleep would end the last bit of the sum away from it
+        elif self._clock is not None:
             self._clock.sleep(max(0.0, ends - self._clock.now()))
         return StepResult(plan.step, rows, elapsed_s)
+
+    # Many steps at once (`kvarn.engine.fast_forward.ForwardingExecutor`) ---------------------------------------------
+
+    @property
+    def forwards(self) -> bool:
+        return isinstance(self._clock, VirtualClock)
+
+    def decode_seconds(self, rows: int, context: int, steps: int) -> tuple[list[float], list[float]]:
+        contexts = range(context, context + rows * steps, rows)
+        if self._times is not None:
+            elapsed_s = self._times.decodes_s(rows, contexts)
+        else:
+            elapsed_s = [self._seconds(StepShape(decode_rows=rows, decode_context=each)) for each in contexts]
+        assert isinstance(self._clock, VirtualClock), "only a virtual clock is forwarded"
+        began = max(self._clock.now(), self._free_at)
+        return elapsed_s, list(accumulate(map(add, self._overheads.peek(steps), elapsed_s), initial=began))[1:]
+
+    def next_tokens(self, slot: int, last: int, steps: int) -> list[int]:
+        if self._next_token is successor and steps <= _NUM_SUCCESSORS:
+            place = (last - _FIRST_SUCCESSOR + 1) % _NUM_SUCCESSORS
+            return _SUCCESSORS[place : place + steps]
+        sequence, drawn = self._sequences[slot], [last]
+        for _ in range(steps):
+            drawn.append(self._next_token(drawn[-1], sequence))
+        return drawn[1:]
+
+    def skip(self, releases: list[int], steps: int, ends_s: float) -> None:
+        for slot in releases:
+            del self._sequences[slot]
+        self._overheads.skip(steps)
+        self._free_at = ends_s
+        assert isinstance(self._clock, VirtualClock), "only a virtual clock is forwarded"
+        self._clock.move_to(ends_s)
 
     def shutdown(self) -> None:
         self._submitted.clear()
