@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvarn.clock.virtual import VirtualClock
 from kvarn.config.engine import EngineConfig
+from kvarn.costs.draws import Draws
 from kvarn.costs.replica_model import Distribution
 from kvarn.costs.step_times import StepTimes
 from kvarn.engine import AdmissionError, EngineCore, EngineParts
@@ -67,9 +68,8 @@ class Engine:
             next_token,
             num_blocks=num_blocks,
             max_in_flight=max_in_flight,
-            overhead=overhead,
-            seed=7,
         )
+        self.overheads = Draws(overhead or Distribution(), seed=7)
         step_time = StepTimeModel.knowing(TIMES) if learns else FixedStepTimes(TIMES)
         self.core = EngineCore(EngineParts(self.executor, EngineConfig(**config), step_time=step_time), self.clock.now)
         self.told = BlockInventory()
@@ -88,8 +88,12 @@ class Engine:
         self._note(output.deltas, self.clock.now())
         return [*output.deltas, *output.refused]
 
+    def pause(self) -> None:
+        """What passes between a step and the next."""
+        self.clock.move_to(self.clock.now() + self.overheads.take())
+
     def take(self, forwarded: Forwarded) -> None:
-        for place, end in enumerate(forwarded.times[1:]):
+        for place, end in enumerate(forwarded.ends_s):
             for delta in forwarded.deltas:
                 self.tokens.append((end, delta.request_id, delta.index, delta.token_ids[place]))
 
@@ -118,27 +122,34 @@ class Pair:
     def play(self, until_s: float = math.inf, cuts: tuple[float, ...] = ()) -> None:
         """Go on until no step begins before `until_s`. Runs are taken in parts: `cuts` of the time that is left."""
         while self.forwarded.core.has_work() and self.forwarded.clock.now() < until_s:
-            run = decode_run(self.forwarded.core, until_s)
+            run = decode_run(self.forwarded.core, until_s, self.forwarded.overheads)
             if run is None:
                 assert self.forwarded.step() == self.stepped.step()
             else:
-                begins_s, ends_s = run.times[0], run.ends_s
-                for cut in cuts:
-                    self._take(run, min(until_s, begins_s + cut * (ends_s - begins_s)))
-                self._take(run, until_s)
-            self.compare()
+                begins_s, ends_s, taken = self.forwarded.clock.now(), run.ends_s, 0
+                for moment in [*(begins_s + cut * (ends_s - begins_s) for cut in cuts), math.inf]:
+                    taken += self._take(run, min(until_s, moment), is_first=not taken)
+                self.compare()
+            for engine in (self.forwarded, self.stepped):
+                engine.pause()
         for engine in (self.forwarded, self.stepped):
             if until_s < math.inf:
                 engine.clock.move_to(until_s)
 
-    def _take(self, run: DecodeRun, until_s: float) -> None:
-        forwarded = run.take(until_s)
-        if forwarded is not None:
-            self.forwarded.take(forwarded)
-            self.num_forwarded += forwarded.steps
-            for begins_s in forwarded.times[:-1]:
-                assert self.stepped.clock.now() == begins_s < until_s
-                self.stepped.step()
+    def _take(self, run: DecodeRun, until_s: float, *, is_first: bool) -> int:
+        planned_s = list(run.steps.planned_s)
+        forwarded = run.take(until_s) if run.is_current else None
+        if forwarded is None:
+            return 0
+        self.forwarded.take(forwarded)
+        steps = len(forwarded.ends_s)
+        self.num_forwarded += steps
+        for place, begins_s in enumerate(planned_s[:steps]):
+            if place or not is_first:
+                self.stepped.pause()
+            assert self.stepped.clock.now() == begins_s < until_s
+            self.stepped.step()
+        return steps
 
     def compare(self) -> None:
         assert self.forwarded.clock.now() == self.stepped.clock.now()
@@ -147,6 +158,7 @@ class Pair:
             assert ours == theirs, (forwarded[place - 20 : place + 3], stepped[place - 20 : place + 3])
 
     def finish(self) -> None:
+        self.compare()
         for engine in (self.forwarded, self.stepped):
             engine.core.check_integrity()
         assert self.forwarded.tokens == self.stepped.tokens
@@ -295,16 +307,51 @@ def test_steps_are_taken_that_begin_before_the_moment_and_to_the_first_that_ends
     engine.step()
     run = decode_run(engine.core)
     assert run is not None
-    times = run.times
-    assert run.take(until_s=times[0]) is None
-    taken = run.take(until_s=times[2])
+    planned_s, ends_s = run.steps.planned_s, run.steps.ends_s
+    assert planned_s[1:] == ends_s[:-1]
+    assert run.take(until_s=planned_s[0]) is None
+    taken = run.take(until_s=planned_s[2])
     assert taken is not None
-    assert (taken.steps, taken.times, taken.first_s, taken.last_s) == (2, times[:3], times[1], times[2])
-    assert engine.clock.now() == times[2]
-    until_due = run.take(due_s=(times[4] + times[5]) / 2)
+    assert taken.ends_s == ends_s[:2]
+    assert engine.clock.now() == ends_s[1]
+    until_due = run.take(due_s=(ends_s[3] + ends_s[4]) / 2)
     assert until_due is not None
-    assert until_due.last_s == times[5]
-    assert len(run) == 38 - 5
+    assert until_due.ends_s == ends_s[2:5]
+    assert len(run.steps) == 38 - 5
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_blocks_that_decoding_evicts_are_those_that_stepping_evicts(learns: bool) -> None:
+    pair = Pair(num_blocks=40, learns=learns, overhead=NOISE)
+    for number in range(6):
+        session = SessionTurn(id=b"%d" % number, keep_s=10.0 * (number % 3))
+        pair.add(submit(number, prompt=60, max_tokens=30, session=session if number % 3 else None))
+        pair.play()
+        pair.play(pair.forwarded.clock.now() + number)
+    evictions = pair.forwarded.core.cache.evictions
+    pair.add(submit(7, prompt=16, max_tokens=400))
+    pair.play(cuts=(0.3,))
+    pair.finish()
+    assert pair.forwarded.core.cache.evictions > evictions + 10
+
+
+def test_choices_that_draw_the_same_share_their_blocks() -> None:
+    pair = Pair()
+    pair.add(submit(prompt=20, sampling=SamplingParams(seed=1, max_tokens=100, n=3)))
+    for cut in range(1, 60):
+        pair.play(3.0 + 0.02 * cut)
+    pair.play()
+    pair.finish()
+
+
+def test_memory_that_may_run_out_is_left_to_steps() -> None:
+    pair = Pair(num_blocks=12)
+    for number in range(3):
+        pair.add(submit(number, prompt=30, max_tokens=100))
+    pair.play()
+    pair.finish()
+    assert pair.forwarded.core.stats().preemptions_total > 0
+    assert pair.num_forwarded > 60
 
 
 def test_a_run_is_void_once_something_else_has_happened() -> None:

@@ -16,6 +16,10 @@ class Draws:
         self._random = random.Random(seed)
         self._ahead: list[float] = []
 
+    @property
+    def are_zero(self) -> bool:
+        return self._constant == 0.0
+
     def peek(self, count: int) -> list[float]:
         """The next values, which stay the next ones."""
         if self._constant is not None:

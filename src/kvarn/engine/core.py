@@ -245,7 +245,7 @@ class EngineCore:
         """Take steps that have run, and whose sequences drew these tokens."""
         free_blocks = self.scheduler.advance(steps, tokens)
         self._recorder.count_decodes(len(tokens), steps.context, steps.elapsed_s)
-        self.step_log.add_decodes(steps.first, steps.sequences, steps.times, steps.context, free_blocks)
+        self.step_log.add_decodes(steps, free_blocks)
 
     @property
     def num_collected(self) -> int:

@@ -18,8 +18,10 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from kvarn.costs.draws import Draws
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import Executor
 from kvarn.engine.request import Sequence
@@ -43,15 +45,14 @@ class ForwardingExecutor(Executor, Protocol):
     def forwards(self) -> bool:
         """Whether it can: on a clock that can be set."""
 
-    def decode_seconds(self, rows: int, context: int, steps: int) -> tuple[list[float], list[float]]:
-        """Seconds of so many of the next steps, of which the first reads `context` tokens and each one more for each
-        row than the one before it, and the moments at which they end. Nothing is changed."""
+    def decode_seconds(self, rows: int, contexts: range) -> list[float]:
+        """Seconds of steps of so many rows, which read so many tokens. Nothing is changed."""
 
     def next_tokens(self, slot: int, last: int, steps: int) -> list[int]:
         """The tokens that a slot draws after `last`. Nothing is changed."""
 
-    def skip(self, releases: list[int], steps: int, ends_s: float) -> None:
-        """Behave as if so many steps had run, the first with these releases, the last until then."""
+    def skip(self, releases: list[int], ends_s: float) -> None:
+        """Behave as if steps had run, the first with these releases, the last until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +62,31 @@ class DecodeSteps:
     sequences: list[Sequence]
     first: int  # number of the first
     context: int  # tokens that the first reads
-    times: list[float]
-    """Moments at which they are planned, and the end of the last."""
+    planned_s: list[float]
+    ends_s: list[float]
     elapsed_s: list[float]
+    """Seconds that they take by themselves."""
 
     def __len__(self) -> int:
         return len(self.elapsed_s)
 
     def first_of(self, count: int) -> DecodeSteps:
-        if count == len(self):
-            return self
-        return DecodeSteps(self.sequences, self.first, self.context, self.times[: count + 1], self.elapsed_s[:count])
+        return self._part(0, count)
 
     def after(self, count: int) -> DecodeSteps:
-        context = self.context + count * len(self.sequences)
-        return DecodeSteps(self.sequences, self.first + count, context, self.times[count:], self.elapsed_s[count:])
+        return self._part(count, len(self))
+
+    def _part(self, begin: int, end: int) -> DecodeSteps:
+        if end - begin == len(self):
+            return self
+        return DecodeSteps(
+            self.sequences,
+            self.first + begin,
+            self.context + begin * len(self.sequences),
+            self.planned_s[begin:end],
+            self.ends_s[begin:end],
+            self.elapsed_s[begin:end],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,95 +95,93 @@ class Forwarded:
 
     deltas: list[TokenDelta]
     """One for each sequence, with all tokens that it drew: one in each step."""
-    times: list[float]
-    """Moments at which the steps began, and the end of the last."""
-
-    @property
-    def steps(self) -> int:
-        return len(self.times) - 1
-
-    @property
-    def first_s(self) -> float:
-        """The moment at which the first tokens were there."""
-        return self.times[1]
-
-    @property
-    def last_s(self) -> float:
-        """The moment at which the last tokens were there."""
-        return self.times[-1]
+    ends_s: list[float]
+    """Moments at which the steps ended: the first tokens were there at the first, the last at the last."""
 
 
 class DecodeRun:
     """Steps that only decode: timed, and not taken yet."""
 
-    def __init__(self, core: EngineCore, executor: ForwardingExecutor, steps: DecodeSteps) -> None:
+    def __init__(
+        self, core: EngineCore, executor: ForwardingExecutor, steps: DecodeSteps, overheads: Draws | None
+    ) -> None:
         self._core = core
         self._executor = executor
-        self._steps = steps
-        self._mark = core.num_changes
-
-    def __len__(self) -> int:
+        self._overheads = overheads
+        self._taken = 0
+        self.steps = steps
         """Steps that are left."""
-        return len(self._steps)
-
-    @property
-    def times(self) -> list[float]:
-        """Moments at which the steps begin that are left, and the end of the last."""
-        return self._steps.times
+        self._mark = core.num_changes
 
     @property
     def ends_s(self) -> float:
-        return self._steps.times[-1]
+        """End of its last step."""
+        return self.steps.ends_s[-1]
 
     @property
     def is_current(self) -> bool:
-        """Whether nothing else has happened to the engine: else the run is void."""
-        return self._mark == self._core.num_changes
+        """Whether steps are left and nothing else has happened to the engine: else the run is void."""
+        return len(self.steps) > 0 and self._mark == self._core.num_changes
 
     def take(self, until_s: float = math.inf, due_s: float = math.inf) -> Forwarded | None:
         """Take the steps that begin before `until_s`, up to the first that ends at `due_s` or later; None where there
-        is none. Raises `ProtocolError` where the run is not current."""
+        is none. What passes between the steps that are taken is drawn; what passes after the last is not. Raises
+        `ProtocolError` where the run is void."""
         if not self.is_current:
             raise ProtocolError("something happened to the engine since the run was timed: time another")
-        steps = self._steps
-        count = min(bisect_left(steps.times, until_s, 0, len(steps)), bisect_left(steps.times, due_s, 1, len(steps)))
+        steps = self.steps
+        count = min(bisect_left(steps.planned_s, until_s), bisect_left(steps.ends_s, due_s, 0, len(steps) - 1) + 1)
         if not count:
             return None
         taken = steps.first_of(count)
         tokens = [self._executor.next_tokens(_slot(each), each.tokens[-1], count) for each in steps.sequences]
-        self._executor.skip(self._core.scheduler.drain_released(), count, taken.times[-1])
+        if self._overheads is not None:
+            self._overheads.skip(count if self._taken else count - 1)
+        self._executor.skip(self._core.scheduler.drain_released(), taken.ends_s[-1])
         self._core.advance(taken, tokens)
-        self._steps, self._mark = steps.after(count), self._core.num_changes
+        self.steps, self._mark = steps.after(count), self._core.num_changes
+        self._taken += count
         deltas = [
             TokenDelta(request_id=each.request.request_id, index=each.index, token_ids=drawn)
             for each, drawn in zip(steps.sequences, tokens, strict=True)
         ]
-        return Forwarded(deltas, taken.times)
+        return Forwarded(deltas, taken.ends_s)
 
 
-def decode_run(core: EngineCore, until_s: float = math.inf) -> DecodeRun | None:
+def decode_run(core: EngineCore, until_s: float = math.inf, overheads: Draws | None = None) -> DecodeRun | None:
     """The next steps of an engine, as far as they only decode, no sequence ends and memory surely suffices; None where
     the next one is of another kind, or the device is not modelled. Those that begin at `until_s` or later may be left
-    out. Nothing is changed."""
+    out. `overheads`: seconds that pass between a step and the next. Nothing is changed."""
     executor = core.forwarding
     if executor is None or not executor.forwards or not core.only_decodes:
         return None
     sequences = list(core.scheduler.running)
-    context = 0
+    context, rows = 0, len(sequences)
     for sequence in sequences:
         if not _decodes(sequence):
             return None
         context += sequence.num_computed_tokens + 1
-    count = _most_steps(core, executor, sequences)
+    count, now = _most_steps(core, executor, sequences), core.now
     if count < 1:
         return None
-    now = core.now
     if until_s < math.inf:
-        first_s, _ = executor.decode_seconds(len(sequences), context, 1)
-        count = max(1, min(count, int((until_s - now) / first_s[0]) + 2)) if first_s[0] > 0 else count
-    elapsed_s, ends_s = executor.decode_seconds(len(sequences), context, count)
-    steps = DecodeSteps(sequences, core.scheduler.totals.steps + 1, context, [now, *ends_s], elapsed_s)
-    return DecodeRun(core, executor, steps)
+        (first_s,) = executor.decode_seconds(rows, range(context, context + 1))
+        if first_s > 0:
+            count = max(1, min(count, int((until_s - now) / first_s) + 1))
+    elapsed_s = executor.decode_seconds(rows, range(context, context + rows * count, rows))
+    planned_s, ends_s = _moments(now, elapsed_s, overheads)
+    steps = DecodeSteps(sequences, core.scheduler.totals.steps + 1, context, planned_s, ends_s, elapsed_s)
+    return DecodeRun(core, executor, steps, overheads)
+
+
+def _moments(now: float, elapsed_s: list[float], overheads: Draws | None) -> tuple[list[float], list[float]]:
+    """Beginnings and ends of steps that take so long, the first of which begins now."""
+    if overheads is None or overheads.are_zero:
+        ends_s = list(accumulate(elapsed_s, initial=now))
+        return ends_s[:-1], ends_s[1:]
+    parts = [part for pair in zip(elapsed_s, overheads.peek(len(elapsed_s)), strict=True) for part in pair]
+    moments = list(accumulate(parts[:-1], initial=now))
+    return moments[::2], moments[1::2]
 
 
 def fast_forward(core: EngineCore, until_s: float = math.inf) -> Forwarded | None:
@@ -242,13 +251,13 @@ def advance_blocks(memory: KVCacheManager, steps: DecodeSteps, step_time: StepTi
             _learn(step_time, steps, learned, number)
             learned = number
         if published:
-            memory.pool.now = steps.times[number + 1]
+            memory.pool.now = steps.ends_s[number]
             sequence.num_computed_tokens = first_computed[place] + number + 1
             memory.publish(sequence)
             if number < last:
                 sequence.pending_updates = []
         else:
-            memory.pool.now = steps.times[number]
+            memory.pool.now = steps.planned_s[number]
             sequence.num_computed_tokens = first_computed[place] + number
             end = sequence.num_computed_tokens + 1
             if not memory.is_reserved(sequence, end):

@@ -72,7 +72,7 @@ class StepResults:
     def advance(self, steps: DecodeSteps, tokens: list[list[int]], step_time: StepTimeModel) -> list[int]:
         """Take steps of single tokens at once; returns the blocks that were free once each was planned."""
         count = len(steps)
-        self.targets.advance(steps.times[:-1], steps.elapsed_s)
+        self.targets.advance(steps.planned_s, steps.elapsed_s)
         self.reserve.growth.advance(count)
         self.totals.steps += count
         self.totals.output_tokens += count * len(tokens)
@@ -81,7 +81,7 @@ class StepResults:
             sequence.last_step = self.totals.steps
             self.tenants.charge_outputs(sequence.account, count)
         free_blocks = advance_blocks(self.memory, steps, step_time)
-        self.memory.pool.now = steps.times[-1]
+        self.memory.pool.now = steps.ends_s[-1]
         return free_blocks
 
     def stop(self, sequence: Sequence, now: float) -> None:

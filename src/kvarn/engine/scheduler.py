@@ -19,7 +19,7 @@ from kvarn.engine.proposals.speculation import Speculation
 from kvarn.engine.request import Request, Sequence
 from kvarn.engine.results import SchedulerTotals, StepResults, StepUpdate
 from kvarn.engine.running import RunningSequences
-from kvarn.engine.step import StepBuilder
+from kvarn.engine.step import StepBuilder, SubmittedStep
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.engine.tenants import TenantAccounts
 from kvarn.engine.turn import QueueWaits
@@ -122,6 +122,11 @@ class Scheduler:
         return len(self._in_flight)
 
     @property
+    def latest_step(self) -> SubmittedStep:
+        """The step planned last; its result is not there."""
+        return self._in_flight[-1]
+
+    @property
     def needs_results(self) -> bool:
         return self.speculation is not None and self.speculation.needs_results
 
@@ -192,10 +197,10 @@ class Scheduler:
 
     def advance(self, steps: DecodeSteps, tokens: list[list[int]]) -> list[int]:
         """Take steps that have run: `tokens` are those that each sequence drew. Returns the free blocks of each."""
-        for planned_s in (steps.times[0], steps.times[-2]):
+        for planned_s in (steps.planned_s[0], steps.planned_s[-1]):
             self.waits.hold(Phase.WAIT_SLOT, planned_s)
         free_blocks = self._results.advance(steps, tokens, self.step_time)
-        self._now = steps.times[-1]
+        self._now = steps.ends_s[-1]
         return free_blocks
 
     # Going on --------------------------------------------------------------------------------------------------------

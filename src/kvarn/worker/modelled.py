@@ -12,14 +12,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import accumulate
-from operator import add
+from typing import Protocol
 
 from kvarn.clock import Clock
 from kvarn.clock.virtual import VirtualClock
-from kvarn.costs.draws import Draws
-from kvarn.costs.replica_model import Distribution
-from kvarn.costs.step_times import StepShape, StepTimes
+from kvarn.costs.step_times import StepShape
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import LAST_SAMPLED, NewSequence, Row, RowMasks, RowResult, StepPlan, StepResult
 from kvarn.wire.messages import PositionLogprobs, TokenLogprob
@@ -47,49 +44,61 @@ def shape_of(plan: StepPlan) -> StepShape:
     return shape
 
 
+class DeviceTimes(Protocol):
+    """Times of a device's steps, such as `StepTimes`."""
+
+    def seconds(self, shape: StepShape, /) -> float: ...
+
+    def decodes_s(self, rows: int, contexts: range, /) -> list[float]:
+        """Seconds of steps that only decode, each of so many rows, by the tokens that they read."""
+
+
 class ModelledExecutor:
     """Runs plans one after the other. `seconds` gives a step's duration; `clock` sleeps until it has ended; where a
-    mask forbids `next_token`'s, the next token that it allows is drawn. `overhead` is what passes before a step
-    begins, drawn for each by `seed`: it is no part of what the step is said to have taken.
+    mask forbids `next_token`'s, the next token that it allows is drawn. `transfer` moves the blocks of a plan to and
+    from a tier, and returns the seconds that this adds to the step.
 
-    On a virtual clock it can be forwarded (`kvarn.engine.fast_forward`).
+    On a virtual clock it can be forwarded (`kvarn.engine.fast_forward`), faster where `seconds` are `DeviceTimes`.
     """
 
     def __init__(
         self,
-        seconds: StepTimes | Callable[[StepShape], float] = lambda shape: 0.01,
+        seconds: DeviceTimes | Callable[[StepShape], float] = lambda shape: 0.01,
         clock: Clock | None = None,
         next_token: NextToken = successor,
         *,
         num_blocks: int = 4096,
         max_context_length: int = 4096,
         max_in_flight: int = 1,
-        overhead: Distribution | None = None,
-        seed: int = 0,
+        transfer: Callable[[StepPlan], float] | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.max_context_length = max_context_length
         self.max_in_flight = max_in_flight
-        self._times = seconds if isinstance(seconds, StepTimes) else None
-        self._seconds = seconds.seconds if isinstance(seconds, StepTimes) else seconds
-        self._overheads = Draws(overhead or Distribution(), seed)
+        self._times = None if callable(seconds) else seconds
+        self._seconds = seconds if callable(seconds) else seconds.seconds
         self._clock = clock
         self._next_token = next_token
-        self._submitted: deque[tuple[StepPlan, float, float]] = deque()  # plans, how long each takes, and when it ends
+        self._transfer = transfer
+        self._submitted: deque[tuple[StepPlan, float, float, float]] = deque()
+        """Plans, how long each takes, how much of it blocks are moved, and when it ends."""
         self._free_at = 0.0
         self._last_tokens: dict[int, int] = {}  # by slot: a plan made before the token was known refers to it
         self._sequences: dict[int, NewSequence] = {}  # by slot
 
     def submit(self, plan: StepPlan) -> None:
-        elapsed_s = self._seconds(shape_of(plan))
+        transfer_s = 0.0
+        if self._transfer is not None and (plan.kv_stores or plan.kv_loads):
+            transfer_s = self._transfer(plan)
+        elapsed_s = self._seconds(shape_of(plan)) + transfer_s
         if self._clock is not None:
-            self._free_at = max(self._clock.now(), self._free_at) + (self._overheads.take() + elapsed_s)
-        self._submitted.append((plan, elapsed_s, self._free_at))
+            self._free_at = max(self._clock.now(), self._free_at) + elapsed_s
+        self._submitted.append((plan, elapsed_s, transfer_s, self._free_at))
 
     def collect(self) -> StepResult:
         if not self._submitted:
             raise ProtocolError("no plan was submitted: there is no result to collect")
-        plan, elapsed_s, ends = self._submitted.popleft()
+        plan, elapsed_s, transfer_s, ends = self._submitted.popleft()
         for slot in plan.releases:
             del self._sequences[slot]
         for new in plan.new_sequences:
@@ -99,7 +108,7 @@ class ModelledExecutor:
             self._clock.move_to(ends)  # a sleep would end the last bit of the sum away from it
         elif self._clock is not None:
             self._clock.sleep(max(0.0, ends - self._clock.now()))
-        return StepResult(plan.step, rows, elapsed_s)
+        return StepResult(plan.step, rows, elapsed_s, transfer_s)
 
     # Many steps at once (`kvarn.engine.fast_forward.ForwardingExecutor`) ---------------------------------------------
 
@@ -107,15 +116,10 @@ class ModelledExecutor:
     def forwards(self) -> bool:
         return isinstance(self._clock, VirtualClock)
 
-    def decode_seconds(self, rows: int, context: int, steps: int) -> tuple[list[float], list[float]]:
-        contexts = range(context, context + rows * steps, rows)
+    def decode_seconds(self, rows: int, contexts: range) -> list[float]:
         if self._times is not None:
-            elapsed_s = self._times.decodes_s(rows, contexts)
-        else:
-            elapsed_s = [self._seconds(StepShape(decode_rows=rows, decode_context=each)) for each in contexts]
-        assert isinstance(self._clock, VirtualClock), "only a virtual clock is forwarded"
-        began = max(self._clock.now(), self._free_at)
-        return elapsed_s, list(accumulate(map(add, self._overheads.peek(steps), elapsed_s), initial=began))[1:]
+            return self._times.decodes_s(rows, contexts)
+        return [self._seconds(StepShape(decode_rows=rows, decode_context=context)) for context in contexts]
 
     def next_tokens(self, slot: int, last: int, steps: int) -> list[int]:
         if self._next_token is successor and steps <= _NUM_SUCCESSORS:
@@ -126,12 +130,11 @@ class ModelledExecutor:
             drawn.append(self._next_token(drawn[-1], sequence))
         return drawn[1:]
 
-    def skip(self, releases: list[int], steps: int, ends_s: float) -> None:
+    def skip(self, releases: list[int], ends_s: float) -> None:
+        assert isinstance(self._clock, VirtualClock), "only a virtual clock is forwarded"
         for slot in releases:
             del self._sequences[slot]
-        self._overheads.skip(steps)
         self._free_at = ends_s
-        assert isinstance(self._clock, VirtualClock), "only a virtual clock is forwarded"
         self._clock.move_to(ends_s)
 
     def shutdown(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,10 @@ import msgspec
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.costs.decoder import DecoderCosts
+from kvarn.costs.draws import Draws
 from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.errors import AdmissionError
+from kvarn.engine.fast_forward import DecodeRun, Forwarded, decode_run
 from kvarn.engine.memory.block_inventory import BlockPlace
 from kvarn.engine.step_reports import FloorOf
 from kvarn.replica.server.engine_answers import EngineAnswers
@@ -38,6 +41,7 @@ if TYPE_CHECKING:  # these bring torch
     from kvarn.replica.server.experts import ExpertLoads
     from kvarn.replica.server.sleep import SleepingModel
 
+MakeCore = Callable[[EngineParts, Callable[[], float]], EngineCore]
 _GAUGES_EVERY_S = 0.25
 """Interval of the gauges that change with each step; they are shown once a second."""
 
@@ -53,6 +57,7 @@ class GenerateService:
         closing: Called at shutdown, after the executor's.
         floor_of: The least seconds that the device needs for a step.
         sleep: Takes the model off its device once this service is shut down; None: it cannot sleep.
+        make_core: Makes the engine of its parts and clock: a recording one, perhaps.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class GenerateService:
         floor_of: FloorOf = lambda shape: 0.0,
         sleep: Callable[[], SleepingModel] | None = None,
         clock: Callable[[], float] = SYSTEM_CLOCK.now,
+        make_core: MakeCore = EngineCore,
     ) -> None:
         self.sleep = sleep
         self.card = msgspec.structs.replace(card, cache_namespace=parts.namespace)
@@ -78,7 +84,7 @@ class GenerateService:
         self._prefill_server = prefill_server
         self._experts = experts
         self._closing = closing
-        self._core = EngineCore(parts, clock)
+        self._core = make_core(parts, clock)
         self._adapters = None if adapter_host is None else adapter_host(self._core)
         self._clock = clock
         self._answers = EngineAnswers(self._core, floor_of, self._adapter_name, clock)
@@ -164,6 +170,20 @@ class GenerateService:
             return told
         return [*told, *output.refused, StepOutput(deltas=output.deltas, stats=self._due_stats())]
 
+    def decode_run(self, until_s: float = math.inf, overheads: Draws | None = None) -> DecodeRun | None:
+        """Steps that only decode, for `forward`; see `kvarn.engine.fast_forward`."""
+        if self._adapters is not None or self._prefill_server is not None:
+            return None
+        return decode_run(self._core, until_s, overheads)
+
+    def forward(self, run: DecodeRun, until_s: float = math.inf) -> tuple[Forwarded, StepOutput] | None:
+        """Take the steps of a run that begin before `until_s`, up to the first with which the gauges are due; None
+        where there is none."""
+        forwarded = run.take(until_s, due_s=self._gauges_due_s)
+        if forwarded is None:
+            return None
+        return forwarded, StepOutput(deltas=forwarded.deltas, stats=self._due_stats())
+
     def _poll_adapters(self) -> list[Refused | StepOutput | AdapterChanged | Adapters]:
         """Changes of adapters: the list of adapters comes before the answer to the request for the change."""
         if self._adapters is None or not self._adapters.is_busy:
@@ -185,6 +205,10 @@ class GenerateService:
         if self._experts is not None:
             stats = self._experts.enter(stats)
         return stats if self._costs is None else _with_work(stats, self._costs)
+
+    def check_integrity(self) -> None:
+        """Recount all that is held. Valid between steps. Raises `IntegrityError`."""
+        self._core.check_integrity()
 
     def shutdown(self) -> None:
         if self._adapters is not None:
