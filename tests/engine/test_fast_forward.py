@@ -19,10 +19,12 @@ from kvarn.engine import AdmissionError, EngineCore, EngineParts
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.fast_forward import DecodeRun, Forwarded, decode_run, fast_forward
 from kvarn.engine.memory.block_inventory import BlockInventory
-from kvarn.engine.plan import StepPlan
+from kvarn.engine.plan import NewSequence, StepPlan
 from kvarn.engine.step_time import FixedStepTimes, StepTimeModel
+from kvarn.traffic.workload import Segment, Vocabulary
+from kvarn.wire.block_names import NamedPrompt, PrefixScope, root_hash
 from kvarn.wire.messages import Submit, TokenDelta
-from kvarn.wire.sampling import SamplingParams
+from kvarn.wire.sampling import SamplingParams, choice_seed
 from kvarn.wire.sessions import SessionEvent, SessionNews, SessionTurn
 from kvarn.worker.modelled import ModelledExecutor, successor
 from object_state import state_of
@@ -41,6 +43,13 @@ class NotedExecutor(ModelledExecutor):
     def __init__(self, *args: object, **keywords: object) -> None:
         super().__init__(*args, **keywords)
         self.plans: list[StepPlan] = []
+
+    def shapes(self) -> list[object]:
+        """The plans, but for tokens."""
+        return [
+            (plan.step, [(row.slot, row.start, len(row.token_ids), row.block_updates) for row in plan.rows])
+            for plan in self.plans
+        ]
 
     def submit(self, plan: StepPlan) -> None:
         self.plans.append(plan)
@@ -137,7 +146,7 @@ class Pair:
                 engine.clock.move_to(until_s)
 
     def _take(self, run: DecodeRun, until_s: float, *, is_first: bool) -> int:
-        planned_s = list(run.steps.planned_s)
+        planned_s = run.steps.planned_s[run.taken :]
         forwarded = run.take(until_s) if run.is_current else None
         if forwarded is None:
             return 0
@@ -316,7 +325,7 @@ def test_steps_are_taken_that_begin_before_the_moment_and_to_the_first_that_ends
     until_due = run.take(due_s=(ends_s[3] + ends_s[4]) / 2)
     assert until_due is not None
     assert until_due.ends_s == ends_s[2:5]
-    assert len(run.steps) == 38 - 5
+    assert (run.taken, len(run.steps)) == (5, 38)
 
 
 @pytest.mark.parametrize("learns", [False, True])
@@ -403,3 +412,62 @@ def test_tokens_and_times_of_any_function_are_forwarded() -> None:
     pair.play()
     pair.finish()
     assert pair.num_forwarded == 58
+
+
+VOCABULARY = Vocabulary(0, 1 << 20)
+
+
+def recipes(number: int) -> tuple[str, list[Segment], Segment]:
+    """Tenant, prompt and answer of the turns of five conversations, which begin with one of two system prompts."""
+    conversation, turn = number % 5, number // 5
+    segments = [Segment(key=conversation % 2, length=100)]
+    for each in range(turn):
+        segments += [
+            Segment(key=100 * conversation + 2 * each + 10, length=13 + 7 * each),
+            Segment(key=100 * conversation + 2 * each + 11, length=20 + each),
+        ]
+    segments.append(Segment(key=100 * conversation + 2 * turn + 10, length=13 + 7 * turn))
+    return f"t{conversation // 3}", segments, Segment(key=100 * conversation + 2 * turn + 11, length=20 + turn)
+
+
+@pytest.mark.parametrize("num_blocks", [60, 400])
+def test_prompts_by_the_names_of_their_blocks_share_and_cost_what_tokens_do(num_blocks: int) -> None:
+    answers: dict[int, list[int]] = {}
+
+    def following(_last: int, sequence: NewSequence) -> int:
+        """The answer's token: its place is in no plan, so it is counted here."""
+        return answers[sequence.seed].pop(0)
+
+    outcomes = []
+    for is_named in (False, True):
+        engine = Engine(num_blocks=num_blocks, next_token=successor if is_named else following)
+        for number in range(30):
+            tenant, segments, answer = recipes(number)
+            prompt = [token for segment in segments for token in segment.token_ids(VOCABULARY, 0)]
+            if is_named:
+                pairs = [(each.key, each.length) for each in segments]
+                prompt = NamedPrompt.of(root_hash(PrefixScope(tenant)), pairs, (answer.key, answer.length))
+            message = submit(
+                number,
+                prompt_token_ids=prompt,
+                max_tokens=answer.length,
+                tenant=tenant,
+                session=SessionTurn(id=b"%d" % (number % 5)) if number % 2 else None,
+            )
+            answers[choice_seed(number, 0)] = answer.token_ids(VOCABULARY, 0)
+            engine.add(message)
+            while engine.core.has_work() and (number % 3 or engine.clock.now() < 3 + 0.2 * number):
+                engine.step()
+            engine.core.check_integrity()
+        stats = engine.core.stats()
+        times = [(now, request_id) for now, request_id, _, _ in engine.tokens]
+        outcomes.append((times, stats, engine.executor.shapes()))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][1].cached_tokens_total > 1000
+
+
+def test_a_prompt_without_the_names_of_its_answers_blocks_is_refused() -> None:
+    prompt = NamedPrompt.of(root_hash(PrefixScope()), [(1, 40)], answer=(2, 10))
+    engine = Engine()
+    assert engine.add(submit(prompt_token_ids=prompt, max_tokens=8 + 16)) == ""
+    assert "names of all its blocks" in engine.add(submit(1, prompt_token_ids=prompt, max_tokens=8 + 16 + 1))
