@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,16 @@ import msgspec
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.costs.decoder import DecoderCosts
+from kvarn.costs.draws import Draws
 from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.errors import AdmissionError
+from kvarn.engine.fast_forward import DecodeRun, Forwarded, decode_run
 from kvarn.engine.memory.block_inventory import BlockPlace
 from kvarn.engine.step_reports import FloorOf
 from kvarn.replica.server.engine_answers import EngineAnswers
 from kvarn.replica.server.prefill.client import PrefillClient
 from kvarn.replica.server.prefill.server import PrefillServer
+from kvarn.wire.block_names import NamedPrompt
 from kvarn.wire.messages import (
     AdapterChanged,
     Adapters,
@@ -167,6 +171,20 @@ class GenerateService:
             return told
         return [*told, *output.refused, StepOutput(deltas=output.deltas, stats=self._due_stats())]
 
+    def decode_run(self, until_s: float = math.inf, overheads: Draws | None = None) -> DecodeRun | None:
+        """Steps that only decode, for `forward`; see `kvarn.engine.fast_forward`."""
+        if self._adapters is not None or self._prefill_server is not None:
+            return None
+        return decode_run(self._core, until_s, overheads)
+
+    def forward(self, run: DecodeRun, until_s: float = math.inf) -> tuple[Forwarded, StepOutput] | None:
+        """Take the steps of a run that begin before `until_s`, up to the first with which the gauges are due; None
+        where there is none."""
+        forwarded = run.take(until_s, due_s=self._gauges_due_s)
+        if forwarded is None:
+            return None
+        return forwarded, StepOutput(deltas=forwarded.deltas, stats=self._due_stats())
+
     def _poll_adapters(self) -> list[Refused | StepOutput | AdapterChanged | Adapters]:
         """Changes of adapters: the list of adapters comes before the answer to the request for the change."""
         if self._adapters is None or not self._adapters.is_busy:
@@ -238,7 +256,7 @@ def _find_problem(request: Submit, card: ModelCard, *, has_grammars: bool) -> st
         return "this engine keeps answers to no grammar"
     if not all(card.has_tokens(drawn or ()) for drawn in request.resume_token_ids):
         return f"resume_token_ids must be in 0 to {card.vocab_size - 1}"
-    if not card.has_tokens(request.prompt_token_ids):
+    if not isinstance(request.prompt_token_ids, NamedPrompt) and not card.has_tokens(request.prompt_token_ids):
         return f"prompt_token_ids must be in 0 to {card.vocab_size - 1}"
     allowed = request.sampling.allowed_token_ids
     if allowed is not None and not any(0 <= token < card.vocab_size for token in allowed):
