@@ -16,7 +16,7 @@ from kvarn.planner.device_model import DeviceModel
 from kvarn.planner.devices import Device
 from kvarn.planner.efficiency import ErrorBand, efficiency_of, step_error
 from kvarn.planner.lengths import Workload
-from kvarn.planner.memory import ModelTooLargeError, MemoryPlan, ReplicaSetting, decoder_costs, plan_memory
+from kvarn.planner.memory import MemoryPlan, ModelTooLargeError, ReplicaSetting, decoder_costs, plan_memory
 from kvarn.planner.models import PlannedModel
 from kvarn.planner.request import PlanRequest, WeightFormat
 from kvarn.shapes import BLOCK_SIZE
