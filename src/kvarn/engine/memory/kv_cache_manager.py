@@ -296,6 +296,11 @@ class KVCacheManager:
         sequence.num_computed_tokens, sequence.fetch.block_names = computed, names
 
     @property
+    def has_parts(self) -> bool:
+        """Whether steps do more with memory than to take blocks of the cache: tiers, snapshots, adapters."""
+        return self.tiers is not None or self.snapshots is not None or self.adapters.may_load
+
+    @property
     def has_transfers(self) -> bool:
         return self.adapters.has_loads or (self.tiers is not None and self.tiers.has_transfers)
 

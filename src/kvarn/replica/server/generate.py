@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,10 @@ import msgspec
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.costs.decoder import DecoderCosts
+from kvarn.costs.draws import Draws
 from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.errors import AdmissionError
+from kvarn.engine.fast_forward import DecodeRun, Forwarded, decode_run
 from kvarn.engine.memory.block_inventory import BlockPlace
 from kvarn.engine.step_reports import FloorOf
 from kvarn.replica.server.engine_answers import EngineAnswers
@@ -166,6 +169,20 @@ class GenerateService:
         if not output.computed and not output.refused:
             return told
         return [*told, *output.refused, StepOutput(deltas=output.deltas, stats=self._due_stats())]
+
+    def decode_run(self, until_s: float = math.inf, overheads: Draws | None = None) -> DecodeRun | None:
+        """Steps that only decode, for `forward`; see `kvarn.engine.fast_forward`."""
+        if self._adapters is not None or self._prefill_server is not None:
+            return None
+        return decode_run(self._core, until_s, overheads)
+
+    def forward(self, run: DecodeRun, until_s: float = math.inf) -> tuple[Forwarded, StepOutput] | None:
+        """Take the steps of a run that begin before `until_s`, up to the first with which the gauges are due; None
+        where there is none."""
+        forwarded = run.take(until_s, due_s=self._gauges_due_s)
+        if forwarded is None:
+            return None
+        return forwarded, StepOutput(deltas=forwarded.deltas, stats=self._due_stats())
 
     def _poll_adapters(self) -> list[Refused | StepOutput | AdapterChanged | Adapters]:
         """Changes of adapters: the list of adapters comes before the answer to the request for the change."""
