@@ -9,8 +9,9 @@ from pathlib import Path
 from kvarn.planner.errors import PlanError
 from kvarn.planner.request import TrafficRequest
 from kvarn.traffic.conversation import Conversation, ConversationTurn, turns_of
+from kvarn.traffic.entries import TraceError
 from kvarn.traffic.presets import PRESETS, traffic_of
-from kvarn.traffic.trace import Scaling, TraceError, read_trace, scale_trace
+from kvarn.traffic.trace import open_trace
 
 MAX_TURNS = 4000
 """Turns that are looked at: enough for the 99th percentile of their lengths."""
@@ -98,14 +99,6 @@ def preset_profile(name: str, rate_rps: float) -> TrafficRequest:
 def trace_profile(path: Path, rate_rps: float | None) -> TrafficRequest:
     """Recorded traffic, at its own rate or another one. Raises PlanError where it cannot be read."""
     try:
-        requests = scale_trace(read_trace(path, max_requests=MAX_TURNS), Scaling())
+        return profile_of(open_trace(path), rate_rps=rate_rps, source=path.name)
     except TraceError as error:
         raise PlanError(str(error)) from None
-    conversations = (
-        Conversation(
-            begins_s=each.arrival_s or 0.0,
-            turns=(ConversationTurn(segments=each.segments, output_tokens=each.output_tokens),),
-        )
-        for each in requests
-    )
-    return profile_of(conversations, rate_rps=rate_rps, source=path.name)

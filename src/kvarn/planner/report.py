@@ -130,7 +130,7 @@ def _latency_plot(title: str, curves: Curves, value: Callable[[Any], float], tar
     widest = max((x for x, _ in points), default=rate)
     high = 1.15 * max(1000 * target, *(y for _, y in points))
     series = [
-        Series(f"of {curves.candidate}", points, 1),
+        Series(curves.candidate, points, 1),
         Series("target", [(0.0, 1000 * target), (widest, 1000 * target)], 4),
         Series("planned rate", [(rate, 0.0), (rate, high)], 5),
     ]
@@ -210,7 +210,7 @@ def _row(name: str, quantity: Quantity) -> str:
 
 
 def _rejected(plan: Plan) -> str:
-    return _list("What does not do", (f"{each.name}: {each.reason}." for each in plan.rejected))
+    return _list("Refused", (f"{each.name}: {each.reason}." for each in plan.rejected))
 
 
 def _list(title: str, sentences: Iterable[str]) -> str:
