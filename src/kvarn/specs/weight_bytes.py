@@ -99,17 +99,4 @@ def product_bytes(spec: DecoderSpec, place: Place, forms: WeightForms) -> tuple[
 
 def num_parameters(spec: DecoderSpec) -> int:
     """Numbers in the whole model, tied ones counted once."""
-    return sum(each.times * _numbers(each.held) for each in rank_weights(spec, Place()))
-
-
-def _numbers(held: Held) -> int:
-    match held:
-        case LinearSpec():
-            out = sum(each.size for each in held.outputs)
-            return out * (held.inputs.size + held.bias)
-        case Table(rows, size):
-            return rows * size
-        case HeadWeights(heads, out, inputs):
-            return heads * out * inputs
-        case Numbers(count, _, stored):
-            return count if stored is None else stored
+    return sum(each.times * each.parameters for each in rank_weights(spec, Place()))
