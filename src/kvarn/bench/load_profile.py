@@ -7,6 +7,7 @@ when each step began and ended and how long the executor took; the clients tell 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import subprocess
 import sys
@@ -135,7 +136,7 @@ def timed_steps(events: Sequence[Event]) -> list[_Timed]:
 
 def overheads(steps: Sequence[_Timed]) -> list[float]:
     """Seconds that passed from the end of a step to that of the one after it, less the executor's work."""
-    pairs = zip(steps, steps[1:], strict=False)
+    pairs = itertools.pairwise(steps)
     return [after.end_s - before.end_s - after.elapsed_s for before, after in pairs if after.follows]
 
 
