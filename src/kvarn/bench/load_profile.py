@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import socket
 import subprocess
 import sys
@@ -48,7 +49,7 @@ class LoadProfile(msgspec.Struct, kw_only=True):
     answer_s: Distribution
     """Seconds of a request until its first token that no step accounts for."""
     start_s: float
-    """Seconds from the start of the server's process to its first answer."""
+    """Seconds from the start of the engine's process until it is ready."""
     steps: list[StepSample]
 
 
@@ -79,13 +80,14 @@ def profile_under_load(
         folder = Path(name)
         engine = {**settings.get("engine", {}), "schedule_folder": str(folder / "schedules")}
         model = {**settings, "name": "profiled", "engine": engine, "speculation": {"method": "none"}}
-        with _server(model, folder) as (url, start_s):
+        with _server(model, folder) as url:
             target = Target(url=url, model="profiled", vocabulary=vocabulary)
             alone, prompts = _load(target, 0, 1, requests, prompt, output)
             for number, concurrency in enumerate(clients, start=1):
                 _load(target, number, concurrency, requests, prompt, output)
         (path,) = (folder / "schedules").iterdir()
         events = list(read_schedule(path))
+        start_s = _engine_start_s(folder / "serve.log")
     steps = timed_steps(events)
     return LoadProfile(
         overhead_s=distribution(overheads(steps)),
@@ -172,8 +174,8 @@ def distribution(values: Sequence[float]) -> Distribution:
 
 
 @contextlib.contextmanager
-def _server(model: dict[str, Any], folder: Path) -> Iterator[tuple[str, float]]:
-    """A server with this model: its URL, and the seconds until its first answer. Raises `ProfileError`."""
+def _server(model: dict[str, Any], folder: Path) -> Iterator[str]:
+    """A server with this model, by its URL. Raises `ProfileError`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -181,13 +183,13 @@ def _server(model: dict[str, Any], folder: Path) -> Iterator[tuple[str, float]]:
     sections = {"models": [model], "gateway": {"port": port}, "data_dir": str(folder / "data")}
     config.write_text(msgspec.json.encode(sections).decode(), encoding="utf-8")  # JSON is YAML
     url = f"http://127.0.0.1:{port}"
-    began = SYSTEM_CLOCK.now()
+    until_s = SYSTEM_CLOCK.now() + _START_LIMIT_S
     with log.open("wb") as output:
         command = [str(Path(sys.executable).with_name("kvarn")), "serve", "--config", str(config)]
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
-        _await_answer(process, Target(url=url, model="profiled"), log, began + _START_LIMIT_S)
-        yield url, SYSTEM_CLOCK.now() - began
+        _await_answer(process, Target(url=url, model="profiled"), log, until_s)
+        yield url
     finally:
         process.terminate()
         try:
@@ -195,6 +197,14 @@ def _server(model: dict[str, Any], folder: Path) -> Iterator[tuple[str, float]]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _engine_start_s(log: Path) -> float:
+    """Seconds of the engine's start, as the server's log tells them."""
+    told = re.search(r"the engine is ready.* model=profiled .*total_s=([\d.]+)", log.read_text(errors="replace"))
+    if told is None:
+        raise ProfileError("the server's log does not tell how long its engine took to start")
+    return float(told[1])
 
 
 def _await_answer(process: subprocess.Popen[bytes], target: Target, log: Path, until_s: float) -> None:
