@@ -7,7 +7,8 @@ import random
 import re
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.server import serving
+from benchmarks.server import process_tree, serving
 from kvarn.bench.driver import Job
 from kvarn.bench.session import run_job
 from kvarn.bench.target import Target
@@ -166,6 +167,33 @@ CONFIGURATIONS = tuple(
     )
 )
 """Configurations of one load, to be ranked."""
+
+
+@contextmanager
+def priority() -> Iterator[None]:
+    """Have this process and all that it starts run before others, as root may: by their priority within their session,
+    and by their session's (Linux groups processes by session, and compares priorities within a group alone)."""
+    over, raised = threading.Event(), set[int]()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            raise_new()
+
+    def raise_new() -> None:
+        for pid in set(process_tree(os.getpid())) - raised:
+            raised.add(pid)
+            with suppress(ProcessLookupError, FileNotFoundError):  # it has ended
+                os.setpriority(os.PRIO_PROCESS, pid, -20)
+                Path(f"/proc/{pid}/autogroup").write_text("-20", encoding="ascii")
+
+    raise_new()
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def run_real(mix: Mix, path: Path, folder: Path, seconds: float, seed: int) -> Figures:

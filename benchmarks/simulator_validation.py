@@ -4,8 +4,8 @@ server does with them (docs/internals/simulator_accuracy.md).
 A replica is calibrated by `kvarn bench profile`, with a load of its own. Then the mixes of `simulator_mixes` are sent
 to real servers, several times in turn, and played by the simulator: the same requests at the same times.
 
-Usage: kvarn bench profile MODEL -o calibration.json --kv-cache-gib 0.25 --max-context-length 4096
-       python -m benchmarks.simulator_validation --model MODEL --calibration calibration.json
+Usage: python -m benchmarks.models --shape 30m --out FOLDER
+       python -m benchmarks.simulator_validation --model FOLDER/qwen3-30m-shape --calibration calibration.json
 """
 
 from __future__ import annotations
@@ -14,35 +14,62 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.simulator_mixes import CONFIGURATIONS, MIXES, SATURATED, Figures, Mix, kendall_tau, run_real
+from benchmarks.simulator_mixes import (
+    CONFIGURATIONS,
+    CONTEXT,
+    KV_GIB,
+    MIXES,
+    SATURATED,
+    Figures,
+    Mix,
+    kendall_tau,
+    priority,
+    run_real,
+)
 from benchmarks.simulator_mixes import run_simulated as play
 from kvarn.simulator.calibration import read_calibration
 
 PARTS = ("mixes", "saturation", "ranking")
-REAL_TIME_PRIORITY = 30
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare the simulator with real servers.")
     parser.add_argument("--model", required=True, help="directory, hub id or packaged model")
-    parser.add_argument("--calibration", type=Path, required=True, help="what `kvarn bench profile` wrote for it")
+    parser.add_argument(
+        "--calibration", type=Path, required=True, help="file of `kvarn bench profile`; made if missing"
+    )
     parser.add_argument("--seconds", type=float, default=24.0, help="of each run's arrivals")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each mix on the real server")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--only", nargs="+", default=None, help="names of mixes")
     parser.add_argument("--configurations", type=int, default=len(CONFIGURATIONS), help="of those that are ranked")
-    parser.add_argument("--real-time", action="store_true", help="run before all other processes (root only)")
+    parser.add_argument("--priority", action="store_true", help="run before other processes (root only)")
     parser.add_argument("--json", type=Path, help="write all figures")
     options = parser.parse_args()
-    if options.real_time:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(REAL_TIME_PRIORITY))
+    with priority() if options.priority else nullcontext():
+        validate(options)
+
+
+def calibrate(model: str, path: Path) -> None:
+    """Have `kvarn bench profile` measure a replica."""
+    command = [str(Path(sys.executable).with_name("kvarn")), "bench", "profile", model, "-o", str(path)]
+    command += ["--kv-cache-gib", str(KV_GIB), "--max-context-length", str(CONTEXT)]
+    subprocess.run(command, check=True, env=os.environ | {"COLUMNS": "110"})
+
+
+def validate(options: argparse.Namespace) -> None:
+    if not options.calibration.exists():
+        calibrate(options.model, options.calibration)
     replica = read_calibration(options.calibration).replica
     found: dict[str, Any] = {"load_average": os.getloadavg()}
     with TemporaryDirectory(prefix="validation-") as folder:
