@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +87,14 @@ def test_a_folder_and_a_file_are_read_and_their_faults_named(tmp_path: Path) -> 
         find_model(str(folder))
     with pytest.raises(PlanError, match="BertModel"):
         described({"architectures": ["BertModel"], "model_type": "bert"})
+
+
+@pytest.mark.parametrize(
+    "method", [{"quant_method": "bitsandbytes"}, {"quant_method": "awq", "bits": 3}, {"quant_method": "fp8"}]
+)
+def test_a_quantization_that_the_engine_does_not_read_is_refused(method: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match=r"is not supported\. Kvarn reads GPTQ and AWQ"):
+        described({**PUBLISHED["gpt-oss-20b"][0], "quantization_config": method})
 
 
 def test_a_packaged_model_is_found_by_its_name() -> None:

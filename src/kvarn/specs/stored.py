@@ -62,11 +62,13 @@ class StoredQuantization(QuantizationConfig):
 
     @staticmethod
     def of(config: Mapping[str, Any], where: Path) -> StoredQuantization | None:
-        """The part of a config.json; None where weights are plain. Raises CheckpointError."""
+        """The part of a config.json; None where weights are plain. Raises CheckpointError, and
+        UnsupportedQuantizationError for what the engine does not read."""
         found = config.get("quantization_config") or config.get("compression_config")
         if not isinstance(found, dict) or not found:
             return None
         stored = validate(StoredQuantization, found, where)
+        stored.check_supported()
         _ = stored._plain_expression, stored._schemes  # refused here, rather than amid a plan
         return stored
 
