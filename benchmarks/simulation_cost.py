@@ -14,7 +14,7 @@ import gc
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from kvarn.clock.virtual import VirtualClock
@@ -35,6 +35,7 @@ BLOCKS = 30_000
 OUTPUT = 211
 STATISTICS_S = 0.25
 ROOT = root_hash(PrefixScope())
+_UNTIMED = nullcontext()
 
 
 @dataclass
@@ -45,8 +46,14 @@ class Costs:
     counts: dict[str, int] = field(default_factory=dict)
     total_s: float = 0.0
 
+    are_told: bool = True
+    """Whether the parts are timed, which takes time itself."""
+
+    def of(self, what: str) -> AbstractContextManager[None]:
+        return self._timed(what) if self.are_told else _UNTIMED
+
     @contextmanager
-    def of(self, what: str) -> Iterator[None]:
+    def _timed(self, what: str) -> Iterator[None]:
         began = time.process_time()
         yield
         self.seconds[what] = self.seconds.get(what, 0.0) + time.process_time() - began
@@ -59,12 +66,12 @@ class Costs:
 class Player:
     """An engine that always has so many requests."""
 
-    def __init__(self, *, forwards: bool, named: bool, prompt: int, blocks: int = BLOCKS) -> None:
+    def __init__(self, *, forwards: bool, named: bool, prompt: int, timed: bool = False) -> None:
         self.clock = VirtualClock()
-        executor = ModelledExecutor(TIMES, self.clock, num_blocks=blocks, max_context_length=1 << 20)
+        executor = ModelledExecutor(TIMES, self.clock, num_blocks=BLOCKS, max_context_length=1 << 20)
         parts = EngineParts(executor, EngineConfig(), step_time=FixedStepTimes(TIMES), step_log=NoStepLog())
         self.core = EngineCore(parts, self.clock.now)
-        self.costs = Costs()
+        self.costs = Costs(are_told=timed)
         self._forwards, self._named, self._prompt = forwards, named, prompt
         self._due_s = 0.0
 
@@ -130,13 +137,16 @@ def main() -> None:
     print("under way   step  forwarded step  steps at once  statistics  request  request, stepped")
     for concurrency in map(int, arguments.concurrency.split(",")):
         requests = max(arguments.requests, 2 * concurrency)
-        forwarded = best(arguments.rounds, requests, concurrency, forwards=True, named=True, prompt=1155)
-        stepped = best(1, requests, concurrency, forwards=False, named=True, prompt=1155)
+        forwarded, stepped, request, request_stepped = (
+            best(rounds, requests, concurrency, forwards=forwards, named=True, prompt=1155, timed=timed)
+            for rounds, timed in ((1, True), (arguments.rounds, False))
+            for forwards in (True, False)
+        )
         at_once = forwarded.counts["forwarded step"] / forwarded.counts["forward"]
         print(
             f"{concurrency:9} {stepped.each_us('step'):6.0f} {forwarded.each_us('forward') / at_once:15.2f}"
-            f" {at_once:14.1f} {forwarded.each_us('statistics'):11.1f} {forwarded.total_s / requests * 1e6:8.0f}"
-            f" {stepped.total_s / requests * 1e6:17.0f}"
+            f" {at_once:14.1f} {forwarded.each_us('statistics'):11.1f} {request.total_s / requests * 1e6:8.0f}"
+            f" {request_stepped.total_s / requests * 1e6:17.0f}"
         )
     print("\nprompt   request by names   by tokens")
     for prompt in map(int, arguments.prompts.split(",")):
