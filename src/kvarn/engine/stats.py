@@ -16,7 +16,6 @@ from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.engine_stats import STEP_TOKENS, AdapterStats, LookupStats, SessionStats, SpeculationStats, WorkStats
 from kvarn.wire.messages import EngineStats, RefusalReason
 
-
 _NO_LOOKUPS, _NO_SPECULATION = LookupStats(), SpeculationStats()
 
 
