@@ -46,6 +46,7 @@ SMOKE = {
     "run": ("--shape demo --workloads W1", r"W1 +\d.* 0  "),
     "sandboxes": ("--repeats 1 README.md", r"README\.md +\d"),
     "sessions": ("--sessions 3 --strangers 20", r"value .+ \d+\.\d%"),
+    "simulation_cost": ("--concurrency 2 --requests 3 --rounds 1 --prompts 200", r" 2 +\d+ +\d+\.\d\d +\d"),
     "speculation": ("--smoke --streams 1,2", r"draft_model: \d+ proposals"),
     "startup": ("--runs 1", r"first token +\d"),
     "state_changes": ("--rows 1000 --writers 2", r"\| backup \| \d.* 0 \|"),
