@@ -21,28 +21,26 @@ import argparse
 import heapq
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-
-import msgspec
 
 from benchmarks.agent_sessions import PREFIX_TOKENS, VOCABULARY, agents, context_tokens, strangers
 from kvarn.clock.virtual import VirtualClock
 from kvarn.config.engine import EngineConfig
+from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.costs.step_times import StepTimes
 from kvarn.engine.core import EngineCore, EngineParts
-from kvarn.engine.memory.block_inventory import BlockInventory
 from kvarn.engine.memory.block_value import ByValue
 from kvarn.engine.memory.eviction import EvictionOrder, LeastRecentlyUsed
 from kvarn.engine.memory.prefix_cache import PrefixNode
-from kvarn.engine.plan import BlockTransfer, StepPlan, StepResult
 from kvarn.engine.sessions.branch import Branch, TurnEnd
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.shapes import BLOCK_SIZE
+from kvarn.simulator.host_memory import host_memory, move_blocks
 from kvarn.traffic.conversation import Conversation
 from kvarn.traffic.course import DueTurn, first_turn
-from kvarn.wire.messages import KVTierStats, Submit
+from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.wire.sessions import SessionEvent, SessionNews, SessionTurn
 from kvarn.worker.modelled import ModelledExecutor
@@ -50,7 +48,8 @@ from kvarn.worker.modelled import ModelledExecutor
 TIMES = StepTimes(fixed_s=8e-3, prefill_token_s=5e-5, prefill_pair_s=4e-9, decode_row_s=1e-4, decode_token_s=5e-8)
 """Of a GPU's size: 20,000 prompt tokens a second, 8 ms for a step of one sequence."""
 CONTEXT = 1 << 16
-LOAD_BLOCK_S = 1e-4  # of a block from main memory: 2 MB at 20 GB/s
+BLOCK_BYTES = 2 << 20
+LOAD_BLOCK_S = 1e-4  # of a block from main memory, at 20 GB/s
 Order = Callable[[Mapping[int, PrefixNode]], EvictionOrder]
 
 
@@ -83,57 +82,6 @@ class Oracle(Pinned):
         if branch in (Branch.ONCE, Branch.COMMON):
             return -100.0 - (self._as_of_s - self._idle[block][1])
         return 0.0 if branch.active else self._as_of_s - self._next_s.get(branch, math.inf)
-
-
-class MainMemory:
-    """A tier that holds every block that was ever computed."""
-
-    def __init__(self) -> None:
-        self.names: set[bytes] = set()
-
-    def holds(self, name: bytes) -> bool:
-        return name in self.names
-
-    is_loadable = reserve = holds
-
-    def fetch(self, names: Sequence[bytes], tenant: str, scope: bytes) -> None:
-        """Nothing is further away."""
-
-    def fetch_s(self, num_blocks: int) -> float:
-        return 0.0
-
-    def store(self, transfers: Sequence[BlockTransfer], contents: object) -> None: ...
-
-    load = store
-
-    def forget(self, tenant: str) -> None: ...
-
-    def report_to(self, held: BlockInventory | None) -> None: ...
-
-    def stats(self) -> dict[str, KVTierStats]:
-        return {}
-
-    def close(self) -> None: ...
-
-
-class TieredExecutor(ModelledExecutor):
-    """Loads take their time before the step; stores are hidden behind it."""
-
-    def __init__(self, clock: VirtualClock, memory: MainMemory, num_blocks: int) -> None:
-        super().__init__(TIMES.seconds, clock, num_blocks=num_blocks, max_context_length=CONTEXT)
-        self._virtual = clock
-        self._memory = memory
-        self._load_s = 0.0
-
-    def submit(self, plan: StepPlan) -> None:
-        self._memory.names.update(transfer.name for transfer in plan.kv_stores)
-        self._load_s = len(plan.kv_loads) * LOAD_BLOCK_S
-        self._virtual.sleep(self._load_s)
-        super().submit(plan)
-
-    def collect(self) -> StepResult:
-        result = super().collect()
-        return msgspec.structs.replace(result, elapsed_s=result.elapsed_s + self._load_s, transfer_s=self._load_s)
 
 
 @dataclass
@@ -172,8 +120,14 @@ class Run:
     def __init__(self, conversations: list[Conversation], num_blocks: int, order: str) -> None:
         self._clock = VirtualClock()
         self._next_s = next_s = dict[Branch, float]()  # when each conversation comes back
-        memory = MainMemory()
-        executor = TieredExecutor(self._clock, memory, num_blocks)
+        memory = host_memory(KVTiersConfig(host_gib=2048), BLOCK_BYTES)  # it holds every block that was ever computed
+        executor = ModelledExecutor(
+            TIMES.seconds,
+            self._clock,
+            num_blocks=num_blocks,
+            max_context_length=CONTEXT,
+            transfer=lambda plan: move_blocks(memory, plan).loaded * LOAD_BLOCK_S,  # stores are hidden
+        )
         config = EngineConfig(max_waiting_requests=1_000_000, max_waiting_tokens=1_000_000_000)
         eviction = partial(Oracle, next_s=next_s) if order == "oracle" else ORDERS[order]
         connector = memory if order == "tiered" else None
