@@ -78,6 +78,7 @@ class EngineLoop:
         self._stepping = False
         self._run: DecodeRun | None = None
         self._run_began_s = 0.0
+        self._quiet_until_s = 0.0  # nothing is told of the run before then
         self._ticket = 0  # what was asked for with an earlier one is not wanted any more
 
     # Messages --------------------------------------------------------------------------------------------------------
@@ -85,24 +86,24 @@ class EngineLoop:
     def send(self, message: Message) -> None:
         """A message; it is read before the next step."""
         self._inbox.append(message)
-        self._interrupt()
+        self.settle()
         self._wake()
 
     def subscribe(self, *, wanted: bool) -> None:
         """Tell of blocks, all that are there first; or no more."""
-        self._interrupt()
+        self.settle()
         self._publishes = wanted
         self._publisher.subscribe(0, wanted=wanted)
 
     def set_reading(self, reads: bool) -> None:
         """Whether messages get through."""
-        self._interrupt()
+        self.settle()
         self._reads = reads
         self._wake()
 
     def set_hanging(self, hanging: bool) -> None:
         """Have it stand still, or go on: the step under way is told then."""
-        self._interrupt()
+        self.settle()
         self._hanging = hanging
         if not hanging:
             held, self._held = self._held, None
@@ -113,7 +114,7 @@ class EngineLoop:
 
     def change_speed(self) -> None:
         """Have the next step take another time than this one."""
-        self._interrupt()
+        self.settle()
 
     @property
     def has_work(self) -> bool:
@@ -125,12 +126,12 @@ class EngineLoop:
 
     def end(self) -> None:
         """The process ends; what it had begun is lost."""
-        self._interrupt()
+        self.settle()
         self._ticket += 1
 
     def finish(self) -> EngineStats:
         """The simulation is over: read what has come, and give the last statistics."""
-        self._interrupt()
+        self.settle()
         self._take_messages()
         return self.service.stats()
 
@@ -175,7 +176,7 @@ class EngineLoop:
             return
         run = self.service.decode_run(overheads=self._overheads) if self._forwards else None
         if run is not None and len(run.steps) >= _LEAST_RUN:
-            self._run, self._run_began_s = run, self._world.now
+            self._run, self._run_began_s, self._quiet_until_s = run, self._world.now, 0.0
             self._world.at_end(run.ends_s, self._number, self._end_run, self._ticket)
             return
         began = self._clock.now()
@@ -220,7 +221,7 @@ class EngineLoop:
     def catch_up(self) -> None:
         """Tell what would have been told by now: the latest statistics, and the latest blocks."""
         run, now = self._run, self._world.now
-        if run is None or not run.is_current:
+        if run is None or now < self._quiet_until_s or not run.is_current:
             return
         ends_s, service = run.steps.ends_s, self.service
         stats_s = _last_due(ends_s, service.gauges_due_s, service.gauges_every_s, now)
@@ -231,6 +232,9 @@ class EngineLoop:
                 self._listener.take_outputs([StepOutput(deltas=[], stats=stats)])
             if moment == blocks_s:
                 self._publisher.send_due(idle=False)
+        due_s = min(service.gauges_due_s, self._publisher.due_s) if self._publishes else service.gauges_due_s
+        left = run.steps.ends_s
+        self._quiet_until_s = left[min(bisect_left(left, due_s), len(left) - 1)] if left else now
 
     def _take(self, run: DecodeRun, end_s: float) -> list[TokenDelta]:
         """Take the steps of a run that end by then, and tell their tokens."""
@@ -245,8 +249,9 @@ class EngineLoop:
         self.busy_s += sum(elapsed_s[: len(forwarded.ends_s)])
         return forwarded.deltas
 
-    def _interrupt(self) -> None:
-        """Leave the run, if there is one: the step under way is the last before messages are read."""
+    def settle(self) -> None:
+        """Leave the run, if there is one, and tell what has ended: the step under way is the last before messages are
+        read."""
         run, now = self._run, self._world.now
         if run is None:
             return
