@@ -182,7 +182,7 @@ class Deployment:
         replicas, tenant, session = self.set, request.tenant, request.session_name
         return RouteRequest(
             prompt_tokens=len(request.prompt),
-            names=replicas.names(request.prompt, tenant, "") if replicas.reads_names else b"",
+            names=request.prompt.index_names if replicas.reads_names else b"",
             session=f"{tenant}/{session}" if session else "",
         )
 
