@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -96,6 +97,17 @@ def test_layers_with_windows_read_no_more_than_these_and_recurrent_ones_nothing(
     assert plan.model.spec.state_bytes == 36 * 4 * (32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128))
     assert {"states", "snapshots"} <= {part.name for part in plan.parts}
     assert plan.users(16).value == plan.cache.max_num_seqs
+
+
+def test_adapters_take_blocks_of_the_cache() -> None:
+    model, setting = preset("Llama-3.1-8B"), ReplicaSetting(max_context_length=8192)
+    without = plan_memory(model, setting, H100)
+    plan = plan_memory(model, replace(setting, adapters=10), H100)
+    assert plan.adapter_blocks == 10 * -(-41_943_040 * 2 // plan.rank_block_bytes)  # rank 16: no line is filled up
+    assert plan.kv_tokens.value == without.kv_tokens.value - 16 * plan.adapter_blocks
+    assert sum(part.quantity.value for part in plan.parts) == int(0.9 * H100)
+    with pytest.raises(ModelTooLargeError, match=r"10000 adapters of rank 16 .* fewer adapters or a shorter context"):
+        plan_memory(model, replace(setting, adapters=10_000), H100)
 
 
 def planned(name: str, device: int, setting: ReplicaSetting) -> MemoryPlan | None:
