@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from benchmarks.agent_sessions import PREFIX_TOKENS, Conversation, agents, strangers, text
+from benchmarks.agent_sessions import PREFIX_TOKENS, VOCABULARY, agents, context_tokens, strangers
 from kvarn.clock.virtual import VirtualClock
 from kvarn.config.engine import EngineConfig
 from kvarn.config.kv_tiers import KVTiersConfig
@@ -38,6 +38,8 @@ from kvarn.engine.sessions.branch import Branch, TurnEnd
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.simulator.host_memory import host_memory, move_blocks
+from kvarn.traffic.conversation import Conversation
+from kvarn.traffic.course import DueTurn, first_turn
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.wire.sessions import SessionEvent, SessionNews, SessionTurn
@@ -84,9 +86,10 @@ class Oracle(Pinned):
 
 @dataclass
 class Running:
-    conversation: Conversation
-    tokens: list[int]
-    turn: int = 0
+    due: DueTurn
+    number: int  # of its conversation
+    tokens: list[int] = field(default_factory=list)
+    answers: dict[int, list[int]] = field(default_factory=dict)  # by the keys by which later turns repeat them
     sent_s: float = 0.0
     waits: bool = True  # for its first token
 
@@ -136,8 +139,8 @@ class Run:
         self._arrivals: list[tuple[float, int, Running]] = []
         self._live = 0
         self.outcome = Outcome()
-        for each in conversations:
-            self._arrive(each.begins_s, Running(each, text(-1 - each.prefix, PREFIX_TOKENS)))
+        for number, each in enumerate(conversations, start=1):
+            self._arrive(Running(first_turn(each), number))
 
     def finish(self) -> Outcome:
         while self._arrivals or self._core.has_work():
@@ -151,20 +154,22 @@ class Run:
         self.outcome.ends_s = self._clock.now()
         return self.outcome
 
-    def _arrive(self, moment: float, running: Running) -> None:
+    def _arrive(self, running: Running) -> None:
         self._order += 1
-        heapq.heappush(self._arrivals, (moment, self._order, running))
+        heapq.heappush(self._arrivals, (running.due.at_s, self._order, running))
 
     def _send(self, running: Running) -> None:
-        what, turn = running.conversation, running.conversation.turns[running.turn]
-        if running.turn == 0:
-            self._live += len(running.tokens)
-        running.tokens += text(what.number * 1000 + running.turn, turn.new_tokens)
+        due, turn, before = running.due, running.due.turn, len(running.tokens)
+        running.tokens = [
+            token
+            for segment in turn.segments
+            for token in running.answers.get(segment.key) or segment.token_ids(VOCABULARY, 0)
+        ]
         running.sent_s, running.waits = self._clock.now(), True
-        self._live += turn.new_tokens + turn.output_tokens
-        request_id = f"{what.number}-{running.turn}"
+        self._live += len(running.tokens) - before + turn.output_tokens
+        request_id = f"{running.number}-{due.number}"
         self._running[request_id] = running
-        session = SessionTurn(id=what.number.to_bytes(8)) if what.has_session else None
+        session = SessionTurn(id=running.number.to_bytes(8)) if due.conversation.session else None
         sampling = SamplingParams(seed=0, max_tokens=turn.output_tokens)
         self._core.add(
             Submit(request_id=request_id, prompt_token_ids=list(running.tokens), sampling=sampling, session=session)
@@ -173,10 +178,9 @@ class Run:
     def _step(self) -> None:
         for delta in self._core.step().deltas:
             running = self._running[delta.request_id]
-            what = running.conversation
             if running.waits:
                 running.waits = False
-                if running.turn or not what.has_session:
+                if running.due.number or not running.due.conversation.session:
                     self.outcome.ttft_s.append(self._clock.now() - running.sent_s)
                     self.outcome.prompt += len(running.tokens)
                     self.outcome.cached += delta.cached_tokens
@@ -186,26 +190,22 @@ class Run:
                 del self._running[delta.request_id]
 
     def _end_turn(self, running: Running) -> None:
-        what, turn = running.conversation, running.conversation.turns[running.turn]
+        due, turn, name = running.due, running.due.turn, running.number.to_bytes(8)
         self.outcome.live_tokens.append(self._live)
-        running.turn += 1
-        if turn.calls_tools and what.has_session:
-            self._core.take_session_news(
-                SessionNews(
-                    session=what.number.to_bytes(8),
-                    event=SessionEvent.CALLED_TOOLS,
-                    turn=f"{what.number}-{running.turn - 1}",
-                )
-            )
-        ends_s = self._clock.now()
-        if running.turn < len(what.turns):
-            self._arrive(ends_s + turn.gap_s, running)
-        else:
+        if turn.answer_key is not None:
+            running.answers[turn.answer_key] = running.tokens[turn.prompt_tokens :]
+        if turn.is_tool_call:
+            called = SessionNews(session=name, event=SessionEvent.CALLED_TOOLS, turn=f"{running.number}-{due.number}")
+            self._core.take_session_news(called)
+        following = due.answered(self._clock.now())
+        for each in following:
+            running.due = each
+            self._arrive(running)
+        if not following:
             self._live -= len(running.tokens)
-        session = self._core.scheduler.memory.sessions.get(what.number.to_bytes(8))
+        session = self._core.scheduler.memory.sessions.get(name)
         if session is not None:
-            is_over = running.turn == len(what.turns)
-            self._next_s[session.branches[-1]] = math.inf if is_over else ends_s + turn.gap_s
+            self._next_s[session.branches[-1]] = following[0].at_s if following else math.inf
 
 
 ORDERS: dict[str, Order | None] = {
@@ -258,10 +258,10 @@ def main() -> None:
     arguments = parser.parse_args()
     sessions = agents(arguments.sessions, arguments.every_s, arguments.seed)
     alone = resident(sessions)
-    cache_tokens = max(live_tokens(alone) / arguments.oversubscription, *(each.tokens for each in sessions))
+    cache_tokens = max(live_tokens(alone) / arguments.oversubscription, *map(context_tokens, sessions))
     compare("agents", sessions, alone, cache_tokens, (*ORDERS, "oracle"))
     others = strangers(arguments.strangers, 0.4, arguments.seed)
-    half = PREFIX_TOKENS * len({each.prefix for each in others}) / 2
+    half = PREFIX_TOKENS * len({each.turns[0].segments[0].key for each in others}) / 2
     compare("no sessions", others, resident(others), half, ("lru", "value"))
     last = max(each.begins_s for each in sessions)
     both = sessions + [each for each in others if each.begins_s < last]

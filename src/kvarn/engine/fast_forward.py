@@ -70,15 +70,7 @@ class DecodeSteps:
     def __len__(self) -> int:
         return len(self.elapsed_s)
 
-    def first_of(self, count: int) -> DecodeSteps:
-        return self._part(0, count)
-
-    def after(self, count: int) -> DecodeSteps:
-        return self._part(count, len(self))
-
-    def _part(self, begin: int, end: int) -> DecodeSteps:
-        if end - begin == len(self):
-            return self
+    def part(self, begin: int, end: int) -> DecodeSteps:
         return DecodeSteps(
             self.sequences,
             self.first + begin,
@@ -108,10 +100,10 @@ class DecodeRun:
         self._core = core
         self._executor = executor
         self._overheads = overheads
-        self._taken = 0
-        self.steps = steps
-        """Steps that are left."""
         self._mark = core.num_changes
+        self.steps = steps
+        self.taken = 0
+        """Steps that were taken, the first of all."""
 
     @property
     def ends_s(self) -> float:
@@ -121,31 +113,32 @@ class DecodeRun:
     @property
     def is_current(self) -> bool:
         """Whether steps are left and nothing else has happened to the engine: else the run is void."""
-        return len(self.steps) > 0 and self._mark == self._core.num_changes
+        return self.taken < len(self.steps) and self._mark == self._core.num_changes
 
     def take(self, until_s: float = math.inf, due_s: float = math.inf) -> Forwarded | None:
-        """Take the steps that begin before `until_s`, up to the first that ends at `due_s` or later; None where there
-        is none. What passes between the steps that are taken is drawn; what passes after the last is not. Raises
+        """Take the next steps that begin before `until_s`, up to the first that ends at `due_s` or later; None where
+        there is none. What passes between the steps that are taken is drawn; what passes after the last is not. Raises
         `ProtocolError` where the run is void."""
         if not self.is_current:
             raise ProtocolError("something happened to the engine since the run was timed: time another")
-        steps = self.steps
-        count = min(bisect_left(steps.planned_s, until_s), bisect_left(steps.ends_s, due_s, 0, len(steps) - 1) + 1)
-        if not count:
+        steps, begin = self.steps, self.taken
+        end = bisect_left(steps.planned_s, until_s, begin)
+        if due_s < math.inf:
+            end = min(end, bisect_left(steps.ends_s, due_s, begin, len(steps) - 1) + 1)
+        if end == begin:
             return None
-        taken = steps.first_of(count)
+        count, part = end - begin, steps.part(begin, end)
         tokens = [self._executor.next_tokens(_slot(each), each.tokens[-1], count) for each in steps.sequences]
         if self._overheads is not None:
-            self._overheads.skip(count if self._taken else count - 1)
-        self._executor.skip(self._core.scheduler.drain_released(), taken.ends_s[-1])
-        self._core.advance(taken, tokens)
-        self.steps, self._mark = steps.after(count), self._core.num_changes
-        self._taken += count
+            self._overheads.skip(count if begin else count - 1)
+        self._executor.skip(self._core.scheduler.drain_released(), part.ends_s[-1])
+        self._core.advance(part, tokens)
+        self.taken, self._mark = end, self._core.num_changes
         deltas = [
             TokenDelta(request_id=each.request.request_id, index=each.index, token_ids=drawn)
             for each, drawn in zip(steps.sequences, tokens, strict=True)
         ]
-        return Forwarded(deltas, taken.ends_s)
+        return Forwarded(deltas, part.ends_s)
 
 
 def decode_run(core: EngineCore, until_s: float = math.inf, overheads: Draws | None = None) -> DecodeRun | None:
@@ -239,34 +232,34 @@ def advance_blocks(memory: KVCacheManager, steps: DecodeSteps, step_time: StepTi
     learned on the way, since the choice of what goes depends on it. Returns the blocks that were free once each step
     was planned. The sequences have their tokens; their computed tokens are counted here."""
     free: list[int] = []
+    pool, sequences, count = memory.pool, steps.sequences, len(steps)
+    computed = [each.num_computed_tokens for each in sequences]
     learned = 0
-    first_computed = [each.num_computed_tokens for each in steps.sequences]
-    last = len(steps) - 1
-    for sequence in steps.sequences:
+    for sequence in sequences:
         sequence.pending_updates = []
-    for number, published, place in _block_events(first_computed, len(steps)):
-        sequence = steps.sequences[place]
-        free += [memory.pool.num_available] * (number + published - len(free))
-        if number > learned:
+    for number, published, place in _block_events(computed, count):
+        sequence = sequences[place]
+        free += [pool.num_available] * (number + published - len(free))
+        if number > learned and step_time.learns:
             _learn(step_time, steps, learned, number)
             learned = number
         if published:
-            memory.pool.now = steps.ends_s[number]
-            sequence.num_computed_tokens = first_computed[place] + number + 1
+            pool.now = steps.ends_s[number]
+            sequence.num_computed_tokens = computed[place] + number + 1
             memory.publish(sequence)
-            if number < last:
+            if number < count - 1:
                 sequence.pending_updates = []
         else:
-            memory.pool.now = steps.planned_s[number]
-            sequence.num_computed_tokens = first_computed[place] + number
-            end = sequence.num_computed_tokens + 1
+            pool.now = steps.planned_s[number]
+            end = computed[place] + number + 1
+            sequence.num_computed_tokens = end - 1
             if not memory.is_reserved(sequence, end):
                 memory.reserve(sequence, end, [])
                 sequence.pending_updates = []
-    free += [memory.pool.num_available] * (len(steps) - len(free))
-    _learn(step_time, steps, learned, len(steps))
-    for sequence, computed in zip(steps.sequences, first_computed, strict=True):
-        sequence.num_computed_tokens = computed + len(steps)
+    free += [pool.num_available] * (count - len(free))
+    _learn(step_time, steps, learned, count)
+    for sequence, first in zip(sequences, computed, strict=True):
+        sequence.num_computed_tokens = first + count
     return free
 
 

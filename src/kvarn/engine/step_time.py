@@ -62,6 +62,11 @@ class StepTimeModel:
         return cls(expected=[(shape, times.seconds(shape)) for shape in typical_steps()])
 
     @property
+    def learns(self) -> bool:
+        """Whether what it expects changes with what it sees."""
+        return True
+
+    @property
     def is_settled(self) -> bool:
         """Whether the parts of a step's time can be told from each other: by what was expected, or by enough steps."""
         return self._expects or self.is_measured
@@ -169,6 +174,10 @@ class FixedStepTimes(StepTimeModel):
         self.fitted = times
         self._expects = True
         self._largest_prefill = max(shape.prefill_tokens for shape in typical_steps())
+
+    @property
+    def learns(self) -> bool:
+        return False
 
     def observe(self, shape: StepShape, elapsed_s: float) -> None:
         self._samples += 1

@@ -35,6 +35,7 @@ _BUDGETS = {"gpu": (2048, 8192), "cpu": (512, 2048)}
 _SEQUENCES = {"gpu": (256, 1024), "cpu": (32, 256)}
 
 Role = Literal["serve", "prefill", "decode"]
+"""Work of a replica: whole requests, their prompts alone, or their answers alone."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class SizedReplica:
     model: DeviceModel
     times: StepTimes
     error: ErrorBand
-    """Of a step's time."""
+    """Error of a step's time."""
 
     @property
     def kv_tokens(self) -> float:

@@ -118,7 +118,9 @@ class SimulatedReplica:
         self.card = _card(model)
         self._loop = EngineLoop(
             self._world,
-            engine_parts(self.config, model, self._speed, clock, self.store, self._peer),
+            engine_parts(
+                self.config, model, self._speed, clock, self.store, self._peer, learns=self._world.speeds_change
+            ),
             self.card,
             clock,
             self,
@@ -215,6 +217,11 @@ class SimulatedReplica:
         if self._loop is not None:
             self._loop.catch_up()
         return self._stats
+
+    def settle(self) -> None:
+        """Have it tell of every step that has ended."""
+        if self._loop is not None:
+            self._loop.settle()
 
     def send(self, message: Message) -> None:
         """A message from the gateway; it is read before the next step."""

@@ -19,6 +19,7 @@ from kvarn.engine.step_reports import FloorOf
 from kvarn.replica.server.engine_answers import EngineAnswers
 from kvarn.replica.server.prefill.client import PrefillClient
 from kvarn.replica.server.prefill.server import PrefillServer
+from kvarn.wire.block_names import NamedPrompt
 from kvarn.wire.messages import (
     AdapterChanged,
     Adapters,
@@ -254,7 +255,7 @@ def _find_problem(request: Submit, card: ModelCard, *, has_grammars: bool) -> st
         return "this engine keeps answers to no grammar"
     if not all(card.has_tokens(drawn or ()) for drawn in request.resume_token_ids):
         return f"resume_token_ids must be in 0 to {card.vocab_size - 1}"
-    if not card.has_tokens(request.prompt_token_ids):
+    if not isinstance(request.prompt_token_ids, NamedPrompt) and not card.has_tokens(request.prompt_token_ids):
         return f"prompt_token_ids must be in 0 to {card.vocab_size - 1}"
     allowed = request.sampling.allowed_token_ids
     if allowed is not None and not any(0 <= token < card.vocab_size for token in allowed):
