@@ -12,6 +12,7 @@ something looks at the engine or happens to it. Nobody can tell the difference::
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
@@ -77,7 +78,8 @@ class EngineLoop:
         self._held: Sequence[object] | None = None  # outcome of a step that ended while it stood still
         self._stepping = False
         self._run: DecodeRun | None = None
-        self._quiet_until_s = 0.0  # nothing is told of the run before then
+        self.quiet_until_s = math.inf
+        """Time before which `catch_up` has nothing to tell."""
         self._ticket = 0  # what was asked for with an earlier one is not wanted any more
 
     # Messages --------------------------------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ class EngineLoop:
             return
         run = self.service.decode_run(overheads=self._overheads) if self._forwards else None
         if run is not None and len(run.steps) >= _LEAST_RUN:
-            self._run, self._quiet_until_s = run, 0.0
+            self._run, self.quiet_until_s = run, 0.0
             self._world.at_end(run.ends_s, self._number, self._end_run, self._ticket)
             return
         began = self._clock.now()
@@ -220,7 +222,10 @@ class EngineLoop:
     def catch_up(self) -> None:
         """Tell what would have been told by now: the latest statistics, and the latest blocks."""
         run, now = self._run, self._world.now
-        if run is None or now < self._quiet_until_s or not run.is_current:
+        if run is None or now < self.quiet_until_s:
+            return
+        if not run.is_current:
+            self.quiet_until_s = math.inf
             return
         ends_s, service = run.steps.ends_s, self.service
         stats_s = _last_due(ends_s, run.taken, service.gauges_due_s, service.gauges_every_s, now)
@@ -234,7 +239,7 @@ class EngineLoop:
             if moment == blocks_s:
                 self._publisher.send_due(idle=False)
         due_s = min(service.gauges_due_s, self._publisher.due_s) if self._publishes else service.gauges_due_s
-        self._quiet_until_s = ends_s[min(bisect_left(ends_s, due_s, run.taken), len(ends_s) - 1)]
+        self.quiet_until_s = ends_s[min(bisect_left(ends_s, due_s, run.taken), len(ends_s) - 1)]
 
     def _take(self, run: DecodeRun, end_s: float) -> list[TokenDelta]:
         """Take the steps of a run that end by then, and tell their tokens."""

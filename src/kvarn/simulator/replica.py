@@ -214,8 +214,9 @@ class SimulatedReplica:
     @property
     def stats(self) -> EngineStats:
         """The latest statistics that have come."""
-        if self._loop is not None:
-            self._loop.catch_up()
+        loop = self._loop
+        if loop is not None and loop.quiet_until_s <= self._world.clock.now():
+            loop.catch_up()
         return self._stats
 
     def settle(self) -> None:
