@@ -174,8 +174,8 @@ class RolloutPlan(Section):
     error_rate: float = Field(0.0, ge=0, le=1)
     """Share of its requests that the new version cannot begin to answer."""
 
-    rollout: RolloutConfig = RolloutConfig()
-    """Steps and gates. See docs/guides/rollouts.md."""
+    rollout: RolloutConfig | None = None
+    """Steps and gates. Default: the configuration's. See docs/guides/rollouts.md."""
 
 
 class Scenario(Section):
