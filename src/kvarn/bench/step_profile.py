@@ -112,6 +112,16 @@ def errors_by_region(times: StepTimes, samples: Sequence[tuple[str, StepSample]]
     ]
 
 
+def spread(samples: Sequence[StepSample], most: int = 40) -> list[StepSample]:
+    """As many samples of steps that are rare as of those that are frequent: at most `most` of about the same sizes."""
+    found: dict[tuple[int, ...], list[StepSample]] = {}
+    for sample in samples:
+        shape = sample.shape
+        sizes = (shape.prefill_tokens, shape.decode_rows, shape.decode_context)
+        found.setdefault(tuple(size.bit_length() for size in sizes), []).append(sample)
+    return [sample for own in found.values() for sample in own[:: -(-len(own) // most)]]
+
+
 def region_of(shape: StepShape) -> str:
     """The region of a step that was seen under load."""
     case = StepCase(rows=shape.decode_rows, proposals=shape.proposals, prompt=shape.prefill_tokens)
