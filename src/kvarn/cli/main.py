@@ -18,6 +18,7 @@ from kvarn.fleet.launch.engine_process import EngineProcess
 _COMMANDS = {
     "serve": ("options", "Serve models behind an OpenAI-compatible API."),
     "bench": ("bench", "Measure latency and throughput of an OpenAI-compatible server."),
+    "plan": ("plan", "Plan devices, replicas and cost for a model, its traffic and its targets."),
     "simulate": ("simulate", "Simulate a deployment under traffic, on devices that are not there."),
     "chat": ("client", "Chat with a model of a running server."),
     "complete": ("client", "Continue a text with a model of a running server."),
@@ -35,6 +36,10 @@ _COMMANDS = {
     "keys": ("administration.keys", "Create, list and revoke API keys."),
     "tenants": ("administration.tenants", "Manage organisations."),
     "usage": ("administration.usage", "Show usage and its cost."),
+    "export-trace": (
+        "administration.export_trace",
+        "Export recorded requests as a trace: times and lengths, no texts.",
+    ),
     "prompts": ("administration.prompts", "Show stored prompts of projects that allow it."),
     "meter": ("administration.meter", "Build the billing tables from the usage events in Kafka."),
     "backup": ("administration.backup", "Back up the database and the contents of files, while servers run."),

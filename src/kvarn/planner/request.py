@@ -75,6 +75,9 @@ class MoneyRequest(Section):
     prices: dict[str, Positive] = Field(default_factory=dict)
     """Dollars an hour for one device, by its name, in place of the table's."""
 
+    owned: bool = False
+    """Count devices as bought, by their list prices, in place of rent."""
+
     services_share: Annotated[float, Field(ge=0, le=5)] = 0.4
     """Egress, storage, load balancers and the rest, as a part of the devices' price."""
 
@@ -102,6 +105,9 @@ class Choices(Section):
 
     host_gib: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Main memory of a replica for blocks that its cache gives up, in GiB; 0: none."""
+
+    headroom: Annotated[float, Field(ge=0, le=0.9)] = 0.2
+    """Part of a deployment's capacity that stays free: for the error of the plan, and for a replica that restarts."""
 
     max_devices: Annotated[int, Field(ge=1, le=1_000_000)] = 100_000
     """Devices in all, at most."""

@@ -16,10 +16,12 @@ from pydantic import Field, PlainSerializer, PlainValidator, ValidationError, Wi
 
 from kvarn.config.load import explain_errors
 from kvarn.config.model import ModelConfig
+from kvarn.config.rollout import RolloutConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
 from kvarn.config.yaml import parse_yaml
 from kvarn.costs.replica_model import ReplicaModel
+from kvarn.replica.server.generate import GAUGES_EVERY_S
 from kvarn.traffic.arrivals import ArrivalPattern
 from kvarn.traffic.presets import PRESETS
 from kvarn.traffic.trace import TraceFormat
@@ -67,6 +69,9 @@ class TrafficConfig(Section):
 
     trace_format: TraceFormat = "auto"
     """Format of that file."""
+
+    length_scale: float = Field(1.0, gt=0)
+    """Factor of the lengths in that file; shared beginnings stay."""
 
     rate: float | None = Field(None, gt=0)
     """Requests a second on average. Default: as recorded, or 1."""
@@ -139,6 +144,28 @@ class FaultConfig(Section):
         return self
 
 
+class RolloutPlan(Section):
+    """A new version of a model, which takes over from the one that serves by a rollout."""
+
+    model: str = ""
+    """The model. Default: the first."""
+
+    at_s: float = Field(0.0, ge=0)
+    """Seconds after the start."""
+
+    replica: ModelledReplica | None = None
+    """Modelled replica of the new version. Default: the model's."""
+
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings in which the new version differs, in the shape of the configuration's `models[]`."""
+
+    error_rate: float = Field(0.0, ge=0, le=1)
+    """Share of its requests that the new version cannot begin to answer."""
+
+    rollout: RolloutConfig = RolloutConfig()
+    """Steps and gates. See docs/guides/rollouts.md."""
+
+
 class Scenario(Section):
     """A simulation's inputs, but for conversations that are passed in."""
 
@@ -158,6 +185,9 @@ class Scenario(Section):
     faults: tuple[FaultConfig, ...] = ()
     """Faults to cause."""
 
+    rollouts: tuple[RolloutPlan, ...] = ()
+    """New versions to roll out."""
+
     seed: int = Field(0, ge=0, lt=1 << 63)
     """Seed of all that is drawn."""
 
@@ -166,6 +196,12 @@ class Scenario(Section):
 
     drain_s: float = Field(600.0, ge=0)
     """Seconds after `duration_s` at most; requests that are not answered by then have failed."""
+
+    stats_interval_s: float = Field(GAUGES_EVERY_S, gt=0)
+    """Seconds between two statistics of an engine at work. Default: as engines have it."""
+
+    fast_forward: bool = True
+    """Take steps that only decode together. The outcome is the same."""
 
     client_timeout_s: float | None = Field(None, gt=0)
     """Seconds after which a client leaves that has no answer yet. Default: it waits."""
@@ -184,7 +220,9 @@ class Scenario(Section):
                 raise ValueError(f"`replicas` names {name!r}, which is not among the models")
         for asked in [*(each.model for each in self.traffic), *(each.model for each in self.faults)]:
             if asked and asked not in names:
-                raise ValueError(f"traffic or a fault names the model {asked!r}: name one of {', '.join(names)}")
+                raise ValueError(
+                    f"traffic, a fault or a rollout names the model {asked!r}: name one of {', '.join(names)}"
+                )
         return self
 
     def changed(self, settings: Iterable[str]) -> Scenario:

@@ -12,8 +12,10 @@ import msgspec
 from kvarn.simulator.scenario import ScenarioError, TrafficConfig
 from kvarn.traffic.arrivals import ArrivalPattern, arrivals
 from kvarn.traffic.conversation import Conversation, ConversationTurn, Traffic
+from kvarn.traffic.entries import TraceError
 from kvarn.traffic.presets import traffic_of
-from kvarn.traffic.trace import Scaling, TraceError, read_trace, scale_trace
+from kvarn.traffic.replay import replay
+from kvarn.traffic.scaling import Scaling
 from kvarn.traffic.workload import Segment
 
 
@@ -24,7 +26,7 @@ def conversations(config: TrafficConfig, seed: str, duration_s: float) -> Traffi
     number = chance.getrandbits(32)
     pattern = ArrivalPattern.parse(config.pattern)
     if config.trace is not None:
-        found = _recorded(config, Path(config.trace))
+        found = _recorded(config, number, duration_s)
     elif config.preset is not None:
         found = traffic_of(config.preset, rps=config.rate or 1.0, duration_s=duration_s, seed=number, pattern=pattern)
     else:
@@ -55,13 +57,18 @@ def _between(bounds: tuple[int, int], chance: random.Random) -> int:
     return low + int(chance.random() * (high - low + 1))
 
 
-def _recorded(config: TrafficConfig, path: Path) -> Iterator[Conversation]:
+def _recorded(config: TrafficConfig, seed: int, duration_s: float) -> Traffic:
+    assert config.trace is not None, "it names a trace"
+    pattern = None if config.pattern == "poisson" else ArrivalPattern.parse(config.pattern)
     try:
-        entries = read_trace(path, config.trace_format, config.max_requests)
-    except TraceError as error:
+        yield from replay(
+            Path(config.trace),
+            config.trace_format,
+            scaling=Scaling(length=config.length_scale),
+            rps=config.rate,
+            pattern=pattern,
+            duration_s=duration_s,
+            seed=seed,
+        )
+    except (TraceError, ValueError) as error:
         raise ScenarioError(str(error)) from None
-    last = entries[-1].arrival_s
-    factor = 1.0 if config.rate is None or not last else len(entries) / config.rate / last
-    for request in scale_trace(entries, Scaling(time=factor)):
-        turn = ConversationTurn(segments=request.segments, output_tokens=max(1, request.output_tokens))
-        yield Conversation(begins_s=request.arrival_s or 0.0, turns=(turn,))
