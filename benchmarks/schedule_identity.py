@@ -23,13 +23,14 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="directory of a checkpoint")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each mix")
     parser.add_argument("--only", nargs="+", help="names of mixes")
+    parser.add_argument("--methods", nargs="+", choices=("none", "ngram"), default=("none", "ngram"))
     options = parser.parse_args()
     print("| mix | speculation | engines | requests | steps | alike | tokens | cached | preemptions |")
     print("|---|---|---|---|---|---|---|---|---|")
     for mix in MIXES:
         if options.only is not None and mix.name not in options.only:
             continue
-        for method in ("none", "ngram"):
+        for method in options.methods:
             with TemporaryDirectory(prefix="identity-") as name:
                 folder = Path(name)
                 recording = replace(

@@ -55,15 +55,21 @@ def main() -> None:
     parser.add_argument("--configurations", type=int, default=len(CONFIGURATIONS), help="of those that are ranked")
     parser.add_argument("--priority", action="store_true", help="run before other processes (root only)")
     parser.add_argument("--json", type=Path, help="write all figures")
+    parser.add_argument("--smoke", action="store_true", help="little of each: the figures say nothing")
     options = parser.parse_args()
+    if options.smoke:
+        options.seconds, options.rounds, options.parts = 1.0, 1, ("mixes",)
     with priority() if options.priority else nullcontext():
         validate(options)
 
 
-def calibrate(model: str, path: Path) -> None:
+def calibrate(model: str, path: Path, *, smoke: bool = False) -> None:
     """Have `kvarn bench profile` measure a replica."""
     command = [str(Path(sys.executable).with_name("kvarn")), "bench", "profile", model, "-o", str(path)]
     command += ["--kv-cache-gib", str(KV_GIB), "--max-context-length", str(CONTEXT)]
+    command += (
+        ["--rounds", "1", "--batch", "2", "--context", "65", "--clients", "2", "--requests", "4"] if smoke else []
+    )
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -79,7 +85,7 @@ def validate(options: argparse.Namespace) -> None:
             folder, path = Path(name), options.calibration
             if path is None:
                 path = folder / "calibration.json"
-                calibrate(options.model, path)
+                calibrate(options.model, path, smoke=options.smoke)
             replica = read_calibration(path).replica
             for part, mixes in chosen.items():
                 if part == "ranking" and number:

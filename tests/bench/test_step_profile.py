@@ -17,10 +17,18 @@ from kvarn.bench.step_profile import (
 from kvarn.costs.step_times import StepShape, StepTimes
 from kvarn.worker.modelled import ModelledExecutor
 
-KNOWN = StepTimes(fixed_s=2e-3, prefill_token_s=1.3e-4, prefill_pair_s=1e-7, decode_row_s=1e-4, decode_token_s=4e-7)
+KNOWN = StepTimes(
+    fixed_s=2e-3,
+    prefill_token_s=1.3e-4,
+    prefill_pair_s=1e-7,
+    decode_row_s=1e-4,
+    decode_token_s=4e-7,
+    further_row_s=6e-5,
+    further_token_s=3e-5,
+)
 
 
-def timed(seconds, rounds: int = 2, max_seqs: int = 64, context: int = 8192):
+def timed(seconds, rounds: int = 2, max_seqs: int = 128, context: int = 8192):
     cases = designed_cases(max_seqs, context)
     executor = ModelledExecutor(seconds, num_blocks=blocks_for(cases), max_context_length=context)
     return list(time_steps(executor, cases, 4096, rounds))

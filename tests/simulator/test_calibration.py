@@ -9,6 +9,7 @@ import pytest
 
 from kvarn.costs.replica_model import Distribution, ReplicaModel
 from kvarn.costs.step_times import StepTimes
+from kvarn.simulator import ScenarioError
 from kvarn.simulator.calibration import (
     Calibration,
     CalibrationError,
@@ -17,6 +18,7 @@ from kvarn.simulator.calibration import (
     scheduler_hash,
     write_calibration,
 )
+from kvarn.simulator.scenario import scenario_of
 
 REPLICA = ReplicaModel(
     step_times=StepTimes(fixed_s=1e-3),
@@ -56,6 +58,17 @@ def test_one_of_other_scheduling_code_is_refused_unless_it_is_accepted(tmp_path:
     assert read_calibration(path, any_scheduler=True).replica == REPLICA
 
 
+def test_a_scenario_takes_a_calibration_of_this_code_and_refuses_others(tmp_path: Path):
+    path = tmp_path / "calibration.json"
+    raw = {"config": {"models": [{"name": "m", "path": "m"}]}, "replicas": {"m": "calibration.json"}}
+    write_calibration(calibration(), path)
+    assert scenario_of(raw, tmp_path, "test").replicas["m"] == REPLICA
+    write_calibration(calibration(scheduler="other"), path)
+    with pytest.raises(ScenarioError, match="--any-scheduler"):
+        scenario_of(raw, tmp_path, "test")
+    assert scenario_of(raw | {"any_scheduler": True}, tmp_path, "test").replicas["m"] == REPLICA
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"format": 1}', b"[]"])
 def test_what_is_none_is_refused(tmp_path: Path, content: bytes):
     path = tmp_path / "calibration.json"
@@ -68,6 +81,6 @@ def test_what_is_none_is_refused(tmp_path: Path, content: bytes):
 
 def test_another_format_is_refused(tmp_path: Path):
     path = tmp_path / "calibration.json"
-    path.write_bytes(msgspec.json.encode(calibration(format="kvarn-calibration-0")))
+    path.write_bytes(msgspec.json.encode(calibration(format="kvarn-calibration/0")))
     with pytest.raises(CalibrationError, match="format"):
         read_calibration(path)

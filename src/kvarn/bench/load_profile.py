@@ -1,4 +1,4 @@
-"""What a server adds to its engine's steps: the time between them, and the time around them.
+"""Measurement of a server under load: the time between its engine's steps, and the time around them.
 
 A server is started with a record of its engine's schedule and loaded by several numbers of clients. The record tells
 when each step began and ended and how long the executor took; the clients tell when they had their first tokens.

@@ -50,7 +50,7 @@ def profile(
     path: Annotated[str, Argument(metavar="MODEL", help="Directory, hub id or packaged model.")] = "kvarn-demo",
     output: Annotated[Path, Option("--output", "-o", help="File of the calibration.")] = Path("calibration.json"),
     rounds: Annotated[int, Option(min=1, help="Times that each designed step is measured.")] = 5,
-    batch: Annotated[int, Option(min=1, help="Largest decode batch of the designed steps.")] = 64,
+    batch: Annotated[int, Option(min=1, help="Largest decode batch of the designed steps.")] = 128,
     context: Annotated[
         int | None, Option(min=65, help="Longest context of the designed steps.", show_default="4096, or the model's")
     ] = None,
