@@ -1,0 +1,82 @@
+// The plan in words, and the data of its charts.
+import { bytes, count, duration, money, number, percent, withUnit } from "../../lib/format";
+import type { SentenceData } from "../../frame/head";
+import type { Candidate, Part, Plan, Quantity } from "./types";
+import type { Question } from "./state";
+
+/** A quantity's value with its unit. */
+export function valueText({ value, unit }: Quantity): string {
+  if (unit === "bytes") return bytes(value);
+  if (unit === "$" || unit === "USD") return money(value);
+  if (unit.startsWith("$/") || unit.startsWith("USD/")) return `${money(value)}${unit.slice(unit.indexOf("/"))}`;
+  return withUnit(value, unit);
+}
+
+/** `± 12 %`, `exact`, or empty where the error is not known. */
+export function errorText({ error }: Quantity): string {
+  if (error === null || error === undefined) return "";
+  return error === 0 ? "exact" : `± ${percent(error)}`;
+}
+
+export const sumOf = (parts: Part[]): number => parts.reduce((sum, part) => sum + part.quantity.value, 0);
+
+/** The candidate that the address names, else the first. */
+export const picked = (plan: Plan, name: string): Candidate | undefined => plan.candidates.find((each) => each.name === name) ?? plan.candidates[0];
+
+/** Who serves what for how much, in a sentence; or why nothing does. */
+export function planSentence(plan: Plan, asked: Question): SentenceData {
+  const best = plan.candidates[0];
+  const traffic = `${number(asked.rate)} requests/s of ${plan.model}`;
+  if (!best) {
+    const why = plan.rejected[0];
+    return { level: "bad", text: `Nothing that was considered serves ${traffic} within the targets${why ? `: ${why.name}: ${withoutDot(why.reason)}` : ""}.` };
+  }
+  const cost = `${money(best.money.total.value)} an hour, ${money(best.money.per_million_tokens.value)} for a million tokens`;
+  const held = `TTFT p${number(100 * asked.percentile)} ${duration(best.ttft.value)} of ${duration(asked.ttft)}, TPOT ${duration(best.tpot.value)} of ${duration(asked.tpot)}`;
+  return { level: "good", text: `${deviceText(best)} ${best.devices === 1 ? "serves" : "serve"} ${traffic} for ${cost}; ${held}.` };
+}
+
+const withoutDot = (text: string): string => text.replace(/\.$/, "");
+
+/** `2 × h100`. */
+export function deviceText(of: Candidate): string {
+  return `${number(of.devices)} × ${of.layout.device}`;
+}
+
+/** How the replicas are made: `TP 2, 3 replicas, int8 weights, fp8 cache`. */
+export function layoutText({ layout, pools }: Candidate): string {
+  const parts = [
+    layout.tensor_parallel > 1 ? `TP ${layout.tensor_parallel}` : "",
+    layout.pipeline_parallel > 1 ? `PP ${layout.pipeline_parallel}` : "",
+    layout.expert_parallel ? "experts divided" : "",
+    pools.map((pool) => `${count(pool.replicas, "replica")}${pool.role === "serve" ? "" : ` (${pool.role})`}`).join(" + "),
+    layout.weights === "plain" ? "" : `${layout.weights} weights`,
+    layout.kv_dtype === "bfloat16" ? "" : `${layout.kv_dtype} cache`,
+    layout.host_gib ? `${number(layout.host_gib)} GiB of blocks in main memory` : "",
+  ];
+  return parts.filter(Boolean).join(", ");
+}
+
+export interface BreakEven {
+  /** Tokens a day, rising. */
+  tokens: number[];
+  own: number[];
+  api: number[];
+  /** Tokens a day at the plan's rate. */
+  now: number;
+}
+
+const SECONDS_A_DAY = 86400;
+const STEPS = 40;
+
+/** Dollars a day over tokens a day: these devices cost the same however many come, up to what they are for; the API by the token. */
+export function breakEven(of: Candidate, asked: Question): BreakEven | null {
+  const point = of.money.break_even_tokens_per_day;
+  const hour = of.money.api_hour;
+  if (!point || !hour) return null;
+  const now = asked.rate * (asked.input + asked.output) * SECONDS_A_DAY;
+  const perToken = (hour.value * 24) / now;
+  const end = Math.max(now, point.value) * 1.25;
+  const tokens = Array.from({ length: STEPS + 1 }, (_, index) => (end * index) / STEPS);
+  return { tokens, now, own: tokens.map(() => of.money.total.value * 24), api: tokens.map((each) => each * perToken) };
+}
