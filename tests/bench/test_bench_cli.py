@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from kvarn.bench.plots import Frame, Series, cumulative, line_plot, thin, ticks
+from kvarn.charts.plots import Frame, Series, cumulative, line_plot, thin, ticks
 from kvarn.cli.bench import app
 
 COMMAND = [sys.executable, "-c", "from kvarn.cli.bench import app; app(prog_name='kvarn bench')"]

@@ -4,45 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from html import escape
 from typing import Any
 
 import numpy as np
 
 from kvarn.bench.driver import Outcome
 from kvarn.bench.export import environment
-from kvarn.bench.plots import Frame, Points, Series, cumulative, line_plot, scatter_plot
 from kvarn.bench.records import Record
 from kvarn.bench.summary import Distribution, Slo, Summary, concurrency_steps
 from kvarn.bench.table import figures, latencies, milliseconds
-
-STYLE = """
-:root { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --rule: #d8dee4; --page: #ffffff; --card: #f6f8fa;
-  --t1: #0969da; --t2: #bc4c00; --t3: #8250df; --bad: #cf222e; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9198a1; --rule: #30363d; --page: #0d1117;
-  --card: #161b22; --t1: #58a6ff; --t2: #f0883e; --t3: #bc8cff; --bad: #ff7b72; } }
-* { box-sizing: border-box; }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
-  margin: 0 auto; padding: 2rem 1rem; max-width: 1320px; }
-h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-p.when { color: var(--soft); margin: .2rem 0 1.5rem; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: .75rem; }
-.tile { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: .75rem 1rem; }
-.tile b { display: block; font-size: 1.45rem; font-variant-numeric: tabular-nums; } .tile span { color: var(--soft); }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 1rem; }
-figure { margin: 0; border: 1px solid var(--rule); border-radius: 8px; padding: .75rem; }
-figcaption small { color: var(--soft); } svg { width: 100%; height: auto; display: block; }
-.grid { stroke: var(--rule); stroke-width: 1; } .tick, .axis { fill: var(--soft); font: 11px system-ui, sans-serif; }
-.line { fill: none; stroke: var(--tone); stroke-width: 2; stroke-linejoin: round; }
-.dot { fill: var(--tone); opacity: .7; }
-.tone-1 { --tone: var(--t1); } .tone-2 { --tone: var(--t2); } .tone-3 { --tone: var(--t3); }
-.tone-4 { --tone: var(--bad); }
-.key { margin-left: .75rem; white-space: nowrap; } .key::before { content: ""; display: inline-block;
-  width: .7em; height: .7em; border-radius: 2px; background: var(--tone); margin-right: .35em; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { border-bottom: 1px solid var(--rule); padding: .3rem .8rem; text-align: right; }
-th:first-child, td:first-child, table.plain td { text-align: left; } th { color: var(--soft); font-weight: 500; }
-"""
+from kvarn.charts.page import page, pairs, tiles
+from kvarn.charts.plots import Frame, Points, Series, cumulative, line_plot, scatter_plot
 
 
 def html_report(outcome: Outcome, summary: Summary, parameters: Mapping[str, Any], title: str) -> str:
@@ -51,32 +23,28 @@ def html_report(outcome: Outcome, summary: Summary, parameters: Mapping[str, Any
     when = datetime.fromtimestamp(outcome.started_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     slo = summary.goodput.slo if summary.goodput else Slo()
     plots = "".join((*_distributions(good), *_timelines(outcome.records, good, summary.duration_s), _ttft(good, slo)))
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
-        f'<h1>{escape(title)}</h1><p class="when">{when}{" (interrupted)" if summary.interrupted else ""}</p>'
-        f'<div class="tiles">{_tiles(summary)}</div>'
-        f"<h2>Latency, ms</h2>{_latency_table(summary)}"
-        f'<h2>Figures</h2>{_pairs(figures(summary))}<h2>Plots</h2><div class="plots">{plots}</div>'
-        f"{_errors(outcome.records)}<h2>Parameters</h2>{_pairs(_texts(parameters))}"
-        f"<h2>Environment of the load generator</h2>{_pairs(_texts(environment()))}</body></html>\n"
+    body = (
+        f"{_tiles(summary)}<h2>Latency, ms</h2>{_latency_table(summary)}"
+        f'<h2>Figures</h2>{pairs(figures(summary))}<h2>Plots</h2><div class="plots">{plots}</div>'
+        f"{_errors(outcome.records)}<h2>Parameters</h2>{pairs(_texts(parameters))}"
+        f"<h2>Environment of the load generator</h2>{pairs(_texts(environment()))}"
     )
+    return page(title, f"{when}{' (interrupted)' if summary.interrupted else ''}", body)
 
 
 def _tiles(summary: Summary) -> str:
-    tiles = [
+    shown = [
         (f"{summary.output_tokens_per_s:,.1f}", "output tokens/s"),
         (f"{summary.requests_per_s:,.2f}", "requests/s"),
         (_median(summary.ttft_ms), "TTFT p50, ms"),
         (_median(summary.tpot_ms), "TPOT p50, ms"),
     ]
     if summary.goodput is not None:
-        tiles.append((f"{summary.goodput.ratio:.1%}", "goodput"))
+        shown.append((f"{summary.goodput.ratio:.1%}", "goodput"))
     if summary.cached_ratio is not None:
-        tiles.append((f"{summary.cached_ratio:.1%}", "prompt tokens cached"))
-    tiles.append((str(summary.failed), "failed requests"))
-    return "".join(f'<div class="tile"><b>{value}</b><span>{name}</span></div>' for value, name in tiles)
+        shown.append((f"{summary.cached_ratio:.1%}", "prompt tokens cached"))
+    shown.append((str(summary.failed), "failed requests"))
+    return tiles(shown)
 
 
 def _latency_table(summary: Summary) -> str:
@@ -164,12 +132,7 @@ def _errors(records: Sequence[Record]) -> str:
         return ""
     common = sorted(counts.items(), key=lambda item: -item[1])[:50]
     rows = [(f"{kind} ({count})", message) for (kind, message), count in common]
-    return f"<h2>Errors</h2>{_pairs(rows)}"
-
-
-def _pairs(rows: Sequence[tuple[str, str]]) -> str:
-    cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
-    return f'<div class="scroll"><table class="plain">{cells}</table></div>'
+    return f"<h2>Errors</h2>{pairs(rows)}"
 
 
 def _texts(values: Mapping[str, Any]) -> list[tuple[str, str]]:

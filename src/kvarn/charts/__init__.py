@@ -1,0 +1,1 @@
+"""Reports as HTML pages: one file each, plots as inline SVG, no scripts, no network."""
