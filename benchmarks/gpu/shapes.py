@@ -11,11 +11,11 @@ import torch
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.weights import Quantization
 from kvarn.models.decoder import Decoder
-from kvarn.models.families.decoder_spec import decoder_spec
-from kvarn.models.families.hf_config import DecoderConfig
 from kvarn.models.loading.weights import WeightLoader
 from kvarn.models.parallel import Parallel
 from kvarn.shapes import KvDtype
+from kvarn.specs.families.decoder_spec import decoder_spec
+from kvarn.specs.families.hf_config import DecoderConfig
 from kvarn.text.json_file import validate
 
 

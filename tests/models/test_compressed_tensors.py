@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 from kvarn.kernels.backend import torch_kernels
-from kvarn.models.errors import CheckpointError, WeightShapeError
 from kvarn.models.formats import weight_format
 from kvarn.models.loading.checkpoint import Checkpoint
 from kvarn.models.loading.weights import WeightLoader
-from kvarn.models.parallel import Parallel, Shard
+from kvarn.models.parallel import Parallel
+from kvarn.specs.errors import CheckpointError, WeightShapeError
+from kvarn.specs.place import Shard
 
 VOCAB, HIDDEN = 40, 64
 EIGHT_BITS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "group_size": None}

@@ -16,7 +16,7 @@ from kvarn.kernels.batch import PagedBatch
 from kvarn.models import Decoder, load_model
 from kvarn.models.decoder import HiddenStates
 from kvarn.models.eagle import load_eagle_head
-from kvarn.models.errors import UnsupportedModelError, WeightShapeError
+from kvarn.specs.errors import UnsupportedModelError, WeightShapeError
 from tiny_checkpoints import make_decoder
 
 TOKENS = 21

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from kvarn.models import load_model
-from kvarn.models.families.hf_config import DecoderConfig
+from kvarn.specs.families.hf_config import DecoderConfig
 from logs import of_kvarn
 from oracles import assert_same_logits, change_config
 

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from kvarn.kernels.errors import KernelError
 from kvarn.models import Decoder, UnsupportedModelError, load_model
 from kvarn.models.encoders.config import ENCODERS
-from kvarn.models.errors import CheckpointError, MissingWeightError, WeightShapeError
-from kvarn.models.families.table import FAMILIES
 from kvarn.shapes.attention import GroupedDimensions
+from kvarn.specs.errors import CheckpointError, MissingWeightError, WeightShapeError
+from kvarn.specs.families.table import FAMILIES
 from kvarn.text.architectures import DECODERS, find_architecture
 from kvarn.text.architectures import ENCODERS as ENCODER_TYPES
 from oracles import change_config, change_weights

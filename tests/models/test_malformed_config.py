@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kvarn.models import load_model
-from kvarn.models.errors import CheckpointError, ModelError, NotEnoughMemoryError
+from kvarn.specs.errors import CheckpointError, ModelError, NotEnoughMemoryError
 from oracles import change_config
 
 Factory = Callable[..., tuple[Any, Path]]

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvarn.models import load_model
-from kvarn.models.errors import WeightShapeError
+from kvarn.specs.errors import WeightShapeError
 from oracles import assert_same_logits, change_config, change_weights
 from tiny_checkpoints import make_decoder
 

@@ -13,11 +13,11 @@ import transformers
 
 from kvarn.models import UnsupportedModelError, load_model
 from kvarn.models.encoders.config import encoder_spec
-from kvarn.models.errors import CheckpointError
-from kvarn.models.families.decoder_spec import decoder_spec
-from kvarn.models.families.hf_config import DecoderConfig, EncoderConfig
-from kvarn.models.families.table import FAMILIES
-from kvarn.models.spec import DecoderSpec, EncoderSpec
+from kvarn.specs.errors import CheckpointError
+from kvarn.specs.families.decoder_spec import decoder_spec
+from kvarn.specs.families.hf_config import DecoderConfig, EncoderConfig
+from kvarn.specs.families.table import FAMILIES
+from kvarn.specs.spec import DecoderSpec, EncoderSpec
 from kvarn.text.json_file import validate
 from oracles import assert_same_logits
 from published_configs import PUBLISHED

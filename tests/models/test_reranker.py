@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvarn.models import CausalEncoder, Decoder, ModelError, UnsupportedModelError, load_model
-from kvarn.models.errors import CheckpointError
+from kvarn.specs.errors import CheckpointError
 from tiny_checkpoints import make_decoder
 
 YES, NO = 17, 90

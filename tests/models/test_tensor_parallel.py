@@ -13,8 +13,10 @@ import torch
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.models import Decoder, load_model
 from kvarn.models.loading.checkpoint import Checkpoint
-from kvarn.models.loading.weights import LinearSpec, WeightLoader
-from kvarn.models.parallel import Parallel, ParallelError, Shard
+from kvarn.models.loading.weights import WeightLoader
+from kvarn.models.parallel import Parallel
+from kvarn.specs.place import ParallelError, Shard
+from kvarn.specs.products import LinearSpec
 from meeting import Meeting, ThreadCollectives
 
 Factory = Callable[..., tuple[Any, Path]]

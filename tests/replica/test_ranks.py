@@ -15,8 +15,8 @@ pytest.importorskip("kvarn.kernels.cpu._native", reason="torch's own products do
 
 import kvarn
 from kvarn.config.model import ModelConfig
-from kvarn.models.parallel import ParallelError, StageError
 from kvarn.replica.server.experts import ExpertLoadError
+from kvarn.specs.place import ParallelError, StageError
 from kvarn.worker.ranks.collectives import RankLostError
 from profiles import effort, thorough
 from rank_services import Answers, build, requests, run

@@ -18,7 +18,7 @@ pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed wit
 
 from kvarn.kernels.cpu._native import emulated_instruction_sets, usable_instruction_sets
 from kvarn.models import Decoder, Encoder, load_model
-from kvarn.models.families.table import FAMILIES
+from kvarn.specs.families.table import FAMILIES
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.encoder_runner import EncoderRunner

@@ -9,16 +9,31 @@ from typing import NamedTuple
 
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ServedModel
+from kvarn.config.model import ModelConfig
 from kvarn.observe.arrivals import ArrivalMetrics
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.wire.openai.errors import unavailable
 
 
-class _Hold(NamedTuple):
+class Hold(NamedTuple):
+    """Rules by which requests for a model without a ready replica wait."""
+
     max_s: float
     max_requests: int | None = None
     """None: as many as there may be connections."""
     retry_after_s: float | None = None
+
+    def is_full(self, held: int) -> bool:
+        return self.max_requests is not None and held >= self.max_requests
+
+
+def hold_of(config: ModelConfig, *, is_expected: bool = False) -> Hold | None:
+    """The rules of a model; None: its requests do not wait. `is_expected`: a replica of it starts, though it is not
+    scaled down to none while nobody asks for it."""
+    scale = config.autoscale
+    if scale is not None and not scale.min_replicas:
+        return Hold(scale.max_hold_s, scale.max_held, scale.start_s)
+    return Hold(config.failover.max_wait_s) if is_expected else None
 
 
 class HeldRequests:
@@ -52,7 +67,7 @@ class HeldRequests:
             model.name,
             "Try again." if hold.retry_after_s is None else f"Try again in {hold.retry_after_s:g} s.",
         )
-        if hold.max_requests is not None and self._held[name] >= hold.max_requests:
+        if hold.is_full(self._held[name]):
             why = f"{hold.max_requests} requests wait already for the first replica of {name!r}."
             raise unavailable(f"{why} {again}", "model_not_ready", hold.retry_after_s)
         self._count(name, 1)
@@ -69,16 +84,11 @@ class HeldRequests:
             self._count(name, -1)
         return found
 
-    def _hold_of(self, model: ServedModel) -> _Hold | None:
-        """Rules by which requests for a model without a ready replica are held; None: they are not."""
-        scale = model.config.autoscale
+    def _hold_of(self, model: ServedModel) -> Hold | None:
         if model.held_back:  # another version answers
             return None
-        if scale is not None and may_have_no_replica(model):
-            return _Hold(scale.max_hold_s, scale.max_held, scale.start_s)
         starts = self._engines_outlive_gateways and bool(model.replicas) and model.state is ReplicaState.STARTING
-        is_expected = model.config.external is None and (starts or self.is_standby)
-        return _Hold(model.config.failover.max_wait_s) if is_expected else None
+        return hold_of(model.config, is_expected=model.config.external is None and (starts or self.is_standby))
 
     def _count(self, model: str, change: int) -> None:
         self._held[model] += change

@@ -89,7 +89,7 @@ def _load(path: str, **settings: Any) -> Decoder:
     """Load the model, or end the command with the reason. `settings`: see `load_model`."""
     from kvarn.kernels.errors import KernelError
     from kvarn.models import Decoder, load_model
-    from kvarn.models.errors import ModelError
+    from kvarn.specs.errors import ModelError
     from kvarn.text.checkpoint import resolve_checkpoint
     from kvarn.text.errors import CheckpointError
 

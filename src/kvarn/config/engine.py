@@ -50,6 +50,11 @@ class EngineConfig(Section):
     output_token_weight: float = Field(2.0, ge=0)
     """Cost of one output token in a tenant's virtual token counter."""
 
+    schedule_folder: str | None = Field(None, min_length=1)
+    """Folder in which each engine writes its schedule: every request with its token ids, every step with its plan, its
+    times and its tokens, from which the scheduler's decisions can be played again. It grows for as long as the engine
+    runs: for finding faults only. Default: none is written."""
+
 
 class ExpertsConfig(Section):
     """Placement of a mixture's experts on the ranks, with `expert_parallel`. See docs/guides/parallel.md."""

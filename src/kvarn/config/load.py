@@ -63,7 +63,7 @@ def load_config(
     try:
         config = KvarnConfig.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(explain_errors(error)) from None
     if (missing := missing_extra_of(config)) is not None:
         raise ConfigError(missing)
     return config
@@ -121,7 +121,8 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in kept.items() if value is not None and value != {}}
 
 
-def _explain(error: ValidationError) -> str:
+def explain_errors(error: ValidationError) -> str:
+    """One line with each wrong field, where it stands and why."""
     lines = []
     for problem in error.errors(include_url=False):
         where = ".".join(str(part) for part in problem["loc"]) or "configuration"

@@ -18,7 +18,7 @@ from kvarn.engine.proposals.speculation import Speculation
 from kvarn.engine.request import Request, Sequence
 from kvarn.engine.results import SchedulerTotals, StepResults, StepUpdate
 from kvarn.engine.running import RunningSequences
-from kvarn.engine.step import StepBuilder
+from kvarn.engine.step import StepBuilder, SubmittedStep
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.engine.tenants import TenantAccounts
 from kvarn.engine.turn import QueueWaits
@@ -119,6 +119,11 @@ class Scheduler:
     @property
     def num_in_flight(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def latest_step(self) -> SubmittedStep:
+        """The step planned last; its result is not there."""
+        return self._in_flight[-1]
 
     @property
     def needs_results(self) -> bool:

@@ -43,6 +43,7 @@ class StepTimeModel:
     def __init__(self, expected: Sequence[ExpectedStep] = ()) -> None:
         """`expected`: different steps, from which the model starts; without them it knows nothing at first."""
         size = len(_SCALES)
+        self.expected = tuple(expected)
         self._weights = [0.0] * size
         self.fitted = StepTimes()
         """`times` of the latest fit: up to `FIT_EVERY` steps old, and nothing is computed."""

@@ -1,14 +1,13 @@
-"""Activation functions by name, of MLPs and of gates."""
+"""Activation functions of MLPs and of gates, in torch."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "sigmoid", "tanh"]
+from kvarn.shapes.activation import Activation as Activation
 
 
 def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:

@@ -3,9 +3,9 @@
 from kvarn.models.decoder import Decoder
 from kvarn.models.encoders.causal import CausalEncoder
 from kvarn.models.encoders.encoder import Encoder
-from kvarn.models.errors import ModelError, UnsupportedModelError
 from kvarn.models.load import load_model
-from kvarn.models.spec import DecoderSpec, EncoderSpec
+from kvarn.specs.errors import ModelError, UnsupportedModelError
+from kvarn.specs.spec import DecoderSpec, EncoderSpec
 
 __all__ = [
     "CausalEncoder",

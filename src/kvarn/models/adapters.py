@@ -22,8 +22,8 @@ from safetensors.torch import load
 from kvarn.kernels.adapters import AdapterPart, PackedAdapter, pack_adapter
 from kvarn.kernels.linear import Linear
 from kvarn.models.decoder import Decoder
-from kvarn.models.errors import ModelError
-from kvarn.models.loading.weights import LinearSpec
+from kvarn.specs.errors import ModelError
+from kvarn.specs.products import LinearSpec
 from kvarn.text.errors import CheckpointError
 from kvarn.text.json_file import read_json, validate
 

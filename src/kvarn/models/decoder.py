@@ -15,13 +15,14 @@ from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.decoder import GreedyDecoder, GreedyParts
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.models.layer import load_norm, scaled_embedding
-from kvarn.models.loading.weights import LinearSpec, WeightLoader
+from kvarn.models.loading.weights import WeightLoader
 from kvarn.models.mlp.experts import Experts, stack_visits
 from kvarn.models.mlp.moe import MoeMlp
-from kvarn.models.parallel.tensor import Shard
-from kvarn.models.spec import DecoderSpec
 from kvarn.models.stack import LayerStack
 from kvarn.shapes import KvDtype
+from kvarn.specs.place import Shard
+from kvarn.specs.products import LinearSpec
+from kvarn.specs.spec import DecoderSpec
 
 EMBEDDING = "model.embed_tokens"
 """Its name in checkpoints."""
@@ -175,7 +176,7 @@ class Decoder:
         if stage.is_first:
             hidden = self.embed(token_ids)
         else:
-            hidden = stage.receive((len(token_ids), self.spec.hidden_size), self._activation_dtype)
+            hidden = self._parallel.receive((len(token_ids), self.spec.hidden_size), self._activation_dtype)
         first, count = 0, len(self._stack.layers)
         if hidden_states is not None:
             for last in sorted({each for each in hidden_states.layers if each <= count}):
@@ -185,7 +186,7 @@ class Decoder:
         if first < count:
             hidden = self._stack.run(hidden, batch, steps, first, count)
         if not stage.is_last:
-            stage.send(hidden)
+            self._parallel.send(hidden)
             return hidden[:0]
         return hidden[logits_rows]
 

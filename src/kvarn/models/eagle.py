@@ -18,15 +18,18 @@ from kvarn.kernels.attention import AttentionLayer
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.models.attention.base import LayerGroups
 from kvarn.models.decoder import EMBEDDING, Decoder
-from kvarn.models.errors import UnsupportedModelError
-from kvarn.models.families.decoder_spec import decoder_spec
-from kvarn.models.families.hf_config import CheckpointKind, DecoderConfig, Layers, Vocabulary
-from kvarn.models.families.table import FAMILIES
 from kvarn.models.loading.checkpoint import Checkpoint
-from kvarn.models.loading.weights import LinearSpec, WeightLoader
+from kvarn.models.loading.weights import WeightLoader
 from kvarn.models.mlp.dense import DenseMlp
-from kvarn.models.parallel.tensor import Parallel, Shard
+from kvarn.models.parallel.tensor import Parallel
 from kvarn.shapes.attention import GroupedDimensions
+from kvarn.specs.errors import UnsupportedModelError
+from kvarn.specs.families.decoder_spec import decoder_spec
+from kvarn.specs.families.hf_config import CheckpointKind, DecoderConfig, Layers, Vocabulary
+from kvarn.specs.families.table import FAMILIES
+from kvarn.specs.mlp import MlpProducts
+from kvarn.specs.place import Shard
+from kvarn.specs.products import LinearSpec
 from kvarn.text.architectures import HEADS
 from kvarn.text.config_files import CheckpointFile
 
@@ -79,14 +82,13 @@ class EagleHead:
         keys = Shard.whole(self.heads.kv * self.heads.dim)
         states = Shard.whole(len(self.aux_layers) * target.spec.hidden_size)
         self._join = loader.linear(LinearSpec(names=("fc",), outputs=(whole,), inputs=states))
-        names = tuple(f"midlayer.self_attn.{part}_proj" for part in "qkv")
-        self._qkv = loader.linear(
-            LinearSpec(names=names, outputs=(queries, keys, keys), inputs=Shard.whole(2 * hidden))
-        )
+        qkv = tuple(f"midlayer.self_attn.{part}_proj" for part in "qkv")
+        self._qkv = loader.linear(LinearSpec(names=qkv, outputs=(queries, keys, keys), inputs=Shard.whole(2 * hidden)))
         output = LinearSpec(names=("midlayer.self_attn.o_proj",), outputs=(whole,), inputs=queries)
         self._output = loader.linear(output)
+        names = FAMILIES["LlamaForCausalLM"].names
         self._mlp = DenseMlp.load(
-            "midlayer.mlp", spec.intermediate_size, spec, FAMILIES["LlamaForCausalLM"].names, loader
+            MlpProducts.of("midlayer.mlp", spec.intermediate_size, spec, names, loader.parallel), loader
         )
         self._token_norm = loader.norm("midlayer.input_layernorm", hidden, eps)
         self._state_norm = loader.norm("midlayer.hidden_norm", hidden, eps)

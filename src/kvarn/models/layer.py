@@ -10,12 +10,13 @@ from kvarn.kernels.decoder import LayerParts
 from kvarn.kernels.linear import LayerNorm, Norm
 from kvarn.kernels.operations import Operations
 from kvarn.models.attention import Attention, LayerStep, load_attention
-from kvarn.models.families.family import LayerNames
 from kvarn.models.loading.weights import WeightLoader
 from kvarn.models.mlp.dense import DenseMlp
 from kvarn.models.mlp.moe import MoeMlp
 from kvarn.models.parallel.tensor import Parallel
-from kvarn.models.spec import DecoderSpec
+from kvarn.specs.families.family import LayerNames
+from kvarn.specs.mlp import MlpProducts
+from kvarn.specs.spec import DecoderSpec
 
 AnyNorm = Norm | LayerNorm
 
@@ -137,5 +138,7 @@ def load_layer(index: int, spec: DecoderSpec, names: LayerNames, loader: WeightL
         attention=load_attention(prefix, spec.layers[index].attention, spec, names, loader),
         mlp=MoeMlp.load(index, prefix, spec, names, loader)
         if spec.layers[index].is_moe
-        else DenseMlp.load(prefix + names.mlp, spec.intermediate_size, spec, names, loader),
+        else DenseMlp.load(
+            MlpProducts.of(prefix + names.mlp, spec.intermediate_size, spec, names, loader.parallel), loader
+        ),
     )

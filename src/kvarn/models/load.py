@@ -27,17 +27,17 @@ from kvarn.models.encoders.config import (
     sentence_modules,
 )
 from kvarn.models.encoders.encoder import Encoder
-from kvarn.models.errors import NotEnoughMemoryError, UnsupportedModelError
-from kvarn.models.families.decoder_spec import decoder_spec
-from kvarn.models.families.hf_config import CheckpointKind, DecoderConfig, EncoderConfig
-from kvarn.models.families.table import FAMILIES
 from kvarn.models.loading.checkpoint import Checkpoint, Progress
 from kvarn.models.loading.packed_cache import PackedCache, origin_of
 from kvarn.models.loading.packed_directory import default_directory
 from kvarn.models.loading.weights import WeightLoader
 from kvarn.models.parallel.tensor import Parallel
-from kvarn.models.spec import DecoderSpec
 from kvarn.shapes import KvDtype
+from kvarn.specs.errors import NotEnoughMemoryError, UnsupportedModelError
+from kvarn.specs.families.decoder_spec import decoder_spec
+from kvarn.specs.families.hf_config import CheckpointKind, DecoderConfig, EncoderConfig
+from kvarn.specs.families.table import FAMILIES
+from kvarn.specs.spec import DecoderSpec
 from kvarn.text.architectures import CLASSIFIER, describe_unsupported, find_architecture
 
 _DTYPES = dict.fromkeys(("float32", "float16", "half"), torch.float32) | {"bfloat16": torch.bfloat16}

@@ -12,12 +12,12 @@ from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.decoder import DecoderLayers, DecoderParts
 from kvarn.models.attention import Attention, LayerStep
 from kvarn.models.attention.base import LayerGroups
-from kvarn.models.families.table import FAMILIES
 from kvarn.models.layer import load_layer
 from kvarn.models.loading.weights import WeightLoader
-from kvarn.models.spec import DecoderSpec
 from kvarn.shapes import KvDtype
 from kvarn.shapes.attention import AttentionKind
+from kvarn.specs.families.table import FAMILIES
+from kvarn.specs.spec import DecoderSpec
 
 
 class LayerStack:

@@ -17,7 +17,6 @@ from kvarn.catalog.text_pool import TextPool
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.rollout import RolloutConfig
 from kvarn.config.routes import RouteConfig
-from kvarn.fleet.desired import replicas_of
 from kvarn.jobs.periodic import Periodic
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.rollouts.golden_score import ask_golden, golden_path
@@ -261,8 +260,7 @@ class Rollouts:
         stable, candidate = (self._models.named(name) for name in (rollout.stable, rollout.candidate))
         if stable is None or candidate is None:
             return 1
-        serving, ready = len(stable.replicas.ready), len(candidate.replicas.ready)
-        return max(0, replicas_of(rollout.next_share, serving) - ready)
+        return rollout.missing(len(stable.replicas.ready), len(candidate.replicas.ready))
 
     def state_of(self, version: str) -> str:
         """State of a version's replicas, in words."""

@@ -16,7 +16,7 @@ from kvarn.answers.turn import Turn
 from kvarn.clock import Clock
 from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.rollouts.rollout import Rollout, RolloutPhase
-from kvarn.rollouts.samples import MatchedPairs, RolloutSample
+from kvarn.rollouts.samples import RolloutSample, RolloutSamples, tpot_of
 from kvarn.rollouts.shadow import ComparedAnswer, ShadowResult, Shadows
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.rollouts import RequestOutcome
@@ -45,7 +45,7 @@ class RolloutObserver(Observer):
         self._rollout_of = rollout_of
         self._report = report
         self._clock = shadows.clock
-        self._pairs: dict[tuple[str, float], MatchedPairs] = {}  # by the rollout's model and beginning
+        self._samples = RolloutSamples()
         shadows.on_result, shadows.on_failure = self._shadowed, self._shadow_failed
 
     def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:
@@ -59,7 +59,7 @@ class RolloutObserver(Observer):
     def not_begun(self, record: RequestRecord, model: str, error: Exception) -> None:
         rollout = self._compared(record)
         if rollout is not None and side_of(rollout, model) == "candidate" and is_fault(error):
-            self._answered(rollout, RequestOutcome(prompt_tokens=0, failed=True))
+            self._ended(rollout, RequestOutcome(prompt_tokens=0, failed=True), "candidate")
 
     def _heard(
         self,
@@ -70,20 +70,14 @@ class RolloutObserver(Observer):
         record_id: str,
         error: BaseException | None,
     ) -> None:
-        if error is not None:
-            if isinstance(error, Exception) and is_fault(error) and side == "candidate":
-                self._answered(rollout, RequestOutcome(prompt_tokens=prompt_tokens, failed=True))
-            return
-        outcome = outcome_of(answer, prompt_tokens, record_id)
-        if side == "candidate":
-            self._answered(rollout, outcome)
-        pairs = self._pairs.setdefault((rollout.model, rollout.began), MatchedPairs())
-        for stable, candidate in pairs.add(outcome, candidate=side == "candidate"):
-            sample = RolloutSample(kind="matched", step=rollout.step, stable=stable, candidate=candidate)
-            self._report(rollout, sample)
+        if error is None:
+            self._ended(rollout, outcome_of(answer, prompt_tokens, record_id), side)
+        elif isinstance(error, Exception) and is_fault(error):
+            self._ended(rollout, RequestOutcome(prompt_tokens=prompt_tokens, failed=True), side)
 
-    def _answered(self, rollout: Rollout, outcome: RequestOutcome) -> None:
-        self._report(rollout, RolloutSample(kind="answered", step=rollout.step, candidate=outcome))
+    def _ended(self, rollout: Rollout, outcome: RequestOutcome, side: Literal["stable", "candidate"]) -> None:
+        for sample in self._samples.ended(rollout, outcome, candidate=side == "candidate"):
+            self._report(rollout, sample)
 
     def _shadowed(self, result: ShadowResult) -> None:
         rollout = self._rollout_of(result.route)
@@ -133,13 +127,11 @@ def side_of(rollout: Rollout, model: str) -> Literal["stable", "candidate"] | No
 
 
 def outcome_of(answer: ComparedAnswer, prompt_tokens: int, record_id: str) -> RequestOutcome:
-    count, tpot_s = len(answer.token_ids), None
-    if count > 1 and answer.first_s is not None:
-        tpot_s = (answer.total_s - answer.first_s) / (count - 1)
+    count = len(answer.token_ids)
     return RequestOutcome(
         prompt_tokens=prompt_tokens,
         ttft_s=answer.first_s,
-        tpot_s=tpot_s,
+        tpot_s=tpot_of(answer.first_s, answer.total_s, count),
         completion_tokens=count,
         refusal=is_refusal(answer.text, answer.finish_reason),
         record_id=record_id,

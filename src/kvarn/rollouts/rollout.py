@@ -15,6 +15,7 @@ from enum import StrEnum
 import msgspec
 
 from kvarn.config.rollout import RolloutConfig
+from kvarn.fleet.desired import replicas_of
 from kvarn.rollouts.gates import Gates, read_config
 from kvarn.routing.model_choice import version_name
 from kvarn.wire.rollouts import ComparedAnswers, RequestOutcome, RolloutDecision
@@ -119,6 +120,11 @@ class Rollout(msgspec.Struct, kw_only=True):
         """The share of the next step: the candidate gets its replicas before the requests."""
         steps = self.settings.steps
         return steps[min(self.step + 1, len(steps) - 1)]
+
+    def missing(self, serving: int, ready: int) -> int:
+        """Ready replicas that the candidate still needs for the requests of the next step. `serving`: the stable
+        version's ready replicas; `ready`: its own."""
+        return max(0, replicas_of(self.next_share, serving) - ready)
 
     @property
     def began(self) -> float:

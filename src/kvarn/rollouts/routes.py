@@ -17,7 +17,7 @@ def rollout_routes(
     """The routes of rollouts by their names, each with its rollout. The stable version answers what the new one cannot
     begin; where that is not ready either, any version that is."""
     return {
-        name: (_route(name, rollout, f":{adapter}" if adapter else "", configured.get(name)), rollout)
+        name: (route_of(name, rollout, f":{adapter}" if adapter else "", configured.get(name)), rollout)
         for rollout in rollouts
         for name, adapter in _version_names(rollout, models)
     }
@@ -46,7 +46,9 @@ def _version_names(rollout: Rollout, models: ModelTable) -> Iterator[tuple[str, 
             yield f"{stable.name}:{adapter}", adapter
 
 
-def _route(name: str, rollout: Rollout, adapter: str, base: RouteConfig | None) -> RouteConfig:
+def route_of(name: str, rollout: Rollout, adapter: str = "", base: RouteConfig | None = None) -> RouteConfig:
+    """The route of one name while the rollout is under way. `adapter`: as it follows a version's name; `base`: the
+    configured route of this name."""
     shares = rollout.shares
     targets = tuple(TargetConfig(model=version + adapter, weight=share) for version, share in shares.items())
     shadow = None

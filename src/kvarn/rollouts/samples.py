@@ -62,3 +62,23 @@ class MatchedPairs:
         for (one, one_candidate), (other, other_candidate) in zip(group[::2], group[1::2], strict=True):
             if one_candidate != other_candidate:
                 yield (other, one) if one_candidate else (one, other)
+
+
+class RolloutSamples:
+    """Makes samples of a canary's requests, in the order in which one process sees them end."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[tuple[str, float], MatchedPairs] = {}  # by the rollout's model and beginning
+
+    def ended(self, rollout: Rollout, outcome: RequestOutcome, *, candidate: bool) -> Iterator[RolloutSample]:
+        """The samples that one more request makes, of the version that it was given to."""
+        if candidate:
+            yield RolloutSample(kind="answered", step=rollout.step, candidate=outcome)
+        pairs = self._pairs.setdefault((rollout.model, rollout.began), MatchedPairs())
+        for one, other in pairs.add(outcome, candidate=candidate):
+            yield RolloutSample(kind="matched", step=rollout.step, stable=one, candidate=other)
+
+
+def tpot_of(first_s: float | None, total_s: float, tokens: int) -> float | None:
+    """Seconds for each token after the first; None for fewer than two."""
+    return None if first_s is None or tokens < 2 else (total_s - first_s) / (tokens - 1)

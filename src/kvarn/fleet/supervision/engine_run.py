@@ -11,6 +11,7 @@ from typing import Any, Literal
 from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.launch.launcher import LaunchedEngine
+from kvarn.fleet.supervision.heartbeats import HeartbeatWatch
 from kvarn.replica.session_work import SessionWork, session_work
 from kvarn.replica.transport import ClientTransport
 from kvarn.wire.messages import FromEngine, Leave, Progress, Ready, Stop, ToEngine
@@ -139,26 +140,18 @@ class EngineRun:
                 self._failed = message.message
 
     async def _find_hang(self) -> str:
-        """Wait until the process has to be killed, for the returned reason. Silence is counted in turns of this loop,
-        not in time: after the gateway itself was held up (or the machine slept), waiting messages are read before the
-        next turn."""
-        config = self._config
-        tick_s = min(config.heartbeat_interval_s, config.heartbeat_timeout_s)
-        allowed = math.ceil(config.heartbeat_timeout_s / tick_s)
-        silent = deaf = 0
-        while silent < allowed and deaf < allowed:
+        """Wait until the process has to be killed, for the returned reason."""
+        watch = HeartbeatWatch(self._config)
+        while True:
             if not self.engine.endpoint.directory:
                 self._repeat()
-            await asyncio.sleep(tick_s)
-            if self._loads and (hangs := await self._check_start(tick_s)) is not None:
+            await asyncio.sleep(watch.turn_s)
+            if self._loads and (hangs := await self._check_start(watch.turn_s)) is not None:
                 return hangs
-            if self._busy_s > config.step_timeout_s:
-                return f"the engine has been in one step for more than {config.step_timeout_s:g} s"
-            silent = silent + 1 if self._must_be_heard and not self._received else 0
-            deaf = deaf + 1 if self._unheard_s > config.heartbeat_timeout_s else 0
+            heard = self._received or not self._must_be_heard
+            if (hangs := watch.passed(heard=heard, busy_s=self._busy_s, unheard_s=self._unheard_s)) is not None:
+                return hangs
             self._received = False
-        what = "was silent" if silent >= allowed else "heard nothing"
-        return f"the engine {what} for {config.heartbeat_timeout_s:g} s"
 
     @property
     def _must_be_heard(self) -> bool:

@@ -10,10 +10,10 @@ from kvarn.models.attention.base import Attention, LayerStep
 from kvarn.models.attention.delta import load_delta
 from kvarn.models.attention.grouped import load_grouped
 from kvarn.models.attention.latent import load_latent
-from kvarn.models.families.family import LayerNames
 from kvarn.models.loading.weights import WeightLoader
-from kvarn.models.spec import DecoderSpec
 from kvarn.shapes.attention import AttentionKind, DeltaDimensions, GroupedDimensions, LatentDimensions
+from kvarn.specs.families.family import LayerNames
+from kvarn.specs.spec import DecoderSpec
 
 __all__ = ["Attention", "LayerStep", "load_attention"]
 

@@ -12,8 +12,8 @@ import torch
 from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.linear import HeadProducts, Linear, Norm
-from kvarn.models.spec import RopeSpec
 from kvarn.shapes import KvDtype
+from kvarn.specs.spec import RopeSpec
 
 T = TypeVar("T")
 

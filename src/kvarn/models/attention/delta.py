@@ -14,12 +14,12 @@ from kvarn.kernels.delta import DeltaMetadata, DeltaWeights
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.operations import Operations
 from kvarn.models.attention.base import Attention, LayerStep, Products
-from kvarn.models.families.family import LayerNames
-from kvarn.models.loading.weights import Grouped, LinearSpec, WeightLoader
-from kvarn.models.parallel.tensor import Shard
-from kvarn.models.spec import DecoderSpec
+from kvarn.models.loading.weights import WeightLoader
 from kvarn.shapes import KvDtype
 from kvarn.shapes.attention import DeltaDimensions
+from kvarn.specs.attention import DeltaProducts
+from kvarn.specs.families.family import LayerNames
+from kvarn.specs.spec import DecoderSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,25 +62,9 @@ def load_delta(
 ) -> DeltaNet:
     """The delta rule of the layer whose tensors' names begin with `prefix`, this rank's heads of it."""
     prefix += names.delta
-    key = loader.parallel.share(whole.key_heads, "key heads of the delta rule")
-    value = loader.parallel.share(whole.value_heads, "value heads of the delta rule")
-    keys, values, hidden = key.times(whole.key_dim), value.times(whole.value_dim), Shard.whole(spec.hidden_size)
-    shared = whole.value_heads // whole.key_heads
-    by_head = (whole.key_dim, whole.key_dim, shared * whole.value_dim, shared * whole.value_dim)
-    inputs = LinearSpec(
-        names=(f"{prefix}.in_proj_qkvz",),
-        outputs=(keys, keys, values, values),
-        inputs=hidden,
-        interleaved=(Grouped(groups=whole.key_heads, sizes=by_head),),
-    )
-    rates = LinearSpec(
-        names=(f"{prefix}.in_proj_ba",),
-        outputs=(value, value),
-        inputs=hidden,
-        interleaved=(Grouped(groups=whole.key_heads, sizes=(shared, shared)),),
-        role="router",
-    )
-    output = LinearSpec(names=(f"{prefix}.out_proj",), outputs=(hidden,), inputs=values)
+    own = DeltaProducts.of(prefix, whole, spec, loader.parallel)
+    key, value = own.key, own.value
+    keys, values = key.times(whole.key_dim), value.times(whole.value_dim)
     device = loader.device
 
     def by_value_head(name: str) -> torch.Tensor:
@@ -93,13 +77,13 @@ def load_delta(
     return DeltaNet(
         dims=replace(whole, key_heads=len(key.held), value_heads=len(value.held)),
         operations=loader.kernels.operations,
-        inputs=loader.linear(inputs),
-        rates=loader.linear(rates),
+        inputs=loader.linear(own.inputs),
+        rates=loader.linear(own.rates),
         weights=DeltaWeights(
             convolution=torch.cat(held).T.contiguous().to(device),
             decay=-by_value_head("A_log").exp(),
             decay_bias=by_value_head("dt_bias"),
             norm=loader.norm(f"{prefix}.norm", whole.value_dim, spec.norm_eps),
         ),
-        output=loader.linear(output),
+        output=loader.linear(own.output),
     )

@@ -13,12 +13,14 @@ from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.operations import Operations
 from kvarn.models.attention.base import Attention, LayerStep, PlainAttention, Products
 from kvarn.models.attention.context_parallel import plan_attention
-from kvarn.models.families.family import LayerNames
-from kvarn.models.loading.weights import Grouped, Interleaved, LinearSpec, RowOrder, WeightLoader
-from kvarn.models.parallel.tensor import Parallel, Shard
-from kvarn.models.spec import DecoderSpec
+from kvarn.models.loading.weights import WeightLoader
+from kvarn.models.parallel.tensor import Parallel
 from kvarn.shapes import KvDtype
 from kvarn.shapes.attention import GroupedDimensions
+from kvarn.specs.attention import GroupedProducts, row_orders
+from kvarn.specs.families.family import LayerNames
+from kvarn.specs.place import Shard
+from kvarn.specs.spec import DecoderSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,18 +113,8 @@ def load_grouped(
 ) -> GroupedAttention:
     """The attention of the layer whose tensors' names begin with `prefix`, this rank's part of it."""
     parallel = loader.parallel
-    query, kv = parallel.share(dims.num_heads, "query heads"), parallel.kv_head_share(dims.num_kv_heads)
-    query_features, kv_features = query.times(dims.head_dim), kv.times(dims.head_dim)
-    hidden, orders = Shard.whole(spec.hidden_size), _row_orders(dims, spec, parallel.world_size)
-    first_features = query.times(2 * dims.head_dim) if dims.gated else query_features
-    qkv = LinearSpec(
-        names=tuple(prefix + name for name in names.qkv),
-        outputs=(first_features, kv_features, kv_features),
-        inputs=hidden,
-        bias=spec.qkv_bias,
-        interleaved=orders,
-    )
-    output = LinearSpec(names=(prefix + names.output,), outputs=(hidden,), inputs=query_features, bias=spec.output_bias)
+    own = GroupedProducts.of(prefix, dims, spec, names, parallel)
+    query, kv = own.query, own.kv
     norm = _load_query_key_norm(prefix, dims, spec, names, loader, query, kv)
     sinks = _load_sinks(prefix + names.sinks, query, loader) if spec.sinks else None
     by_head = norm if spec.qk_norm == "head" else None
@@ -134,25 +126,14 @@ def load_grouped(
         parallel=parallel,
         joint_norm=norm if by_head is None else None,
         layer=AttentionLayer(spec.attention_scale, by_head, spec.attention_softcap, sinks),
-        qkv=loader.linear(qkv),
-        output=loader.linear(output),
+        qkv=loader.linear(own.qkv),
+        output=loader.linear(own.output),
     )
 
 
 def _load_sinks(name: str, heads: Shard, loader: WeightLoader) -> torch.Tensor:
     held = loader.plain(name, (heads.size,))[heads.held.start : heads.held.stop]
     return held.float().contiguous().to(loader.device)
-
-
-def _row_orders(dims: GroupedDimensions, spec: DecoderSpec, ranks: int) -> tuple[RowOrder | None, ...]:
-    """Orders of the rows of queries, keys and values. Gates stand beside each head's query."""
-    if dims.gated:
-        return (Grouped(groups=dims.num_heads, sizes=(dims.head_dim, dims.head_dim), ranks=ranks), None, None)
-    if not spec.interleaved_rope:
-        return ()
-    rotated = max(len(layer.rope.inverse_frequencies) for layer in spec.layers)
-    heads = Interleaved(run=dims.head_dim, first=0, count=2 * rotated)
-    return (heads, heads, None)
 
 
 def _load_query_key_norm(
@@ -177,7 +158,7 @@ def _load_query_key_norm(
             case "layer":
                 weight = loader.plain(f"{prefix}{name}.weight", (heads.size, dim))
                 weight = weight[heads.held.start : heads.held.stop].float()
-                order = next(iter(_row_orders(dims, spec, loader.parallel.world_size)), None)
-                weight = weight if order is None else weight[:, order.order(dim)]
+                order = next(iter(row_orders(dims, spec, loader.parallel.world_size)), None)
+                weight = weight if order is None else weight[:, torch.from_numpy(order.order(dim))]
                 weights.append(weight.to(loader.device))
     return Norm(torch.cat(weights), spec.norm_eps)

@@ -18,12 +18,12 @@ from kvarn.kernels.operations import Operations
 from kvarn.kernels.torch.attention import rotate
 from kvarn.models.attention.base import Attention, LayerStep, Products
 from kvarn.models.attention.context_parallel import plan_latent
-from kvarn.models.families.family import LayerNames
-from kvarn.models.loading.weights import Interleaved, LinearSpec, WeightLoader
-from kvarn.models.parallel.tensor import Shard
-from kvarn.models.spec import DecoderSpec
+from kvarn.models.loading.weights import WeightLoader
 from kvarn.shapes import KvDtype
 from kvarn.shapes.attention import LatentDimensions
+from kvarn.specs.attention import LatentProducts
+from kvarn.specs.families.family import LayerNames
+from kvarn.specs.spec import DecoderSpec
 
 _NORM_EPS = 1e-6
 """Epsilon of the norms inside the attention, whatever config.json says of the others."""
@@ -85,32 +85,8 @@ def load_latent(
 ) -> LatentAttention:
     """The attention of the layer whose tensors' names begin with `prefix`, this rank's heads of it."""
     prefix += "self_attn."
-    heads, hidden = loader.parallel.share(dims.num_heads, "query heads"), Shard.whole(spec.hidden_size)
-    head_dim, rank, compressed = dims.head_dim, dims.rank, dims.query_rank
-    row = Shard.whole(dims.row_size)
-    pairs = spec.interleaved_rope
-
-    def rope_of(size: int) -> Interleaved | None:
-        """The order of a tensor's rows: `rope_dim` rotated ones end each `size` rows."""
-        return Interleaved(run=size, first=size - dims.rope_dim, count=dims.rope_dim) if pairs else None
-
-    row_name, bias = f"{prefix}kv_a_proj_with_mqa", spec.qkv_bias
-    down = LinearSpec(
-        names=(f"{prefix}q_a_proj", row_name) if compressed else (row_name,),
-        outputs=(Shard.whole(compressed), row) if compressed else (row,),
-        inputs=hidden,
-        bias=bias,
-        interleaved=(None, rope_of(row.size)) if compressed else (rope_of(row.size),),
-    )
-    query = LinearSpec(
-        names=(f"{prefix}{'q_b_proj' if compressed else 'q_proj'}",),
-        outputs=(heads.times(head_dim),),
-        inputs=Shard.whole(compressed) if compressed else hidden,
-        interleaved=(rope_of(head_dim),),
-    )
-    output = LinearSpec(
-        names=(f"{prefix}o_proj",), outputs=(hidden,), inputs=heads.times(dims.value_dim), bias=spec.output_bias
-    )
+    own = LatentProducts.of(prefix, dims, spec, loader.parallel)
+    heads, rank, compressed = own.heads, dims.rank, dims.query_rank
     wide = loader.float_weight(f"{prefix}kv_b_proj", (heads.size * (dims.plain_dim + dims.value_dim), rank))
     wide = wide.view(heads.size, -1, rank)[heads.held.start : heads.held.stop]
     keys, values = wide[:, : dims.plain_dim], wide[:, dims.plain_dim :]
@@ -121,9 +97,9 @@ def load_latent(
         operations=loader.kernels.operations,
         query_norm=loader.norm(f"{prefix}q_a_layernorm", compressed, _NORM_EPS) if compressed else None,
         row_norm=loader.norm(f"{prefix}kv_a_layernorm", rank, _NORM_EPS),
-        down=loader.linear(down),
-        query=loader.linear(query),
+        down=loader.linear(own.down),
+        query=loader.linear(own.query),
         key_products=loader.kernels.packer.head_products(keys.transpose(1, 2).contiguous()),
         value_products=loader.kernels.packer.head_products(values.contiguous()),
-        output=loader.linear(output),
+        output=loader.linear(own.output),
     )

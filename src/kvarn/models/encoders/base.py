@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from kvarn.models.loading.weights import WeightLoader
-from kvarn.models.spec import DecoderSpec, EncoderSpec, Pooling
+from kvarn.specs.spec import DecoderSpec, EncoderSpec, Pooling
 
 TOKENS_AT_ONCE = 4096
 """Texts are computed in groups of about so many tokens: enough for full speed, and memory stays bounded."""

@@ -17,13 +17,13 @@ from kvarn.kernels.linear import Linear
 from kvarn.kernels.weights import Weight
 from kvarn.models.encoders.base import TextEncoder
 from kvarn.models.encoders.config import SentenceModules, sentence_module
-from kvarn.models.errors import CheckpointError, UnsupportedModelError
-from kvarn.models.families.table import FAMILIES
 from kvarn.models.layer import load_norm, scaled_embedding
 from kvarn.models.loading.weights import WeightLoader
-from kvarn.models.parallel.tensor import Shard
-from kvarn.models.spec import DecoderSpec
 from kvarn.models.stack import LayerStack
+from kvarn.specs.errors import CheckpointError, UnsupportedModelError
+from kvarn.specs.families.table import FAMILIES
+from kvarn.specs.place import Shard
+from kvarn.specs.spec import DecoderSpec
 from kvarn.text.config_files import CheckpointFile
 from kvarn.text.json_file import read_json, validate
 

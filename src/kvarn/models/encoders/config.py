@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kvarn.models.errors import CheckpointError, UnsupportedModelError
-from kvarn.models.families.hf_config import EncoderConfig, Length, activation_named
-from kvarn.models.families.rope import rope_spec
-from kvarn.models.spec import ClassifierSpec, EncoderLayerSpec, EncoderSpec, Pooling
+from kvarn.specs.errors import CheckpointError, UnsupportedModelError
+from kvarn.specs.families.hf_config import EncoderConfig, Length, activation_named
+from kvarn.specs.families.rope import rope_spec
+from kvarn.specs.spec import ClassifierSpec, EncoderLayerSpec, EncoderSpec, Pooling
 from kvarn.text.architectures import CLASSIFIER
 from kvarn.text.config_files import CheckpointFile
 from kvarn.text.json_file import read_json, read_json_value, validate

@@ -16,10 +16,11 @@ from kvarn.kernels.operations import Operations
 from kvarn.models.attention.base import LayerGroups
 from kvarn.models.encoders.base import TextEncoder
 from kvarn.models.encoders.config import ENCODERS, ClassifierNames, EncoderNames
-from kvarn.models.errors import MissingWeightError
-from kvarn.models.loading.weights import LinearSpec, WeightLoader
-from kvarn.models.parallel.tensor import Shard
-from kvarn.models.spec import ClassifierSpec, EncoderSpec
+from kvarn.models.loading.weights import WeightLoader
+from kvarn.specs.errors import MissingWeightError
+from kvarn.specs.place import Shard
+from kvarn.specs.products import LinearSpec
+from kvarn.specs.spec import ClassifierSpec, EncoderSpec
 
 
 @dataclass(frozen=True, slots=True)

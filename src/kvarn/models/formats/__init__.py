@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvarn.models.families.hf_config import CheckpointKind
 from kvarn.models.formats.awq import AwqFormat
 from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
 from kvarn.models.formats.compressed_tensors import CompressedTensorsFormat
@@ -10,6 +9,7 @@ from kvarn.models.formats.fp8 import Fp8Format
 from kvarn.models.formats.gptq import GptqFormat
 from kvarn.models.formats.mxfp4 import Mxfp4Format
 from kvarn.models.loading.checkpoint import Checkpoint
+from kvarn.specs.families.hf_config import CheckpointKind
 
 __all__ = ["UnsupportedQuantizationError", "WeightFormat", "weight_format"]
 

@@ -15,9 +15,9 @@ import torch
 
 from kvarn.kernels.weights import Weight
 from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
-from kvarn.models.formats.config import QuantizationConfig
 from kvarn.models.formats.quantized_values import QuantizedValues, unpack_words
 from kvarn.models.loading.checkpoint import Checkpoint
+from kvarn.specs.quantization import QuantizationConfig
 
 _PLACE_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
 """Place in its word of each of eight outputs, counted from the lowest bits."""

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 
 from kvarn.kernels.weights import Weight
-from kvarn.models.errors import UnsupportedModelError
 from kvarn.models.loading.checkpoint import Checkpoint
+from kvarn.specs.errors import UnsupportedModelError
 
 Warn = Callable[[str], None]
 """Tells the operator something, once for each kind of message (what precedes its first bracket)."""

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from kvarn.kernels.weights import Weight
-from kvarn.models.errors import CheckpointError, WeightShapeError
 from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
-from kvarn.models.formats.config import QuantizationConfig, QuantizedLayers, QuantizedWeights
 from kvarn.models.formats.quantized_values import QuantizedValues, int8_weight, unpack_words
 from kvarn.models.loading.checkpoint import Checkpoint
+from kvarn.specs.errors import CheckpointError, WeightShapeError
+from kvarn.specs.quantization import QuantizationConfig, QuantizedLayers, QuantizedWeights
 
 _FORMATS = ("int-quantized", "naive-quantized", "pack-quantized")
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from kvarn.kernels.weights import Weight
 from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
-from kvarn.models.formats.config import QuantizationConfig
 from kvarn.models.loading.checkpoint import Checkpoint
+from kvarn.specs.quantization import QuantizationConfig
 
 
 class Fp8Format(WeightFormat):

@@ -20,11 +20,11 @@ from __future__ import annotations
 import torch
 
 from kvarn.kernels.weights import Weight
-from kvarn.models.errors import WeightShapeError
 from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
-from kvarn.models.formats.config import QuantizationConfig
 from kvarn.models.formats.quantized_values import QuantizedValues, unpack_words
 from kvarn.models.loading.checkpoint import Checkpoint
+from kvarn.specs.errors import WeightShapeError
+from kvarn.specs.quantization import QuantizationConfig
 
 
 class GptqFormat(WeightFormat):

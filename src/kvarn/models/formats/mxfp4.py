@@ -18,8 +18,8 @@ import torch
 
 from kvarn.kernels.weights import Weight
 from kvarn.models.formats.base import Warn, WeightFormat
-from kvarn.models.formats.config import QuantizationConfig
 from kvarn.models.loading.checkpoint import Checkpoint
+from kvarn.specs.quantization import QuantizationConfig
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _BLOCK = 32

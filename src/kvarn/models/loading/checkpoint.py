@@ -10,8 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from kvarn.kernels.device.memory import GIB, usable_memory
-from kvarn.models.errors import CheckpointError, MissingWeightError, NotEnoughMemoryError, WeightShapeError
-from kvarn.models.families.hf_config import CheckpointKind
+from kvarn.specs.errors import CheckpointError, MissingWeightError, NotEnoughMemoryError, WeightShapeError
+from kvarn.specs.families.hf_config import CheckpointKind
 from kvarn.text.json_file import read_json, validate
 
 Progress = Callable[[str, float], None]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import torch
 
-from kvarn.kernels.activation import Activation
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import LayerNorm, Linear, Norm
@@ -18,106 +16,13 @@ from kvarn.models.formats import WeightFormat, weight_format
 from kvarn.models.loading.checkpoint import Checkpoint
 from kvarn.models.loading.packed_cache import PackedCache
 from kvarn.models.parallel.row import RowParallelLinear
-from kvarn.models.parallel.tensor import Parallel, ParallelError, Shard
-
-Role = Literal["layer", "expert", "head", "router"]
+from kvarn.models.parallel.tensor import Parallel
+from kvarn.specs.place import ParallelError, Shard
+from kvarn.specs.products import LinearSpec, Role
 
 HEAD_QUANTIZATION: Quantization | None = "int8"
 """Form of the output head in all modes; None: it stays plain. docs/guides/quantization.md: costs and savings."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interleaved:
-    """Rows of a weight that stand in pairs, (0, 1), (2, 3), ..., where the kernels pair the first half with the second.
-
-    In each `run` of rows (a head) these are `count` rows from `first` on.
-    """
-
-    run: int
-    first: int
-    count: int
-
-    def order(self, rows: int) -> torch.Tensor:
-        """[rows] int64: the rows as the kernels take them."""
-        own = torch.arange(self.run)
-        pairs = own[self.first : self.first + self.count]
-        own = torch.cat([own[: self.first], pairs[::2], pairs[1::2], own[self.first + self.count :]])
-        return (torch.arange(0, rows, self.run)[:, None] + own).flatten()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grouped:
-    """Rows of a weight that stand by groups (heads), where the kernels want what is of one kind together.
-
-    Each of `groups` has `sizes[0]` rows of the first kind, then `sizes[1]` of the second, and so on.
-    """
-
-    groups: int
-    sizes: tuple[int, ...]
-    ranks: int = 1
-    """The groups are divided evenly among so many; kinds are brought together for each."""
-
-    def order(self, rows: int) -> torch.Tensor:
-        """[rows] int64: the rows as the kernels take them, those of the first rank first."""
-        by_group = torch.arange(rows).view(self.ranks, self.groups // self.ranks, -1)
-        return torch.cat([kind.flatten(1) for kind in torch.split(by_group, list(self.sizes), 2)], 1).flatten()
-
-
-RowOrder = Interleaved | Grouped
-"""Orders of rows in which the kernels do not take them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
-    """One tensor of a linear layer: one output, or several one below the other."""
-
-    name: str
-    """Without `.weight`."""
-    rows: int
-    held: list[range]
-    """This rank's rows of each output, once all rows are in `order`."""
-    order: torch.Tensor | None = None
-    """[rows] int64; None: as they are stored."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearSpec:
-    """A linear layer as the checkpoint stores it, and this rank's part of it."""
-
-    names: tuple[str, ...]
-    """Without `.weight`: one for each output, or a single one that holds them all, one below the other."""
-    outputs: tuple[Shard, ...]
-    inputs: Shard
-    bias: bool = False
-    activation: Activation | None = None
-    """The two outputs are gate and up: the layer gives activation(gate) * up."""
-    interleaved: tuple[RowOrder | None, ...] = ()
-    """Order of each tensor's rows; empty: as the kernels take them."""
-    expert: int | None = None
-    """Each tensor holds the weights of all experts: which of them. Its name is without a suffix."""
-    role: Role = "layer"
-    """Decides on quantization at load; adapters change only role `layer`. A router stays plain, since its choice of
-    experts flips on small errors; so do the rates of a recurrent state, in which errors add up."""
-
-    @property
-    def name(self) -> str:
-        name = "+".join(self.names)
-        return name if self.expert is None else f"{name}.{self.expert}"
-
-    def stacks(self) -> list[Stack]:
-        """The tensors of the checkpoint."""
-        pairs = self.interleaved or (None,) * len(self.names)
-        sizes, held = [each.size for each in self.outputs], [[each.held] for each in self.outputs]
-        if len(self.names) != len(self.outputs):
-            firsts = [sum(sizes[:number]) for number in range(len(sizes))]
-            shifted = zip(firsts, self.outputs, strict=True)
-            held = [[range(first + each.held.start, first + each.held.stop) for first, each in shifted]]
-            sizes = [sum(sizes)]
-        return [
-            Stack(name=name, rows=size, held=own, order=None if each is None else each.order(size))
-            for name, size, own, each in zip(self.names, sizes, held, pairs, strict=True)
-        ]
 
 
 class WeightLoader:
@@ -264,7 +169,7 @@ class WeightLoader:
             shape, expert = (stack.rows, spec.inputs.size), spec.expert
             read, read_expert = self._format.read, self._format.read_expert
             whole = read(stack.name, shape) if expert is None else read_expert(stack.name, expert, shape)
-            whole = whole if stack.order is None else whole.rows(stack.order)
+            whole = whole if stack.order is None else whole.rows(torch.from_numpy(stack.order))
             parts += [whole.rows(rows) for rows in stack.held]
         return parts
 
@@ -285,7 +190,7 @@ class WeightLoader:
                 whole = self._checkpoint.tensor(f"{stack.name}.bias", (stack.rows,))
             else:
                 whole = self._checkpoint.part(f"{stack.name}_bias", spec.expert, (stack.rows,))
-            whole = whole if stack.order is None else whole[stack.order]
+            whole = whole if stack.order is None else whole[torch.from_numpy(stack.order)]
             parts += [whole[rows.start : rows.stop] for rows in stack.held]
         return torch.cat(parts).to(self.dtype)
 

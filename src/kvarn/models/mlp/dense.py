@@ -9,11 +9,9 @@ import torch
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.operations import Operations
 from kvarn.models.attention import LayerStep
-from kvarn.models.families.family import LayerNames
-from kvarn.models.loading.weights import Interleaved, LinearSpec, Role, WeightLoader
+from kvarn.models.loading.weights import WeightLoader
 from kvarn.models.parallel.row import RowParallelLinear
-from kvarn.models.parallel.tensor import Parallel, Shard
-from kvarn.models.spec import DecoderSpec
+from kvarn.specs.mlp import MlpProducts
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,31 +45,8 @@ class DenseMlp:
         return self.gate_up.nbytes + self.down.nbytes
 
     @staticmethod
-    def load(
-        prefix: str,
-        intermediate_size: int,
-        spec: DecoderSpec,
-        names: LayerNames,
-        loader: WeightLoader,
-        role: Role = "layer",
-    ) -> DenseMlp:
-        hidden, parallel = Shard.whole(spec.hidden_size), loader.parallel
-        if role == "expert":
-            inner = _expert_features(intermediate_size, parallel)
-        else:
-            inner = parallel.share(intermediate_size, "intermediate features")
-        gate_up = LinearSpec(
-            names=tuple(f"{prefix}.{name}" for name in names.gate_up),
-            outputs=(inner, inner),
-            inputs=hidden,
-            bias=spec.mlp_bias,
-            activation=spec.activation,
-            role=role,
-        )
-        down = LinearSpec(
-            names=(f"{prefix}.{names.down}",), outputs=(hidden,), inputs=inner, bias=spec.mlp_bias, role=role
-        )
-        return DenseMlp(loader.linear(gate_up), loader.linear(down))
+    def load(products: MlpProducts, loader: WeightLoader, gate: ClampedSwiglu | None = None) -> DenseMlp:
+        return DenseMlp(loader.linear(products.gate_up), loader.linear(products.down), gate)
 
     def forward(
         self,
@@ -97,30 +72,3 @@ class DenseMlp:
 
     def _gate(self, inner: torch.Tensor) -> torch.Tensor:
         return inner if self.gate is None else self.gate(inner)
-
-
-def _expert_features(size: int, parallel: Parallel) -> Shard:
-    if parallel.expert_parallel:
-        return parallel.undivided(size)
-    return parallel.share(size, "intermediate features")
-
-
-def load_stacked_expert(name: str, expert: int, spec: DecoderSpec, loader: WeightLoader) -> DenseMlp:
-    """One expert of tensors that hold all of them, with biases, and gate and up in turn."""
-    hidden, inner = Shard.whole(spec.hidden_size), _expert_features(spec.expert_size, loader.parallel)
-    pairs = Interleaved(run=2 * inner.size, first=0, count=2 * inner.size)
-    gate_up = LinearSpec(
-        names=(f"{name}.gate_up_proj",),
-        outputs=(inner, inner),
-        inputs=hidden,
-        bias=True,
-        activation=None if spec.swiglu else spec.activation,
-        interleaved=(pairs,),
-        expert=expert,
-        role="expert",
-    )
-    down = LinearSpec(
-        names=(f"{name}.down_proj",), outputs=(hidden,), inputs=inner, bias=True, expert=expert, role="expert"
-    )
-    gate = ClampedSwiglu(loader.kernels.operations, *spec.swiglu) if spec.swiglu else None
-    return DenseMlp(loader.linear(gate_up), loader.linear(down), gate)

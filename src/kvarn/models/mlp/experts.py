@@ -11,8 +11,8 @@ import torch
 
 from kvarn.kernels.experts import GroupedExperts
 from kvarn.models.mlp.dense import DenseMlp
-from kvarn.models.parallel.expert_placement import ExpertPlacement
 from kvarn.models.parallel.tensor import Parallel
+from kvarn.specs.expert_placement import ExpertPlacement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Experts:
         parallel, device = self.parallel, x.device
         rank, size = parallel.rank, parallel.world_size
         bounds = [len(x) * each // size for each in range(size + 1)]
-        owners = self.placement.owners(counts)
+        owners = torch.from_numpy(self.placement.owners(counts.numpy()))
         adders = torch.bucketize(tokens.to(counts.device), torch.tensor(bounds[1:-1]), right=True)
         own, added = (owners == rank).nonzero().flatten(), (adders == rank).nonzero().flatten()
         experts = torch.repeat_interleave(counts)[own]

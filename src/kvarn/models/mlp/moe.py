@@ -10,12 +10,12 @@ import torch
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.operations import Operations
 from kvarn.models.attention import LayerStep
-from kvarn.models.families.family import LayerNames
-from kvarn.models.loading.weights import LinearSpec, Role, WeightLoader
-from kvarn.models.mlp.dense import DenseMlp, load_stacked_expert
+from kvarn.models.loading.weights import WeightLoader
+from kvarn.models.mlp.dense import ClampedSwiglu, DenseMlp
 from kvarn.models.mlp.experts import Experts
-from kvarn.models.parallel.tensor import Shard
-from kvarn.models.spec import DecoderSpec
+from kvarn.specs.families.family import LayerNames
+from kvarn.specs.mlp import MoeProducts
+from kvarn.specs.spec import DecoderSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,42 +38,29 @@ class MoeMlp:
 
     @staticmethod
     def load(index: int, prefix: str, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> MoeMlp:
-
-        def gate(name: str, outputs: int, bias: bool = False) -> Linear:
-            shard, hidden = Shard.whole(outputs), Shard.whole(spec.hidden_size)
-            names = (prefix + name,)
-            return loader.linear(LinearSpec(names=names, outputs=(shard,), inputs=hidden, bias=bias, role="router"))
-
-        def mlp(name: str, intermediate_size: int, role: Role) -> DenseMlp:
-            return DenseMlp.load(prefix + name, intermediate_size, spec, names, loader, role)
-
-        shared_size, parallel = spec.shared_expert_size, loader.parallel
-        placement = parallel.expert_placement(index, spec.num_experts)
-        held = tuple(
-            load_stacked_expert(prefix + names.experts, expert, spec, loader)
-            if spec.stacked_experts
-            else mlp(f"{names.experts}.{expert}", spec.expert_size, "expert")
-            for expert in placement.held(parallel.rank)
-        )
+        parallel = loader.parallel
+        own = MoeProducts.of(index, prefix, spec, names, parallel)
+        gate = ClampedSwiglu(loader.kernels.operations, *spec.swiglu) if spec.swiglu else None
+        held = tuple(DenseMlp.load(each, loader, gate) for each in own.experts)
         products = [each.gate_up for each in held], [each.down for each in held]
         together = parallel.world_size == 1
         grouped = loader.kernels.packer.group_experts(*products, spec.swiglu) if together else None
         return MoeMlp(
             spec=spec,
             operations=loader.kernels.operations,
-            router=gate(names.router, spec.num_experts, spec.router.bias),
+            router=loader.linear(own.router),
             choice_bias=loader.plain(prefix + names.choice_bias, (spec.num_experts,)).float().to(loader.device)
             if spec.router.choice_bias
             else None,
             experts=Experts(
                 parallel=parallel,
-                placement=placement,
+                placement=parallel.expert_placement(index, spec.num_experts),
                 held=held,
                 visits=np.zeros(spec.num_experts, dtype=np.int64),
                 grouped=grouped,
             ),
-            shared=mlp(names.shared_expert, shared_size, "layer") if shared_size else None,
-            shared_gate=gate(names.shared_expert_gate, 1) if shared_size and names.shared_expert_gate else None,
+            shared=None if own.shared is None else DenseMlp.load(own.shared, loader),
+            shared_gate=None if own.shared_gate is None else loader.linear(own.shared_gate),
         )
 
     def forward(self, x: torch.Tensor, norm: Norm | None, add_to: torch.Tensor | None, step: LayerStep) -> torch.Tensor:

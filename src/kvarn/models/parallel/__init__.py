@@ -1,6 +1,5 @@
-"""Models divided among ranks: parts of weights, stages of layers, placement of experts."""
+"""Models divided among ranks: how their parts meet (`kvarn.specs.place` says which part a rank holds)."""
 
-from kvarn.models.parallel.pipeline import Stage, StageError
-from kvarn.models.parallel.tensor import Parallel, ParallelError, Shard
+from kvarn.models.parallel.tensor import Parallel
 
-__all__ = ["Parallel", "ParallelError", "Shard", "Stage", "StageError"]
+__all__ = ["Parallel"]

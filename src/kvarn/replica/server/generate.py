@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # these bring torch
     from kvarn.replica.server.experts import ExpertLoads
     from kvarn.replica.server.sleep import SleepingModel
 
+MakeCore = Callable[[EngineParts, Callable[[], float]], EngineCore]
 _GAUGES_EVERY_S = 0.25
 """Interval of the gauges that change with each step; they are shown once a second."""
 
@@ -53,6 +54,7 @@ class GenerateService:
         closing: Called at shutdown, after the executor's.
         floor_of: The least seconds that the device needs for a step.
         sleep: Takes the model off its device once this service is shut down; None: it cannot sleep.
+        make_core: Makes the engine of its parts and clock: a recording one, perhaps.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class GenerateService:
         floor_of: FloorOf = lambda shape: 0.0,
         sleep: Callable[[], SleepingModel] | None = None,
         clock: Callable[[], float] = SYSTEM_CLOCK.now,
+        make_core: MakeCore = EngineCore,
     ) -> None:
         self.sleep = sleep
         self.card = msgspec.structs.replace(card, cache_namespace=parts.namespace)
@@ -78,7 +81,7 @@ class GenerateService:
         self._prefill_server = prefill_server
         self._experts = experts
         self._closing = closing
-        self._core = EngineCore(parts, clock)
+        self._core = make_core(parts, clock)
         self._adapters = None if adapter_host is None else adapter_host(self._core)
         self._clock = clock
         self._answers = EngineAnswers(self._core, floor_of, self._adapter_name, clock)

@@ -12,9 +12,10 @@ from kvarn.config.model import ModelConfig
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.models import CausalEncoder, Decoder, Encoder, load_model
 from kvarn.models.loading.checkpoint import Progress
-from kvarn.models.parallel import Parallel, ParallelError, Stage
+from kvarn.models.parallel import Parallel
 from kvarn.replica.server.cpu import kernel_threads, usable_cores
 from kvarn.replica.spec import ReplicaSpec
+from kvarn.specs.place import ParallelError, Stage
 from kvarn.worker.async_executor import AsyncExecutor
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.ranks.collectives import RankGroup, RankLayout
@@ -68,7 +69,7 @@ def load_part(
     `ParallelError`."""
     config, layout = spec.model_config, layout_of(spec.model_config)
     torch.set_num_threads(_threads(config, usable_cores()))  # for loading; see below for serving
-    stage = Stage(layout.stage(rank), layout.pipeline_parallel_size, group)
+    stage = Stage(layout.stage(rank), layout.pipeline_parallel_size)
     parallel = Parallel(
         layout.shard(rank),
         layout.tensor_parallel_size,
@@ -78,6 +79,7 @@ def load_part(
         expert_load=expert_load,
         redundant_experts=config.experts.num_redundant,
         stage=stage,
+        neighbours=group,
     )
     model = load_model(
         Path(spec.directory),

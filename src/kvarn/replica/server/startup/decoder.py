@@ -26,12 +26,13 @@ from kvarn.models.adapters import load_adapter
 from kvarn.replica.server.adapters import AdapterHost, LoadFunction
 from kvarn.replica.server.cpu import usable_cores
 from kvarn.replica.server.experts import ExpertLoads
-from kvarn.replica.server.generate import GenerateService
+from kvarn.replica.server.generate import GenerateService, MakeCore
 from kvarn.replica.server.kv_tiers import BuiltTiers, build_tiers
 from kvarn.replica.server.prefill.client import PrefillClient
 from kvarn.replica.server.prefill.server import PrefillServer
 from kvarn.replica.server.ranks.parts import context_of, executor_type, keeps_blocks, layout_of
 from kvarn.replica.server.ranks.processes import Begin, KeptBlocks, Loaded, RankProcesses
+from kvarn.replica.server.schedule_file import recording_core
 from kvarn.replica.server.sleep import Rebuild, SleepingModel
 from kvarn.replica.server.startup.memory import check_recurrent, plan_memory, with_planned_context, with_planned_states
 from kvarn.replica.server.startup.phases import Phases, model_card
@@ -124,7 +125,13 @@ def build_decoder(
         closing=[*closing, masks.shutdown],
         floor_of=partial(step_floor_s, costs=model.costs, speeds=speeds),
         sleep=partial(SleepingModel, model, rebuild) if may_sleep else None,
+        make_core=_make_core(spec),
     )
+
+
+def _make_core(spec: ReplicaSpec) -> MakeCore:
+    folder = spec.model_config.engine.schedule_folder
+    return EngineCore if folder is None else partial(recording_core, Path(folder).expanduser(), spec.replica)
 
 
 def _grammar_masks(spec: ReplicaSpec, vocab_size: int) -> GrammarMasks:

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvarn.kernels.activation import Activation
-from kvarn.models.errors import UnsupportedModelError
-from kvarn.models.formats.config import QuantizationConfig
+from kvarn.shapes.activation import Activation
+from kvarn.specs.errors import UnsupportedModelError
+from kvarn.specs.quantization import QuantizationConfig
 from kvarn.text.config_files import CheckpointFile, EndTokens
 
 Layers = Annotated[int, Field(ge=1, le=1024)]

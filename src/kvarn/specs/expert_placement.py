@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True)
@@ -40,23 +41,24 @@ class ExpertPlacement:
         return loads
 
     @cached_property
-    def _table(self) -> torch.Tensor:
-        """[experts, most ranks of one] int64; the last rank repeated."""
+    def _table(self) -> npt.NDArray[np.int64]:
+        """[experts, most ranks of one]; the last rank repeated."""
         width = max(map(len, self.ranks))
-        return torch.tensor([[*ranks, *[ranks[-1]] * (width - len(ranks))] for ranks in self.ranks])
+        return np.array([[*ranks, *[ranks[-1]] * (width - len(ranks))] for ranks in self.ranks])
 
     @cached_property
-    def _num_ranks(self) -> torch.Tensor:
-        return torch.tensor([len(ranks) for ranks in self.ranks])
+    def _num_ranks(self) -> npt.NDArray[np.int64]:
+        return np.array([len(ranks) for ranks in self.ranks])
 
-    def owners(self, counts: torch.Tensor) -> torch.Tensor:
-        """The rank that computes each of N rows sorted by expert, [N] int64. counts: [experts] int64, rows of each.
+    def owners(self, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The rank that computes each of N rows sorted by expert, [N]. counts: [experts], rows of each.
 
         Ranks that hold the same expert take equal parts of its rows, side by side.
         """
-        experts = torch.repeat_interleave(counts)
-        places = torch.arange(len(experts)) - (counts.cumsum(0) - counts)[experts]
-        return self._table[experts, places * self._num_ranks[experts] // counts[experts]]
+        experts = np.repeat(np.arange(len(counts)), counts)
+        places = np.arange(len(experts)) - (counts.cumsum() - counts)[experts]
+        owners: npt.NDArray[np.int64] = self._table[experts, places * self._num_ranks[experts] // counts[experts]]
+        return owners
 
 
 def balance_experts(tokens: Sequence[int], world_size: int, redundant: int = 0) -> ExpertPlacement:

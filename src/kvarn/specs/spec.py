@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvarn.kernels.activation import Activation
-from kvarn.kernels.experts import RouterSpec
+from kvarn.shapes.activation import Activation
 from kvarn.shapes.decoder import DecoderShape, LayerShape
+from kvarn.shapes.router import RouterSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

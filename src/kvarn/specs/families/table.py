@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from kvarn.models.families.family import Family, LayerNames
+from kvarn.specs.families.family import Family, LayerNames
 
 SANDWICH_NORMS = LayerNames(
     attention_output_norm="post_attention_layernorm",

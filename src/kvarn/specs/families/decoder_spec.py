@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from kvarn.kernels.experts import RouterSpec
-from kvarn.models.errors import CheckpointError, UnsupportedModelError, required
-from kvarn.models.families.family import Family
-from kvarn.models.families.hf_config import DecoderConfig, RopeParameters
-from kvarn.models.families.rope import LONGROPE, rope_spec, yarn_scale
-from kvarn.models.families.table import FAMILIES
-from kvarn.models.spec import UNROTATED, DecoderSpec, LayerSpec, RopeSpec
 from kvarn.shapes.attention import AttentionKind, DeltaDimensions, GroupedDimensions, LatentDimensions
+from kvarn.shapes.router import RouterSpec
+from kvarn.specs.errors import CheckpointError, UnsupportedModelError, required
+from kvarn.specs.families.family import Family
+from kvarn.specs.families.hf_config import DecoderConfig, RopeParameters
+from kvarn.specs.families.rope import LONGROPE, rope_spec, yarn_scale
+from kvarn.specs.families.table import FAMILIES
+from kvarn.specs.spec import UNROTATED, DecoderSpec, LayerSpec, RopeSpec
 
 _log = logging.getLogger(__name__)
 

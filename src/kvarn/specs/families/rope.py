@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from kvarn.models.errors import CheckpointError, UnsupportedModelError, required
-from kvarn.models.families.hf_config import RopeParameters
-from kvarn.models.spec import RopeSpec
+from kvarn.specs.errors import CheckpointError, UnsupportedModelError, required
+from kvarn.specs.families.hf_config import RopeParameters
+from kvarn.specs.spec import RopeSpec
 
 LONGROPE = ("longrope", "su")  # names of LongRoPE
 

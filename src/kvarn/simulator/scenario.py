@@ -1,0 +1,255 @@
+"""The scenario: a server's own configuration, modelled replicas in place of devices, traffic, faults, seed, duration.
+
+A what-if is the same scenario with a changed setting (`Scenario.changed`).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+from pydantic import Field, PlainSerializer, PlainValidator, ValidationError, WithJsonSchema, model_validator
+
+from kvarn.config.load import explain_errors
+from kvarn.config.model import ModelConfig
+from kvarn.config.schema import KvarnConfig
+from kvarn.config.section import Section
+from kvarn.config.yaml import parse_yaml
+from kvarn.costs.replica_model import ReplicaModel
+from kvarn.traffic.trace import TraceFormat
+
+_PARSERS: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": msgspec.json.decode}
+
+
+class ScenarioError(ValueError):
+    """The scenario cannot be simulated; the message names the field and what to do."""
+
+
+def _replica_model(value: object) -> ReplicaModel:
+    """A replica as it stands in a file."""
+    if isinstance(value, ReplicaModel):
+        return value
+    if isinstance(value, Mapping):
+        unknown = sorted(set(value) - set(ReplicaModel.__struct_fields__))
+        if unknown:
+            raise ValueError(f"{unknown[0]} is not known of a modelled replica: leave it out")
+    try:
+        return msgspec.convert(value, ReplicaModel, strict=False)  # YAML reads 1e-3 as a text
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{error} (a modelled replica is written by `kvarn bench profile`)") from None
+
+
+ModelledReplica = Annotated[
+    ReplicaModel,
+    PlainValidator(_replica_model),
+    PlainSerializer(msgspec.to_builtins),
+    WithJsonSchema({"type": "object"}),
+]
+
+
+class TrafficConfig(Section):
+    """One stream of requests. Several of them, for one model or several, come together."""
+
+    model: str = ""
+    """Model it asks. Default: the first."""
+
+    preset: str | None = Field(None, min_length=1)
+    """Generator of the traffic, by its name (`kvarn simulate --help` lists them)."""
+
+    trace: str | None = Field(None, min_length=1)
+    """File of recorded traffic."""
+
+    trace_format: TraceFormat = "auto"
+    """Format of that file."""
+
+    rate: float | None = Field(None, gt=0)
+    """Requests a second on average. Default: as recorded, or 1."""
+
+    prompt_tokens: tuple[int, int] = (512, 512)
+    """Tokens of a prompt at least and at most, without preset and trace."""
+
+    output_tokens: tuple[int, int] = (128, 128)
+    """Tokens of an answer at least and at most, without preset and trace."""
+
+    shared_prefix_tokens: int = Field(0, ge=0)
+    """Tokens that all prompts begin with, without preset and trace."""
+
+    tenants: int = Field(1, ge=1, le=10_000)
+    """Tenants that the conversations are of, each as likely."""
+
+    priority: int = Field(0, ge=0, le=10)
+    """Tier of the requests: 0 has latency targets, 10 runs on idle capacity."""
+
+    max_requests: int | None = Field(None, ge=1)
+    """Requests at most. Default: those of the scenario's duration."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> TrafficConfig:
+        if self.preset is not None and self.trace is not None:
+            raise ValueError("traffic has a `preset` or a `trace`: leave one out")
+        for name in ("prompt_tokens", "output_tokens"):
+            low, high = getattr(self, name)
+            if not 1 <= low <= high:
+                raise ValueError(f"{name} must be two numbers of 1 and more, the smaller one first")
+        return self
+
+
+class FaultConfig(Section):
+    """A fault of one replica, at a time or at a rate."""
+
+    kind: Literal["kill", "hang", "slow", "partition"]
+    """`kill`: its process ends. `hang`: it computes nothing. `slow`: its steps take `factor` times as long.
+    `partition`: the gateway does not reach it."""
+
+    model: str = ""
+    """Model of the replica. Default: the first."""
+
+    replica: int | None = Field(None, ge=0)
+    """Number of the replica in the order in which they were started. Default: any that is ready, drawn."""
+
+    at_s: float | None = Field(None, ge=0)
+    """Seconds after the start. Needed unless `per_hour` is given."""
+
+    per_hour: float | None = Field(None, gt=0)
+    """Faults of this kind in an hour on average, at random times, each of a replica that is drawn."""
+
+    lasts_s: float = Field(30.0, gt=0)
+    """Seconds until it is over, of all but `kill`."""
+
+    factor: float = Field(2.0, gt=1)
+    """Factor of a slow replica's steps."""
+
+    @model_validator(mode="after")
+    def _has_a_time(self) -> FaultConfig:
+        if (self.at_s is None) == (self.per_hour is None):
+            raise ValueError("a fault has a time (`at_s`) or a rate (`per_hour`): give one of both")
+        return self
+
+
+class Scenario(Section):
+    """A simulation's inputs, but for conversations that are passed in."""
+
+    name: str = ""
+    """Name in reports."""
+
+    config: KvarnConfig
+    """Configuration as a server has it: models with their engine, replicas, autoscale, routing, failover; slo and
+    admission. Paths of models are not read."""
+
+    replicas: dict[str, ModelledReplica]
+    """A modelled replica of each model, by the model's name."""
+
+    traffic: tuple[TrafficConfig, ...] = ()
+    """Traffic to make."""
+
+    faults: tuple[FaultConfig, ...] = ()
+    """Faults to cause."""
+
+    seed: int = Field(0, ge=0, lt=1 << 63)
+    """Seed of all that is drawn."""
+
+    duration_s: float = Field(600.0, gt=0, le=31 * 86400)
+    """Seconds of traffic; requests that are under way then are played to their end."""
+
+    drain_s: float = Field(600.0, ge=0)
+    """Seconds after `duration_s` at most; requests that are not answered by then have failed."""
+
+    client_timeout_s: float | None = Field(None, gt=0)
+    """Seconds after which a client leaves that has no answer yet. Default: it waits."""
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> Scenario:
+        names = [model.name for model in self.config.models]
+        for model in self.config.models:
+            if model.external is not None:
+                raise ValueError(f"the model {model.name!r} is `external`: only models that Kvarn runs are simulated")
+            if model.name not in self.replicas:
+                raise ValueError(f"no modelled replica of {model.name!r}: give one under `replicas`")
+        for name in self.replicas:
+            if name not in names:
+                raise ValueError(f"`replicas` names {name!r}, which is not among the models")
+        for each in (*self.traffic, *self.faults):
+            if each.model and each.model not in names:
+                raise ValueError(f"traffic or a fault names the model {each.model!r}: name one of {', '.join(names)}")
+        return self
+
+    def changed(self, settings: Iterable[str]) -> Scenario:
+        """The scenario with other values, each `path=value` (`config.models.0.replicas=3`; `config.` may be left out).
+        Raises `ScenarioError`."""
+        raw = self.model_dump(mode="json")
+        for setting in settings:
+            path, separator, value = setting.partition("=")
+            if not separator:
+                raise ScenarioError(f"{setting!r} sets nothing: write it as path=value, such as models.0.replicas=3")
+            keys = path.split(".")
+            root = raw if keys[0] in type(self).model_fields else raw["config"]
+            _set(root, keys, parse_yaml(value), path)
+        return _validated(raw, "scenario")
+
+
+def model_of(scenario: Scenario, name: str) -> ModelConfig:
+    """A model's configuration; empty: the first one's."""
+    return next(each for each in scenario.config.models if not name or each.name == name)
+
+
+def load_scenario(path: Path, resolve: Callable[[Any], Any] = lambda value: value) -> Scenario:
+    """Read a scenario from YAML, JSON or TOML. A replica may be the path of a JSON file, relative to the scenario's;
+    `resolve` makes one of what is neither. Raises `ScenarioError`."""
+    raw = read_mapping(path)
+    replicas = raw.get("replicas")
+    if isinstance(replicas, dict):
+        raw["replicas"] = {
+            name: read_replica(path.parent / each) if isinstance(each, str) else resolve(each)
+            for name, each in replicas.items()
+        }
+    if isinstance(raw.get("config"), str):
+        raw["config"] = read_mapping(path.parent / raw["config"])
+    for each in raw.get("traffic") or ():
+        if isinstance(each, dict) and isinstance(each.get("trace"), str):
+            each["trace"] = str(path.parent / each["trace"])
+    return _validated(raw, str(path))
+
+
+def read_replica(path: Path) -> Any:
+    """A modelled replica's file: the replica itself, or an object that has it as `replica`."""
+    raw = read_mapping(path)
+    return raw.get("replica", raw)
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping of a YAML, JSON or TOML file. Raises `ScenarioError`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = _PARSERS.get(path.suffix, parse_yaml)(text)
+    except OSError as error:
+        raise ScenarioError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, msgspec.DecodeError, ValueError) as error:
+        raise ScenarioError(f"{path} is neither YAML, JSON nor TOML: {error}") from None
+    if not isinstance(found, dict):
+        raise ScenarioError(f"{path} must hold a mapping, such as `config:` and `replicas:`, at its top")
+    return found
+
+
+def _validated(raw: Any, where: str) -> Scenario:
+    try:
+        return Scenario.model_validate(raw)
+    except ValidationError as error:
+        raise ScenarioError(f"{where}: {explain_errors(error)}") from None
+
+
+def _set(place: Any, keys: list[str], value: Any, path: str) -> None:
+    for number, key in enumerate(keys):
+        try:
+            index: Any = int(key) if isinstance(place, list) else key
+            if number == len(keys) - 1:
+                place[index] = value
+                return
+            if place[index] is None:
+                place[index] = {}
+            place = place[index]
+        except (ValueError, KeyError, IndexError, TypeError):
+            raise ScenarioError(f"there is no {'.'.join(keys[: number + 1])} to set ({path})") from None
