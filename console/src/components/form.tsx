@@ -79,7 +79,7 @@ export function RangeField({ value, onChange, min, max, unit, log = true, digits
     onChange(Number(fromPosition(Number(event.currentTarget.value) / STEPS, min, max, log).toPrecision(digits)));
   const type = (event: { currentTarget: { value: string } }): void => {
     const typed = Number(event.currentTarget.value);
-    if (event.currentTarget.value.trim() && typed > 0) onChange(typed);
+    if (event.currentTarget.value.trim() && (log ? typed > 0 : typed >= 0)) onChange(typed);
   };
   return (
     <Frame id={id} {...field}>

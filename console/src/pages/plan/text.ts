@@ -1,5 +1,5 @@
 // The plan in words, and the data of its charts.
-import { bytes, count, duration, money, number, percent, withUnit } from "../../lib/format";
+import { bytes, compact, count, duration, money, number, percent, withUnit } from "../../lib/format";
 import type { SentenceData } from "../../frame/head";
 import type { Candidate, Part, Plan, Quantity } from "./types";
 import type { Question } from "./state";
@@ -7,10 +7,13 @@ import type { Question } from "./state";
 /** A quantity's value with its unit. */
 export function valueText({ value, unit }: Quantity): string {
   if (unit === "bytes") return bytes(value);
-  if (unit === "$" || unit === "USD") return money(value);
-  if (unit.startsWith("$/") || unit.startsWith("USD/")) return `${money(value)}${unit.slice(unit.indexOf("/"))}`;
+  if (/^(\$|USD)/.test(unit)) return `${dollars(value)}${unit.replace(/^(\$|USD)/, "")}`;
+  if (Math.abs(value) >= 1e7) return `${compact(value)}${unit ? ` ${unit}` : ""}`;
   return withUnit(value, unit);
 }
+
+/** Dollars with three digits: `$4.13`, `$0.328`. */
+export const dollars = (value: number): string => (value !== 0 && Math.abs(value) < 1 ? `$${number(value)}` : money(value));
 
 /** `± 12 %`, `exact`, or empty where the error is not known. */
 export function errorText({ error }: Quantity): string {
@@ -24,23 +27,26 @@ export const sumOf = (parts: Part[]): number => parts.reduce((sum, part) => sum 
 export const picked = (plan: Plan, name: string): Candidate | undefined => plan.candidates.find((each) => each.name === name) ?? plan.candidates[0];
 
 /** Who serves what for how much, in a sentence; or why nothing does. */
-export function planSentence(plan: Plan, asked: Question): SentenceData {
+export function planSentence(plan: Plan, asked: Question, titleOf: TitleOf): SentenceData {
   const best = plan.candidates[0];
   const traffic = `${number(asked.rate)} requests/s of ${plan.model}`;
   if (!best) {
     const why = plan.rejected[0];
     return { level: "bad", text: `Nothing that was considered serves ${traffic} within the targets${why ? `: ${why.name}: ${withoutDot(why.reason)}` : ""}.` };
   }
-  const cost = `${money(best.money.total.value)} an hour, ${money(best.money.per_million_tokens.value)} for a million tokens`;
+  const cost = `${dollars(best.money.total.value)} an hour, ${dollars(best.money.per_million_tokens.value)} for a million tokens`;
   const held = `TTFT p${number(100 * asked.percentile)} ${duration(best.ttft.value)} of ${duration(asked.ttft)}, TPOT ${duration(best.tpot.value)} of ${duration(asked.tpot)}`;
-  return { level: "good", text: `${deviceText(best)} ${best.devices === 1 ? "serves" : "serve"} ${traffic} for ${cost}; ${held}.` };
+  return { level: "good", text: `${deviceText(best, titleOf)} ${best.devices === 1 ? "serves" : "serve"} ${traffic} for ${cost}; ${held}.` };
 }
 
 const withoutDot = (text: string): string => text.replace(/\.$/, "");
 
-/** `2 × h100`. */
-export function deviceText(of: Candidate): string {
-  return `${number(of.devices)} × ${of.layout.device}`;
+/** Title of a device by its name. */
+export type TitleOf = (device: string) => string;
+
+/** `2 × H100 SXM`. */
+export function deviceText(of: Candidate, titleOf: TitleOf): string {
+  return `${number(of.devices)} × ${titleOf(of.layout.device)}`;
 }
 
 /** How the replicas are made: `TP 2, 3 replicas, int8 weights, fp8 cache`. */
