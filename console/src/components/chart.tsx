@@ -119,7 +119,7 @@ export function Chart(props: ChartProps) {
             <span key={line.name}>
               {shown.length > 1 && <span class={`line-key line-key-${index + 1}`} aria-hidden="true" />}
               {shown.length > 1 && `${line.name} `}
-              <b>{withUnit(valueOf(line), withValue)}</b>
+              {(!over || at !== null || shown.length < 2) && <b>{withUnit(valueOf(line), withValue)}</b>}
             </span>
           ))}
         </span>
@@ -156,7 +156,8 @@ type Drawing = Required<Pick<ChartProps, "unit" | "thresholds" | "marks" | "heig
 function options(drawing: Drawing, onHover: (index: number | null) => void): uPlot.Options {
   const { unit, shown, over, thresholds, marks, span, height, width } = drawing;
   const axis = { stroke: colour("--quiet"), font: FONT, ticks: { show: false } };
-  const labelled = shown.length > 1 && shown.length < 4 && width > 320;
+  const apart = !over || new Set(shown.map((line) => lastKnown(line.values))).size === shown.length;
+  const labelled = shown.length > 1 && shown.length < 4 && width > 320 && apart;
   const timeText = (at: number): string => (span && span[1] - span[0] > 172_800 ? dateTime(at).slice(5, 10) : clock(at, false));
   const places = (_plot: uPlot, values: (number | null)[]): string[] =>
     values.map((at) => (at === null ? "" : over ? onAxis(at, over.unit ?? "") : timeText(at)));
@@ -164,7 +165,7 @@ function options(drawing: Drawing, onHover: (index: number | null) => void): uPl
   return {
     width,
     height,
-    padding: [8, width > 320 ? NAME_WIDTH : 12, 0, 0],
+    padding: [8, width > 320 && (labelled || !over) ? NAME_WIDTH : 12, 0, 0],
     legend: { show: false },
     cursor: { ...(over ? {} : { sync: { key: "page" } }), y: false, points: { size: 6 }, drag: { x: false, y: false } },
     scales: { x: { time: !over, ...(over?.log ? { distr: 3 as const } : {}), ...(span ? { range: () => span } : {}) }, y: { range: () => [0, most > 0 ? most * 1.08 : 1] } },
