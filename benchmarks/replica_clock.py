@@ -104,7 +104,7 @@ class ClockReplica:
         watcher = router.add(name, config)
         self.candidate = router.candidates[name]
         self.candidate.update(self.service.stats(), 0.0)
-        self.publisher = BlockEventPublisher(self.service.block_places, self._deliver, self.clock.now)
+        self.publisher = BlockEventPublisher(self.service.block_places, self._deliver, self.clock)
         self._reader = None
         if watcher is not None and tells:
             self._reader = BlockEventReader(watcher, lambda: self.publisher.subscribe(0, wanted=True))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from block_watcher import SetWatcher, names_in
 from engine_world import World
+from kvarn.clock.virtual import VirtualClock
 from kvarn.engine.memory.block_inventory import BlockInventory, packed
 from kvarn.replica.client.block_events import BlockEventReader
 from kvarn.replica.server import block_events
@@ -35,13 +36,13 @@ class Gateways:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.now = 0.0
+        self.clock = VirtualClock()
         self.watchers: dict[int, SetWatcher] = {}
         self.readers: dict[int, BlockEventReader] = {}
         self.events: list[tuple[int, BlockEvents]] = []
         self.asked: list[int] = []
         self.cache = WatchedCache(world)
-        self.publisher = BlockEventPublisher([self.cache], self._send, lambda: self.now)
+        self.publisher = BlockEventPublisher([self.cache], self._send, self.clock)
 
     def _send(self, gateway: int, event: BlockEvents) -> bool:
         if gateway in self.readers:
@@ -127,14 +128,14 @@ def test_events_are_gathered_while_the_engine_works_and_cost_nothing_where_nobod
     assert gateways.cache.held is None and not gateways.events
     gateways.join(0)
     gateways.deliver()
-    gateways.now = 1.0
+    gateways.clock.move_to(1.0)
     gateways.publisher.flush()
     world.submit("heard", [9] * 100)
     while world.engine.has_work():
         world.step()
         gateways.publisher.send_due(idle=False)
     assert not gateways.events
-    gateways.now += block_events.SEND_EVERY_S
+    gateways.clock.sleep(block_events.SEND_EVERY_S)
     gateways.publisher.send_due(idle=False)
     assert len(gateways.events) == 1
     gateways.deliver()

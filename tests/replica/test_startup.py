@@ -35,7 +35,7 @@ def test_a_context_is_lowered_to_what_fits_and_used_to_its_end(
     """10 MiB of memory, of which the weights take some 6; one trained context takes 4."""
     if "tensor_parallel_size" in settings:
         pytest.importorskip("kvarn.kernels.cpu._native", reason="needs compiled kernels")
-    monkeypatch.setattr("kvarn.worker.memory.usable_memory", lambda: 10 * 1024**2)
+    monkeypatch.setattr("kvarn.replica.server.startup.memory.usable_memory", lambda: 10 * 1024**2)
     service = build(
         ASSETS / "kvarn-demo", kv_cache_gib=None, max_context_length=None, dtype="bfloat16", engine={}, **settings
     )

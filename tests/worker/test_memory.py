@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvarn.costs.cache_plan import CacheTooLargeError, CacheTooSmallError, GpuBudget, plan_cache, step_bytes
+from kvarn.costs.device_memory import DRIVER_BYTES, DeviceMemory
 from kvarn.kernels.batch import HeadShape
-from kvarn.kernels.device.memory import DRIVER_BYTES, DeviceMemory, usable_memory
+from kvarn.kernels.device.memory import usable_memory
 from kvarn.models import Decoder, DecoderSpec
 from kvarn.shapes import BLOCK_SIZE, KvDtype
 from kvarn.shapes.attention import AttentionKind, DeltaDimensions, GroupedDimensions
-from kvarn.worker.errors import CacheTooLargeError, CacheTooSmallError
-from kvarn.worker.memory import GpuBudget, plan_cache, step_bytes
 
 GIB = 1024**3
 
@@ -37,7 +37,9 @@ def with_attention(spec: DecoderSpec, *kinds: AttentionKind) -> DecoderSpec:
 
 def test_a_given_size_is_used_in_full(spec: DecoderSpec) -> None:
     for gib, dtype, expected in ((1, "bfloat16", GIB // 6144), (0.5, "float32", GIB // 2 // 12288)):
-        blocks = plan_kv_blocks(spec, dtype, kv_cache_gib=gib, max_num_seqs=1, max_context_length=512)
+        blocks = plan_kv_blocks(
+            spec, dtype, kv_cache_gib=gib, memory_bytes=16 * GIB, max_num_seqs=1, max_context_length=512
+        )
         assert blocks == expected
 
 
@@ -104,7 +106,7 @@ def test_a_size_that_the_weights_do_not_leave_is_not_advised(spec: DecoderSpec) 
         plan_cache(spec, "bfloat16", kv_cache_gib=1, max_context_length=context // 2, **size)
 
 
-GPU_SIZES = {"kv_cache_gib": None, "max_num_seqs": 10**9, "max_context_length": 16}
+GPU_SIZES = {"kv_cache_gib": None, "memory_bytes": 0, "max_num_seqs": 10**9, "max_context_length": 16}
 
 
 @given(

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from kvarn.config.model import ModelConfig
+from kvarn.costs.cache_plan import CacheTooSmallError, plan_cache
 from kvarn.engine.plan import BlockUpdate, Row, StateSave, StepPlan
 from kvarn.models import Decoder, DecoderSpec, UnsupportedModelError, load_model
 from kvarn.replica.server.build import build_service
@@ -25,9 +26,8 @@ from kvarn.shapes import BLOCK_SIZE
 from kvarn.shapes.attention import DeltaDimensions
 from kvarn.wire.messages import StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker.errors import CacheTooSmallError, PlanError
+from kvarn.worker.errors import PlanError
 from kvarn.worker.executor import InProcessExecutor
-from kvarn.worker.memory import plan_cache
 from tiny_checkpoints import make_decoder
 
 GIB = 1024**3

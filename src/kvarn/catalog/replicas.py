@@ -22,7 +22,8 @@ _LIFE = (ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.STARTING, Repli
 
 class ReplicaSet(Mapping[str, ReplicaClient]):
     """By name: the machine's and the model's, and a number where there are several. `routing`: how one is chosen; None:
-    it is chosen elsewhere. `adapters`: of the model, as long as no replica has told of its own."""
+    it is chosen elsewhere. `adapters`: of the model, as long as no replica has told of its own. `seed`: of the router's
+    chance."""
 
     def __init__(
         self,
@@ -32,8 +33,10 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         engine: EngineConfig | None = None,
         adapters: Iterable[AdapterInfo] = (),
         clock: Clock = SYSTEM_CLOCK,
+        seed: int | None = None,
     ) -> None:
         self.clock = clock
+        self._seed = seed
         self._routing = routing
         self._engine = engine
         self._clients: dict[str, ReplicaClient] = {}
@@ -174,7 +177,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     def _count_changed(self) -> None:
         """Have replicas tell of their caches as long as there are several."""
         if len(self._clients) > 1 and self._routing is not None:
-            self.router = self.router or Router(self._routing.policy)
+            self.router = self.router or Router(self._routing.policy, self._seed)
             for name, client in self._clients.items():
                 if name not in self.router.candidates:
                     client.watch_blocks(self.router.add(name, self._engine))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,11 +13,11 @@ from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.config.model import ModelConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.checkpoints import Checkpoints, find_checkpoints
-from kvarn.fleet.desired import CandidateVersion, Desired, DesiredModels, ReplicaCounts, replicas_of
+from kvarn.fleet.desired import CandidateVersion, Desired, DesiredModels, ReplicaCounts
 from kvarn.fleet.engines import Engines
 from kvarn.fleet.launch.launcher import Launcher
 from kvarn.fleet.placement.places import LaunchError
-from kvarn.fleet.reconciler import Activate, Drain, Observed, Sleep, Start, Target, plan
+from kvarn.fleet.reconciler import Activate, Drain, Observed, Sleep, Start, Target, plan, target_of
 from kvarn.fleet.supervision.lifecycle import LEAVING
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.fleet.versions import BindVersion, FleetListener, ServedVersion, VersionTable
@@ -181,18 +180,15 @@ class FleetController:
     def _target(self, desired: Desired, unclaimed: set[str]) -> Target | None:
         """The target of a model; None: its replicas stay, as its version is being prepared, it is a pair of engines, or
         replicas of an earlier controller are unclaimed."""
-        name, update, rolled_out = desired.model.name, desired.model.update, desired.candidate
+        name, rolled_out = desired.model.name, desired.candidate
         version = self._versions.find(desired) or self._versions.serving(name)
         candidate = None if rolled_out is None else self._candidate(desired, rolled_out)
         is_pair = desired.model.disaggregation is not None and not desired.version
         if version is None or is_pair or name in unclaimed:
             return None
         count, pool = self._counts.count(version.desired, self._running(name)), self._counts.pool(name)
-        target = Target(name, version.desired.version, count, pool, update.max_surge, update.max_unavailable)
-        if rolled_out is None or candidate is None:
-            return target
-        beside = replicas_of(rolled_out.share, count)
-        return replace(target, candidate=rolled_out.version, candidate_replicas=beside)
+        beside = rolled_out if candidate is not None else None
+        return target_of(desired.model, version.desired.version, count, pool, beside)
 
     async def _take_over(self) -> bool:
         """Begin to look after the fleet; returns whether the running replicas are known."""

@@ -12,9 +12,12 @@ given up, the two versions are those of an update.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from kvarn.config.model import ModelConfig
+from kvarn.fleet.desired import CandidateVersion, replicas_of
 from kvarn.fleet.supervision.lifecycle import LEAVING, WAITING
 from kvarn.replica.client.protocol import ReplicaState
 
@@ -34,6 +37,17 @@ class Target:
     is 0, or nothing could ever change."""
     candidate: int | None = None  # the version that is rolled out beside `version`
     candidate_replicas: int = 0
+
+
+def target_of(
+    model: ModelConfig, version: int, replicas: int, pool: int = 0, candidate: CandidateVersion | None = None
+) -> Target:
+    """The target of a model, with as many replicas of a candidate as its share of the requests needs."""
+    target = Target(model.name, version, replicas, pool, model.update.max_surge, model.update.max_unavailable)
+    if candidate is None:
+        return target
+    beside = replicas_of(candidate.share, replicas)
+    return dataclasses.replace(target, candidate=candidate.version, candidate_replicas=beside)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class MemoryTier:
         self.evictions = 0
         self._tenant_slots = tenant_slots
         # Pages come when they are written.
-        self._memory = memory or memoryview(mmap.mmap(-1, num_slots * block_bytes))
+        self._memory = memoryview(mmap.mmap(-1, num_slots * block_bytes)) if memory is None else memory
         self._free = list(range(num_slots - 1, -1, -1))
         self._entries: dict[bytes, _Entry] = {}
         self._idle: OrderedDict[bytes, None] = OrderedDict()

@@ -20,6 +20,8 @@ from kvarn.rollouts.gates import Gates, read_config
 from kvarn.routing.model_choice import version_name
 from kvarn.wire.rollouts import ComparedAnswers, RequestOutcome, RolloutDecision
 
+FOLLOW_S = 2.5
+"""Seconds within which all processes follow a decision. A version that was rolled back keeps its replicas as long."""
 _MAX_SHOWN = 32
 """Compared answers that are kept: they are written with the rollout at each change."""
 
@@ -125,6 +127,13 @@ class Rollout(msgspec.Struct, kw_only=True):
         """Ready replicas that the candidate still needs for the requests of the next step. `serving`: the stable
         version's ready replicas; `ready`: its own."""
         return max(0, replicas_of(self.next_share, serving) - ready)
+
+    def wanted(self, now: float) -> tuple[int, float] | None:
+        """The version that has replicas for this rollout at Unix second `now`, and the share of the requests they are
+        for."""
+        if self.ended and now >= self.log[-1].at + FOLLOW_S:
+            return None
+        return self.versions[1], self.next_share
 
     @property
     def began(self) -> float:

@@ -25,8 +25,6 @@ from kvarn.store.repositories.rollouts import (
     take_command,
 )
 
-FOLLOW_S = 2.5
-"""Seconds within which all processes follow a decision. A version that was rolled back keeps its replicas as long."""
 _LEASE = "rollouts"
 _LEASE_S = 15.0
 
@@ -106,7 +104,7 @@ class RolloutStore:
         had. A promotion of the deployment and the deletion of counted samples are in the same transaction."""
         model, before = rollout.model, self._known.get(rollout.model)
         state = msgspec.json.decode(msgspec.json.encode(rollout))  # as the database gives it: tuples are lists
-        candidate, counted = candidate_of(rollout, now), list(self._counted.get(model, []))
+        candidate, counted = rollout.wanted(now), list(self._counted.get(model, []))
         changed = before != state or self._candidates.get(model, candidate) != candidate
         if changed or counted:
             async with self._store.transaction() as session:
@@ -150,11 +148,3 @@ class RolloutStore:
         if self._held:
             await leases.give_back(self._store, _LEASE, self._holder)
         self._held, self._renew_at = False, 0.0
-
-
-def candidate_of(rollout: Rollout, now: float) -> tuple[int, float] | None:
-    """The deployment's version that has replicas for a rollout at Unix second `now`, and the share of the requests they
-    are for."""
-    if rollout.ended and now >= rollout.log[-1].at + FOLLOW_S:
-        return None
-    return rollout.versions[1], rollout.next_share

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvarn.admission.engine_load import Reservation
@@ -34,6 +35,24 @@ class ReplicaChoice:
     def end(self) -> None:
         if self.reservation is not None:
             self.reservation.end()
+
+
+def choose_admitted(
+    first: ReplicaChoice,
+    choose: Callable[[set[str]], ReplicaChoice | None],
+    refuses: Callable[[ReplicaChoice], bool],
+) -> ReplicaChoice:
+    """A choice or, where its replica would refuse the request, the next best that would not; the choice all the same
+    where each would. `choose`: the best but for replicas of these names."""
+    if not refuses(first):
+        return first
+    refusing = {first.replica}
+    while (other := choose(refusing)) is not None:
+        if not refuses(other):
+            return other
+        other.end()
+        refusing.add(other.replica)
+    return first
 
 
 class ReplicaBlocks:

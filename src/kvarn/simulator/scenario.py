@@ -172,9 +172,9 @@ class Scenario(Section):
         for name in self.replicas:
             if name not in names:
                 raise ValueError(f"`replicas` names {name!r}, which is not among the models")
-        for each in (*self.traffic, *self.faults):
-            if each.model and each.model not in names:
-                raise ValueError(f"traffic or a fault names the model {each.model!r}: name one of {', '.join(names)}")
+        for asked in [*(each.model for each in self.traffic), *(each.model for each in self.faults)]:
+            if asked and asked not in names:
+                raise ValueError(f"traffic or a fault names the model {asked!r}: name one of {', '.join(names)}")
         return self
 
     def changed(self, settings: Iterable[str]) -> Scenario:

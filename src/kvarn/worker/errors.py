@@ -7,14 +7,6 @@ class WorkerError(Exception):
     """Base of the worker's errors."""
 
 
-class CacheTooSmallError(WorkerError):
-    """KV cache too small for one sequence of the longest length."""
-
-
-class CacheTooLargeError(WorkerError):
-    """KV cache larger than the machine's memory."""
-
-
 class ContextTooLongError(WorkerError):
     """Context longer than the model was trained for."""
 

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 import numpy.typing as npt
 import torch
 
+from kvarn.costs.cache_plan import captured_bytes
 from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.device.graphs import StepGraphs, recorder_for
 from kvarn.kernels.device.memory import device_allocations
@@ -17,7 +18,6 @@ from kvarn.models import Decoder
 from kvarn.models.decoder import HiddenStates
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.worker.errors import ReplayAllocationError
-from kvarn.worker.memory import captured_bytes
 from kvarn.worker.model_runner import Compute, ModelRunner, RunnerOptions
 from kvarn.worker.step_batch import StepBatch
 from kvarn.worker.step_sizes import BUCKETS, captured_width

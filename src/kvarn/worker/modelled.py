@@ -40,7 +40,8 @@ def shape_of(plan: StepPlan) -> StepShape:
 
 class ModelledExecutor:
     """Runs plans one after the other. `seconds` gives a step's duration (`StepTimes.seconds`, for one); `clock`
-    sleeps until it has ended; where a mask forbids `next_token`'s, the next token that it allows is drawn."""
+    sleeps until it has ended; where a mask forbids `next_token`'s, the next token that it allows is drawn. `transfer`
+    moves the blocks of a plan to and from a tier, and returns the seconds that this adds to the step."""
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class ModelledExecutor:
         num_blocks: int = 4096,
         max_context_length: int = 4096,
         max_in_flight: int = 1,
+        transfer: Callable[[StepPlan], float] | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.max_context_length = max_context_length
@@ -58,21 +60,26 @@ class ModelledExecutor:
         self._seconds = seconds
         self._clock = clock
         self._next_token = next_token
-        self._submitted: deque[tuple[StepPlan, float, float]] = deque()  # plans, how long each takes, and when it ends
+        self._transfer = transfer
+        self._submitted: deque[tuple[StepPlan, float, float, float]] = deque()
+        """Plans, how long each takes, how much of it blocks are moved, and when it ends."""
         self._free_at = 0.0
         self._last_tokens: dict[int, int] = {}  # by slot: a plan made before the token was known refers to it
         self._sequences: dict[int, NewSequence] = {}  # by slot
 
     def submit(self, plan: StepPlan) -> None:
-        elapsed_s = self._seconds(shape_of(plan))
+        transfer_s = 0.0
+        if self._transfer is not None and (plan.kv_stores or plan.kv_loads):
+            transfer_s = self._transfer(plan)
+        elapsed_s = self._seconds(shape_of(plan)) + transfer_s
         if self._clock is not None:
             self._free_at = max(self._clock.now(), self._free_at) + elapsed_s
-        self._submitted.append((plan, elapsed_s, self._free_at))
+        self._submitted.append((plan, elapsed_s, transfer_s, self._free_at))
 
     def collect(self) -> StepResult:
         if not self._submitted:
             raise ProtocolError("no plan was submitted: there is no result to collect")
-        plan, elapsed_s, ends = self._submitted.popleft()
+        plan, elapsed_s, transfer_s, ends = self._submitted.popleft()
         for slot in plan.releases:
             del self._sequences[slot]
         for new in plan.new_sequences:
@@ -80,7 +87,7 @@ class ModelledExecutor:
         rows = [self._row(row, plan.masks.get(row.slot)) for row in plan.rows]
         if self._clock is not None:
             self._clock.sleep(max(0.0, ends - self._clock.now()))
-        return StepResult(plan.step, rows, elapsed_s)
+        return StepResult(plan.step, rows, elapsed_s, transfer_s)
 
     def shutdown(self) -> None:
         self._submitted.clear()

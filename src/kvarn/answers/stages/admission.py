@@ -19,6 +19,7 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.routing.model_choice import RequestFeatures
+from kvarn.routing.router import choose_admitted
 from kvarn.wire.openai.errors import ApiError
 
 CODE_BUSY = "server_busy"
@@ -131,17 +132,17 @@ class AdmissionStage:
             turn.go_to(again)
             first = again
         chosen = self._replica(turn.model, turn.replica)
-        if len(replicas) < 2 or first is None or route is None or not _would_refuse(chosen, turn):
+        if len(replicas) < 2 or first is None or route is None:
             return chosen
-        refusing = {chosen.name}
-        while (choice := replicas.choose(dataclasses.replace(route, excluded=refusing))) is not None:
-            other = self._replica(turn.model, choice.replica)
-            if not _would_refuse(other, turn):
-                turn.go_to(choice)
-                return other
-            choice.end()
-            refusing.add(choice.replica)
-        return chosen
+        best = choose_admitted(
+            first,
+            lambda refusing: replicas.choose(dataclasses.replace(route, excluded=refusing)),
+            lambda choice: _would_refuse(self._replica(turn.model, choice.replica), turn),
+        )
+        if best is first:
+            return chosen
+        turn.go_to(best)
+        return self._replica(turn.model, best.replica)
 
     def _replica(self, model: str, replica: str) -> ReplicaAdmission:
         served, found = self._models[model].version_of(replica), self._replicas.get(replica)

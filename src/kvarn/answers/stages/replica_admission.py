@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from kvarn.admission.controller import AdmissionController, Refusal, Rules
+from kvarn.admission.controller import Refusal
 from kvarn.admission.demand import Demand
-from kvarn.admission.engine_load import EngineLoad
-from kvarn.admission.traffic import Traffic
+from kvarn.admission.engine_admission import POLL_S, EngineAdmission
 from kvarn.answers.record import RequestRecord
 from kvarn.answers.turn import Outcome, Turn
 from kvarn.catalog.client_left import ClientLeft, until_client_leaves
@@ -15,9 +14,6 @@ from kvarn.catalog.models import ServedModel
 from kvarn.config.schema import KvarnConfig
 from kvarn.observe.admission import AdmissionMetrics
 
-POLL_S = 0.01
-"""Period of looks at waiting requests. An end is noticed at once; this is for the prompts that an engine has
-computed meanwhile, and for those that wait too long."""
 MANY_TOKENS = 1 << 20  # more than any answer has
 
 
@@ -26,20 +22,8 @@ class ReplicaAdmission:
 
     def __init__(self, config: KvarnConfig, model: ServedModel, replica: str, metrics: AdmissionMetrics) -> None:
         client = model.replicas[replica]
-        self.slo = slo = config.slo_of(model.config)
-        engine, card = model.config.engine, client.card
-        rules = Rules(
-            ttft_target_s=slo.ttft_target_s,
-            tpot_target_s=slo.tpot_target_s,
-            load_shedding=config.sheds_load(model.config),
-            max_queue=config.admission.max_queue,
-            max_queue_s=config.admission.max_queue_s,
-        )
-        if card is not None and card.max_num_seqs:  # perhaps fewer than configured
-            engine = engine.model_copy(update={"max_num_seqs": card.max_num_seqs})
-        load = EngineLoad(engine, slo.tpot_target_s)
-        self.traffic = Traffic(engine.input_token_weight, engine.output_token_weight)
-        self.controller = AdmissionController(rules, load, self.traffic, engine.priority_ageing_s)
+        self._admission = EngineAdmission(config, model.config, client.card)
+        self.controller, self.slo = self._admission.controller, self._admission.slo
         self.model = model.name
         self._clock = model.clock
         self.name = replica
@@ -56,15 +40,14 @@ class ReplicaAdmission:
 
     def demand_of(self, turn: Turn) -> Demand:
         """The capacity of this engine that a turn would need."""
-        tenant, choice = turn.record.principal.organization_id, turn.replica_choice
-        cached = None if choice is None or choice.replica != self.name else choice.cached_tokens
-        expected = self.traffic.expected_prompt(turn.prompt_tokens)
-        return Demand(
-            tenant=tenant,
-            weight=turn.record.principal.weight,
+        choice, principal = turn.replica_choice, turn.record.principal
+        return self._admission.demand(
+            tenant=principal.organization_id,
+            weight=principal.weight,
             priority=turn.priority,
-            prompt_tokens=expected if cached is None else max(1.0, turn.prompt_tokens - cached),
-            output_tokens=self.traffic.expected_output(tenant, turn.max_output_tokens),
+            prompt_tokens=turn.prompt_tokens,
+            cached_tokens=None if choice is None or choice.replica != self.name else choice.cached_tokens,
+            max_output_tokens=turn.max_output_tokens,
             sequences=turn.sequences,
             arrival_s=turn.record.timeline.received_s,
         )
@@ -72,12 +55,12 @@ class ReplicaAdmission:
     def expected_demand(self, record: RequestRecord, prompt_tokens: int) -> Demand:
         """The capacity that a request that came now would need, by the length of its prompt alone."""
         principal = record.principal
-        return Demand(
+        return self._admission.demand(
             tenant=principal.organization_id,
             weight=principal.weight,
             priority=principal.priority,
-            prompt_tokens=self.traffic.expected_prompt(prompt_tokens),
-            output_tokens=self.traffic.expected_output(principal.organization_id, MANY_TOKENS),
+            prompt_tokens=prompt_tokens,
+            max_output_tokens=MANY_TOKENS,
             arrival_s=self._clock.now(),
         )
 

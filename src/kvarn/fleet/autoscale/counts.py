@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """What a look finds of one model. A version that is rolled out is left out: it runs beside what is needed."""
+    """Load of one model at a look. A version that is rolled out is left out: it runs beside what is needed."""
 
     name: str
     config: ModelConfig

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.supervision.restart import RestartPauses
 from kvarn.replica.client.protocol import ReplicaState
 
@@ -57,6 +58,14 @@ class LifecycleTimeouts:
     """The first pause before a restart; see `RestartPauses`."""
     max_backoff_s: float = 30.0
     """The longest one. A run that was ready for longer has worked, though no request came."""
+
+    @classmethod
+    def of(cls, config: ReplicaConfig) -> LifecycleTimeouts:
+        return cls(
+            launch_s=config.start_timeout_s,
+            backoff_s=config.restart_backoff_s,
+            max_backoff_s=max(config.restart_backoff_s, config.max_restart_backoff_s),
+        )
 
 
 class ReplicaLifecycle:

@@ -375,12 +375,4 @@ class EngineSupervisor:
 
     @staticmethod
     def _new_lifecycle(config: ReplicaConfig, last_run: int, *, in_pool: bool) -> ReplicaLifecycle:
-        return ReplicaLifecycle(
-            LifecycleTimeouts(
-                launch_s=config.start_timeout_s,
-                backoff_s=config.restart_backoff_s,
-                max_backoff_s=max(config.restart_backoff_s, config.max_restart_backoff_s),
-            ),
-            in_pool=in_pool,
-            last_run=last_run,
-        )
+        return ReplicaLifecycle(LifecycleTimeouts.of(config), in_pool=in_pool, last_run=last_run)

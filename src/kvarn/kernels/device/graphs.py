@@ -9,6 +9,8 @@ from contextlib import suppress
 
 import torch
 
+from kvarn.costs.cache_plan import MAX_CAPTURED as MAX_CAPTURED
+
 _log = logging.getLogger(__name__)
 
 Step = Callable[[], tuple[torch.Tensor, ...]]
@@ -18,8 +20,6 @@ Captured = tuple[Callable[[], None], tuple[torch.Tensor, ...]]
 RUNS_BEFORE_CAPTURE = 2
 """So often a step runs as it is before it is captured: nothing is captured at start, where it would hold up the first
 answers, nor for what happens once."""
-MAX_CAPTURED = 64
-"""Graphs at most: the driver keeps memory of the device for each kernel of each graph."""
 MIN_FREE_BYTES = 512 * 1024**2
 """Memory of the device that must be free for a capture."""
 

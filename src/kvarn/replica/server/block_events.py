@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvarn.clock import SYSTEM_CLOCK
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.engine.memory.block_inventory import BlockInventory, BlockPlace
 from kvarn.wire.block_events import NAME_BYTES, BlockEvents
 
@@ -25,13 +25,13 @@ class BlockEventPublisher:
         self,
         places: Sequence[BlockPlace],
         send: Callable[[int, BlockEvents], bool],
-        clock: Callable[[], float] = SYSTEM_CLOCK.now,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._places = places
         self._held: BlockInventory | None = None  # none while no gateway process wants events
         self._send = send
-        self._clock = clock
-        self._epoch = int(SYSTEM_CLOCK.time() * 1e9)
+        self._clock = clock.now
+        self._epoch = int(clock.time() * 1e9)
         self._sequences: dict[int, int] = {}
         """Number of the next event, by gateway process that wants events."""
         self._due_s = 0.0

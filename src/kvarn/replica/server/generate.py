@@ -189,6 +189,10 @@ class GenerateService:
             stats = self._experts.enter(stats)
         return stats if self._costs is None else _with_work(stats, self._costs)
 
+    def check_integrity(self) -> None:
+        """Recount all that is held. Valid between steps. Raises `IntegrityError`."""
+        self._core.check_integrity()
+
     def shutdown(self) -> None:
         if self._adapters is not None:
             self._adapters.close()

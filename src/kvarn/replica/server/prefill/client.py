@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import zmq
@@ -24,6 +24,7 @@ from kvarn.kvstore import BadBlockError, TieredStore
 from kvarn.kvstore.fetch import Fetch
 from kvarn.kvstore.record import BlockId, parse_header, tenant_digest
 from kvarn.replica.connection_monitor import ConnectionMonitor
+from kvarn.replica.server.prefill.jobs import PrefillJob, PrefillJobs
 from kvarn.replica.server.prefill.messages import (
     VERSION,
     Ask,
@@ -43,18 +44,14 @@ from kvarn.wire.sampling import SamplingParams
 
 _COMMANDS = "inproc://commands"
 _CLOSE = b""
-_SMOOTHING = 0.3
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Job:
+class _Job(PrefillJob):
     fetch: Fetch
     names: list[bytes]
-    tokens: int
-    asked_s: float
-    missing: set[int] = field(default_factory=set)
 
 
 class PrefillClient:
@@ -66,9 +63,8 @@ class PrefillClient:
         self._greeting = Greeting(VERSION, model, block_bytes)
         self._lock = threading.Lock()
         """Guards the jobs, the counts and the generation, which the client's own thread alone writes."""
-        self._jobs: dict[int, _Job] = {}
+        self._jobs = PrefillJobs[_Job]()
         self._numbers = itertools.count(1)
-        self._token_s = self._busy_until_s = 0.0
         self._blocks = 0
         self._dropped: dict[str, int] = {}
         self._generation: bytes | None = None
@@ -88,9 +84,7 @@ class PrefillClient:
 
     def load(self) -> PeerLoad | None:
         with self._lock:
-            if self._generation is None:
-                return None
-            return PeerLoad(sum([job.tokens for job in self._jobs.values()]), self._token_s)
+            return None if self._generation is None else self._jobs.load()
 
     def prefill(self, sequence: Sequence, names: list[bytes], scope: bytes) -> KVFetch | None:
         request = sequence.request
@@ -98,11 +92,11 @@ class PrefillClient:
         if fetch is None:
             return None
         number = next(self._numbers)
-        job = _Job(fetch, names, sequence.num_prompt, SYSTEM_CLOCK.now(), set(range(len(names))))
+        job = _Job(sequence.num_prompt, SYSTEM_CLOCK.now(), set(range(len(names))), fetch, names)
         with self._lock:
             is_reached = self._generation is not None
             if is_reached:
-                self._jobs[number] = job
+                self._jobs.begin(number, job)
         if not is_reached:
             fetch.release()
             return None
@@ -139,7 +133,7 @@ class PrefillClient:
 
     def _cancel(self, number: int) -> None:
         with self._lock:
-            job = self._jobs.pop(number, None)
+            job = self._jobs.cancel(number)
         if job is not None:
             self._command(Cancel(number))
 
@@ -248,12 +242,7 @@ class PrefillClient:
     def _end(self, number: int, job: _Job, problem: str) -> None:
         """Nothing more is waited for: all has come, or the rest is computed here."""
         with self._lock:
-            self._jobs.pop(number, None)
-            now = SYSTEM_CLOCK.now()
-            if not job.missing:
-                seconds = (now - max(job.asked_s, self._busy_until_s)) / job.tokens
-                self._token_s += (seconds - self._token_s) * (_SMOOTHING if self._token_s else 1.0)
-            self._busy_until_s = now
+            self._jobs.end(number, job, SYSTEM_CLOCK.now())
         if problem:
             self._count(problem)
         job.fetch.ended = True
@@ -262,7 +251,7 @@ class PrefillClient:
         """End all jobs; returns whether the other process was reached."""
         with self._lock:
             was_reached, self._generation = self._generation is not None, None
-            jobs, self._jobs = list(self._jobs.values()), {}
+            jobs = self._jobs.cancel_all()
         for job in jobs:
             self._count("disconnected")
             job.fetch.ended = True

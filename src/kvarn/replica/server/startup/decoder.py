@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.model import ModelConfig
+from kvarn.costs.cache_plan import CachePlan
 from kvarn.costs.decoder import DecoderCosts, loaded_costs
 from kvarn.costs.roofline import Ceilings
 from kvarn.engine.core import EngineCore, EngineParts
@@ -45,7 +46,6 @@ from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.errors import TextError
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.kv_blocks import block_bytes
-from kvarn.worker.memory import CachePlan
 from kvarn.worker.proposers.draft import DraftProposer
 from kvarn.worker.proposers.eagle import EagleProposer
 from kvarn.worker.ranks.blocks import BlockPart, RankBlocks, SlotMemory, block_parts, slot_bytes

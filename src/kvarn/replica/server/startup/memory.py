@@ -6,10 +6,11 @@ import logging
 from collections.abc import Sequence
 
 from kvarn.config.model import ModelConfig
+from kvarn.costs.cache_plan import CachePlan, GpuBudget, plan_cache, step_bytes
+from kvarn.kernels.device.memory import usable_memory
 from kvarn.models import Decoder, UnsupportedModelError
 from kvarn.replica.server.ranks.parts import layout_of
 from kvarn.replica.server.ranks.processes import Loaded
-from kvarn.worker.memory import CachePlan, GpuBudget, plan_cache, step_bytes
 
 _MIB = 1024**2
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ def plan_memory(model: Decoder, config: ModelConfig, others: Sequence[Loaded]) -
         max_context_length=config.max_context_length or model.spec.max_context_length,
         may_lower_seqs="max_num_seqs" not in engine.model_fields_set,
         may_lower_context=config.max_context_length is None,
+        memory_bytes=usable_memory(),
         weight_bytes=sum(each.layer_bytes + each.head_bytes for each in held),
         gpu=gpu,
         copies=layout.prefill_context_parallel_size * model.spec.cache_copies(layout.tensor_parallel_size),

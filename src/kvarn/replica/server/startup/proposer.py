@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 from kvarn.config.model import ModelConfig
+from kvarn.costs.cache_plan import plan_cache
 from kvarn.engine.proposals.proposer import Proposer
 from kvarn.kernels.device.memory import GIB
 from kvarn.models import Decoder, load_model
@@ -14,7 +15,6 @@ from kvarn.models.eagle import load_eagle_head
 from kvarn.replica.server.startup.phases import Phases
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.shapes import BLOCK_SIZE
-from kvarn.worker.memory import plan_cache
 from kvarn.worker.proposers.draft import DraftProposer
 from kvarn.worker.proposers.eagle import EagleProposer
 from kvarn.worker.proposers.ngram import NgramProposer

@@ -1,15 +1,16 @@
-"""Size of the KV cache, planned from the memory this process may use."""
+"""Size of the KV cache, planned from the memory that an engine may use. Servers and the planner both use it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kvarn.kernels.device.graphs import MAX_CAPTURED
-from kvarn.kernels.device.memory import GIB, DeviceMemory, usable_memory
-from kvarn.models import DecoderSpec
+from kvarn.costs.device_memory import GIB, DeviceMemory
 from kvarn.shapes import BLOCK_SIZE, KvDtype
-from kvarn.worker.errors import CacheTooLargeError, CacheTooSmallError
+from kvarn.shapes.decoder import DecoderShape
+
+MAX_CAPTURED = 64
+"""Graphs of captured steps at most: the driver keeps memory of the device for each kernel of each graph."""
 
 _DEFAULT_SHARE = 10
 """Default size of the cache: one part in this many of the machine's memory."""
@@ -31,6 +32,18 @@ _FIXED_BYTES = GIB // 2
 _LAUNCHES = 10  # kernels of a layer, at most about
 _LAUNCH_BYTES = 32 * 1024
 """Driver memory for a kernel of a captured step; an estimate."""
+
+
+class CachePlanError(Exception):
+    """The memory does not do for the KV cache."""
+
+
+class CacheTooSmallError(CachePlanError):
+    """KV cache too small for one sequence of the longest length."""
+
+
+class CacheTooLargeError(CachePlanError):
+    """KV cache larger than the machine's memory."""
 
 
 class CachePlan(NamedTuple):
@@ -66,7 +79,7 @@ class GpuBudget:
         )
 
 
-def step_bytes(spec: DecoderSpec, token_budget: int, max_num_seqs: int, logits_rows: int = 0) -> int:
+def step_bytes(spec: DecoderShape, token_budget: int, max_num_seqs: int, logits_rows: int = 0) -> int:
     """Bytes of the largest step beside weights and KV cache, estimated on the large side.
 
     Activations of `token_budget` tokens, and again of `max_num_seqs` in the memory of captured steps; logits of
@@ -78,22 +91,22 @@ def step_bytes(spec: DecoderSpec, token_budget: int, max_num_seqs: int, logits_r
     return activations + logits + graphs + _FIXED_BYTES
 
 
-def captured_bytes(spec: DecoderSpec, tokens: int) -> int:
+def captured_bytes(spec: DecoderShape, tokens: int) -> int:
     """Bytes that the graphs of captured steps of up to `tokens` tokens share: activations, and logits of each token."""
     return tokens * (spec.activations * _ACTIVATION_BYTES + spec.vocab_size * _LOGIT_BYTES)
 
 
 def plan_cache(
-    spec: DecoderSpec,
+    spec: DecoderShape,
     dtype: KvDtype,
     *,
     kv_cache_gib: float | None,
     max_num_seqs: int,
     max_context_length: int,
+    memory_bytes: int,
     may_lower_seqs: bool = False,
     may_lower_context: bool = False,
     weight_bytes: int = 0,
-    memory_bytes: int | None = None,
     gpu: GpuBudget | None = None,
     copies: int = 1,
 ) -> CachePlan:
@@ -105,14 +118,15 @@ def plan_cache(
 
     `may_lower_seqs`, `may_lower_context`: these numbers are defaults, and are lowered (contexts to whole blocks) where
     the recurrent states of all, or one context, do not fit. `copies`: ranks that hold the same key/value head, all in
-    this memory. Raises CacheTooSmallError where not even one sequence of the longest length fits, or not the states of
+    this memory. `memory_bytes`: the machine's, of no account where there is a `gpu`.
+
+    Raises CacheTooSmallError where not even one sequence of the longest length fits, or not the states of
     `max_num_seqs`; CacheTooLargeError where `kv_cache_gib` is more than the memory that the weights leave.
     """
     block_bytes = spec.kv_bytes_per_token(dtype) * BLOCK_SIZE * copies
     blocks_of_context = -(-max_context_length // BLOCK_SIZE)
     context, state = blocks_of_context * block_bytes, spec.state_bytes
-    memory = usable_memory() if memory_bytes is None else memory_bytes
-    left = memory - weight_bytes if gpu is None else gpu.memory.free * gpu.ranks
+    left = memory_bytes - weight_bytes if gpu is None else gpu.memory.free * gpu.ranks
     if kv_cache_gib is not None:
         budget = int(kv_cache_gib * GIB)
         _check_fits(kv_cache_gib, budget, left, weight_bytes, gpu)
@@ -120,7 +134,7 @@ def plan_cache(
         budget = gpu.cache_bytes
     else:
         least = context + (1 if may_lower_seqs else max_num_seqs) * state
-        budget = _default_budget(least, context + _STATE_SHARE * max_num_seqs * state, weight_bytes, memory)
+        budget = _default_budget(least, context + _STATE_SHARE * max_num_seqs * state, weight_bytes, memory_bytes)
     if state and may_lower_seqs:
         max_num_seqs = max(1, min(max_num_seqs, (budget - context) // (_STATE_SHARE * state)))
     states = max_num_seqs * state

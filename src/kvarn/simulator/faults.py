@@ -1,0 +1,48 @@
+"""Moments of faults: as given, or drawn at a rate."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from kvarn.simulator.scenario import FaultConfig
+
+
+class FaultMoment(NamedTuple):
+    at_s: float
+    fault: FaultConfig
+    draw: float
+    """Uniform in [0, 1): which replica it strikes, where the fault names none."""
+
+
+def fault_moments(faults: Sequence[FaultConfig], seed: int, duration_s: float) -> list[FaultMoment]:
+    """All faults of a run, in order. Each fault has a stream of random numbers of its own: another fault in the
+    scenario does not move it."""
+    moments = []
+    for number, fault in enumerate(faults):
+        random_ = random.Random(f"{seed} fault {number}")
+        times = [fault.at_s] if fault.per_hour is None else _times(fault.per_hour / 3600, duration_s, random_)
+        moments += [FaultMoment(at_s, fault, random_.random()) for at_s in times if at_s is not None]
+    return sorted(moments, key=lambda moment: moment.at_s)
+
+
+def _times(rate: float, duration_s: float, random_: random.Random) -> Iterator[float]:
+    at_s = exponential(random_) / rate
+    while at_s < duration_s:
+        yield at_s
+        at_s += exponential(random_) / rate
+
+
+def exponential(random_: random.Random) -> float:
+    """An exponential variate of mean 1, from uniform draws and comparisons alone: its bits are the same on any machine,
+    as those of a logarithm are not (von Neumann, Various techniques used in connection with random digits, 1951)."""
+    whole = 0
+    while True:
+        first = last = random_.random()
+        length = 1
+        while (draw := random_.random()) < last:
+            last, length = draw, length + 1
+        if length % 2:
+            return whole + first
+        whole += 1

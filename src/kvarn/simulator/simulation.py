@@ -1,0 +1,197 @@
+"""One simulation: a world with the deployments of some models, their clients, and what acts on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+
+from kvarn.clock.guard import machine_time, virtual_time_only
+from kvarn.simulator.clients import Clients
+from kvarn.simulator.deployment import Deployment
+from kvarn.simulator.event_log import EventLog
+from kvarn.simulator.outcome import DeploymentUse, Outcome
+from kvarn.simulator.request import End, SimulatedRequest
+from kvarn.simulator.scenario import Scenario
+from kvarn.simulator.world import World
+from kvarn.traffic.conversation import Traffic
+
+
+class SimulationError(RuntimeError):
+    """The simulator lost count of requests or blocks: a bug, no property of the scenario."""
+
+
+Attach = Callable[["Simulation"], None]
+"""Joins what acts on deployments by itself: an autoscaler, faults. Called before the first event."""
+
+
+class Simulation:
+    """The models of a scenario, or those of `models`, with one stream of traffic for each entry.
+
+    Attributes:
+        choose: Finds the deployment that answers a request; a rollout puts its own in its place.
+        deployments: By name: one for each model, and those of other versions.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        traffic: Iterator[tuple[Traffic, str, int]],
+        log: EventLog | None = None,
+        models: Mapping[str, object] | None = None,
+        attach: tuple[Attach, ...] = (),
+    ) -> None:
+        self.scenario = scenario
+        self.world = World(scenario.seed, log)
+        self.deployments: dict[str, Deployment] = {}
+        self.choose: Callable[[SimulatedRequest], Deployment] = lambda request: self.deployments[request.model]
+        self.on_arrival: list[Callable[[SimulatedRequest], None]] = []
+        """Hear of each request when it comes to the gateway."""
+        self.on_end: list[Callable[[SimulatedRequest], None]] = []
+        """Hear of each request when it is over."""
+        self.outcome = Outcome(scenario.name, scenario.seed, scenario.duration_s)
+        self.ready: dict[str, list[tuple[float, int]]] = {}  # numbers of ready replicas over time, by deployment
+        self._chance = self.world.chance("gateway")
+        self._numbers = count()
+        self._live = 0
+        self._arrived = 0
+        for model in scenario.config.models:
+            if models is None or model.name in models:
+                self._deploy(model.name)
+        for each in attach:
+            each(self)
+        self._clients = [
+            Clients(
+                self.world,
+                stream,
+                self._arrive,
+                self._leave,
+                until_s=scenario.duration_s,
+                numbers=self._numbers,
+                model=model or next(iter(self.deployments)),
+                priority=priority,
+                timeout_s=scenario.client_timeout_s,
+            )
+            for stream, model, priority in traffic
+        ]
+
+    def _deploy(self, name: str) -> None:
+        scenario = self.scenario
+        model = next(each for each in scenario.config.models if each.name == name)
+        deployment = Deployment(self.world, scenario.config, model, scenario.replicas[name], self._finish)
+        self.add_deployment(deployment)
+        for _ in range(model.replicas):
+            deployment.add_replica(0.0)  # as it stands when the traffic begins
+
+    def add_deployment(self, deployment: Deployment) -> None:
+        self.deployments[deployment.name] = deployment
+        self.ready[deployment.name] = []
+        deployment.on_ready_changed = self._note_ready
+
+    def _note_ready(self, deployment: Deployment) -> None:
+        history, ready = self.ready[deployment.name], deployment.num_ready
+        if history and history[-1][0] == self.world.now:
+            history.pop()
+        if not history or history[-1][1] != ready:
+            history.append((self.world.now, ready))
+
+    # Requests --------------------------------------------------------------------------------------------------------
+
+    def _arrive(self, request: SimulatedRequest) -> None:
+        self._live += 1
+        self._arrived += 1
+        self.world.tell(
+            "arrived",
+            request=request.number,
+            model=request.model,
+            tenant=request.tenant,
+            prompt=len(request.prompt),
+            output=request.output_tokens,
+        )
+        for hear in self.on_arrival:
+            hear(request)
+        hop = self.scenario.replicas[request.model].answer_s if request.model in self.scenario.replicas else None
+        if hop is None or hop.is_zero:
+            self._enter(request)
+        else:
+            self.world.after(hop.at(self._chance.random()), self._enter, request)
+
+    def _enter(self, request: SimulatedRequest) -> None:
+        if request.end is None:
+            request.entered_s = self.world.now
+            self.choose(request).enter(request)
+
+    def _leave(self, request: SimulatedRequest) -> None:
+        if request.deployment is None:
+            self._finish(request, End.LEFT, "client_timeout")
+        else:
+            request.deployment.leave(request)
+
+    def _finish(self, request: SimulatedRequest, end: End, reason: str) -> None:
+        if request.end is not None:
+            raise SimulationError(f"request {request.number} ended twice: {request.end}, {end}")
+        request.end, request.reason, request.ended_s = end, reason, self.world.now
+        self._live -= 1
+        self.outcome.requests.add(request, met_slo=self._met_slo(request))
+        self.world.tell(end.value, request=request.number, tokens=len(request.tokens), reason=reason)
+        for hear in self.on_end:
+            hear(request)
+        request.on_end(request)
+
+    def _met_slo(self, request: SimulatedRequest) -> bool:
+        if request.end is not End.ANSWERED or request.ttft_s is None:
+            return False
+        model = None if request.deployment is None else request.deployment.config
+        slo = self.scenario.config.slo if model is None else self.scenario.config.slo_of(model)
+        return request.ttft_s <= slo.ttft_target_s and (request.tpot_s or 0.0) <= slo.tpot_target_s
+
+    # The run ---------------------------------------------------------------------------------------------------------
+
+    def run(self, progress: Callable[[float], None] | None = None) -> Outcome:
+        """Play it to its end. `progress` is told the simulated seconds now and then.
+
+        Raises:
+            SimulationError: A request or a block is lost.
+            WallClockError: The machine's time was read.
+        """
+
+        def show(now: float) -> None:
+            if progress is not None:
+                with machine_time():
+                    progress(now)
+
+        world, scenario = self.world, self.scenario
+        with virtual_time_only():
+            world.run(self._is_over, scenario.duration_s + scenario.drain_s, show)
+            if self._live:
+                if world.now < scenario.duration_s + scenario.drain_s:
+                    raise SimulationError(f"{self._live} requests are not over, and nothing is left to happen")
+                for deployment in self.deployments.values():
+                    deployment.give_up_rest()
+            self._close()
+        return self.outcome
+
+    def _is_over(self) -> bool:
+        return not self._live and all(each.are_done for each in self._clients)
+
+    def _close(self) -> None:
+        outcome, world = self.outcome, self.world
+        if self._live or len(outcome.requests) != self._arrived:
+            raise SimulationError(f"{self._arrived} requests arrived and {len(outcome.requests)} are over")
+        for name, deployment in self.deployments.items():
+            replicas = list(deployment.replicas.values())
+            for replica in replicas:
+                replica.close()
+            devices = deployment.replica_model.devices
+            outcome.deployments.append(
+                DeploymentUse(
+                    model=name,
+                    devices=devices,
+                    device_s=deployment.taken_s,
+                    busy_s=sum(each.busy_s for each in replicas) * devices,
+                    preemptions=sum(each.preemptions for each in replicas),
+                    replicas=tuple(self.ready[name]),
+                )
+            )
+        world.tell("end")
+        outcome.ended_s, outcome.num_events = world.now, world.num_events
+        outcome.log_sha256 = world.log.digest()
