@@ -75,6 +75,9 @@ class MoneyRequest(Section):
     prices: dict[str, Positive] = Field(default_factory=dict)
     """Dollars an hour for one device, by its name, in place of the table's."""
 
+    owned: bool = False
+    """Count devices as bought, by their list prices, in place of rent."""
+
     services_share: Annotated[float, Field(ge=0, le=5)] = 0.4
     """Egress, storage, load balancers and the rest, as a part of the devices' price."""
 

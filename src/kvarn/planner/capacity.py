@@ -1,0 +1,220 @@
+"""The rate that replicas serve within latency targets, in closed form.
+
+Steps, prompts beside decodes and their sharing of a step are the admission's (`Predictor`). Queues are textbook ones:
+
+* Sequences that decode at once: Little's law. Their number strays as a Poisson variable's would, so the targets hold
+  with `mean + z * sqrt(mean)` of them over all replicas (square-root staffing, Halfin and Whitt 1981).
+* Prompts wait in one queue for all replicas: M/G/c with the waiting probability and mean of Sakasegawa (1977), for one
+  replica Pollaczek's and Khinchine's; those that wait do so for an exponential time (Kingman 1962).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+
+from kvarn.admission.predictor import Predictor
+from kvarn.config.engine import EngineConfig
+from kvarn.costs.step_times import StepTimes
+from kvarn.planner.lengths import Workload
+from kvarn.planner.request import SloRequest
+
+_HALVINGS = 40
+_MOST_REPLICAS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class OperatingPoint:
+    """Replicas at a rate, and whether they meet the targets there."""
+
+    rows: float
+    """Sequences that a replica decodes, on average; infinite: more arrives than is ever answered."""
+    high_rows: float
+    """The same at the percentile of the targets."""
+    tpot_s: float
+    ttft_s: float
+    prefill_load: float
+    """Part of the time in which prompts are computed that they need."""
+    limit: str
+    """What does not hold; empty: the targets are met."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptQueue:
+    """Times to first token: a prompt's own, and before it no wait or an exponential one."""
+
+    load: float
+    """Part of the time that prompts get, which they need; from 1 on the queue grows without end."""
+    own_s: tuple[float, ...]
+    """Equally likely."""
+    waiting: float
+    """Part of the prompts that wait."""
+    mean_wait_s: float
+    """Mean wait of those."""
+
+    def share(self, limit_s: float) -> float:
+        """Part of the requests with a first token within the limit."""
+        met = 0.0
+        for each in self.own_s:
+            if each <= limit_s:
+                late = math.exp((each - limit_s) / self.mean_wait_s) if self.mean_wait_s > 0 else 0.0
+                met += 1 - self.waiting * late
+        return met / len(self.own_s)
+
+    def quantile(self, percentile: float) -> float:
+        """Seconds within which so large a part of the requests has its first token."""
+        low, high = 0.0, max(self.own_s)
+        while self.share(high) < percentile:
+            low, high = high, 2 * high + self.mean_wait_s
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.share(middle) >= percentile else (middle, high)
+        return high
+
+
+@dataclass(frozen=True)
+class ReplicaCapacity:
+    """One replica of an engine under some traffic."""
+
+    times: StepTimes
+    config: EngineConfig
+    workload: Workload
+    slo: SloRequest
+    kv_tokens: float
+    burstiness: float = 1.0
+    does_prompts: bool = True
+    does_answers: bool = True
+    steps_ahead: int = 0
+    """Steps that are planned while one is computed: a prompt that comes waits for them too."""
+    answer_s: float = 0.0
+    """Seconds of a request outside of the engine before its first token."""
+    transfer_s_per_token: float = 0.0
+    """Seconds that a token's keys and values take to another replica."""
+
+    def at(self, rate: float, replicas: int) -> OperatingPoint:
+        """Replicas that share requests of this rate."""
+        rows = self._rows(rate / replicas)
+        if math.isinf(rows):
+            return OperatingPoint(rows, rows, math.inf, math.inf, math.inf, "steps")
+        high_rows = self._high_rows(rows, replicas)
+        tpot_s = self._tpot_s(max(1.0, high_rows)) if self.does_answers else 0.0
+        queue = self._queue(rate, replicas, rows)
+        ttft_s = queue.quantile(self.slo.percentile) if queue.load < 1 else math.inf
+        return OperatingPoint(rows, high_rows, tpot_s, ttft_s, queue.load, self.limit(rate, replicas))
+
+    def limit(self, rate: float, replicas: int) -> str:
+        """The first thing that does not hold at a rate; empty: the targets are met."""
+        rows = self._rows(rate / replicas)
+        if math.isinf(rows):
+            return "steps"
+        high_rows = self._high_rows(rows, replicas)
+        if self.does_answers and high_rows > self.most_rows:
+            return "max_num_seqs" if self.config.max_num_seqs <= self.most_rows else "cache"
+        if self.does_answers and self._tpot_s(max(1.0, high_rows)) > self.slo.tpot_s:
+            return "tpot"
+        queue = self._queue(rate, replicas, rows)
+        if queue.load >= 1:
+            return "prompts"
+        return "" if queue.share(self.slo.ttft_s) >= self.slo.percentile else "ttft"
+
+    def meets(self, rate: float, replicas: int) -> bool:
+        return not self.limit(rate, replicas)
+
+    def capacity(self, replicas: int) -> float:
+        """Largest rate of so many replicas; 0: even a single request misses a target."""
+        low, high = 0.0, 1e-6 * replicas
+        if not self.meets(high, replicas):
+            return 0.0
+        while self.meets(high, replicas) and high < 1e9:
+            low, high = high, 2 * high
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.meets(middle, replicas) else (low, middle)
+        return low
+
+    def needed(self, rate: float, most: int) -> int | None:
+        """The least number of replicas for a rate; None: more than `most`, or no number does."""
+        if not self.meets(1e-6, 1):
+            return None
+        low, high = 0, 1
+        while not self.meets(rate, high):
+            if high >= min(most, _MOST_REPLICAS):
+                return None
+            low, high = high, min(2 * high, most)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.meets(rate, middle) else (middle, high)
+        return high
+
+    @cached_property
+    def saturation(self) -> float:
+        """Rate of one replica at which its queue grows without end, whatever the targets."""
+        rows = self.most_rows
+        answers = rows / (self.workload.output.mean * self._tpot_s(rows)) if self.does_answers else math.inf
+        prompts = self._prompt_speed(rows) / self.workload.mix.prompt_tokens if self.does_prompts else math.inf
+        return min(answers, prompts)
+
+    @cached_property
+    def most_rows(self) -> float:
+        """Sequences that the engine takes at once: by its configuration, and by what its cache holds."""
+        return max(1.0, min(self.config.max_num_seqs, self.kv_tokens / self.workload.context))
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        return Predictor(self.times, self.config, self.slo.tpot_s)
+
+    def _rows(self, rate: float) -> float:
+        """Little's law: rows = rate x output x step, where a step grows with the rows and the prompts beside them."""
+        if not self.does_answers:
+            return 0.0
+        work, times = self.workload, self.times
+        prompts_s = times.prompt_s(work.mix.prompt_tokens, work.mix.prompt_pairs) if self.does_prompts else 0.0
+        per_row_s = times.decode_row_s + work.context * times.decode_token_s + prompts_s / work.output.mean
+        tokens = rate * work.output.mean
+        if tokens * per_row_s >= 1:
+            return math.inf
+        return tokens * times.fixed_s / (1 - tokens * per_row_s)
+
+    def _tpot_s(self, rows: float) -> float:
+        predictor, context = self._predictor, rows * self.workload.context
+        if not self.does_prompts:
+            return predictor.decode_s(rows, context)
+        return predictor.tpot_s(rows, context, self.workload.mix)
+
+    def _prompt_speed(self, rows: float) -> float:
+        predictor, work = self._predictor, self.workload
+        return predictor.prefill_speed(predictor.token_s(work.mix), rows, rows * work.context)
+
+    def _high_rows(self, rows: float, replicas: int) -> float:
+        z = NormalDist().inv_cdf(self.slo.percentile)
+        return rows + z * math.sqrt(rows * max(1.0, self.burstiness) / replicas)
+
+    def _queue(self, rate: float, replicas: int, rows: float) -> PromptQueue:
+        """The queue of prompts: each one's own time beside so many decodes, and the wait before it."""
+        if not self.does_prompts:
+            return PromptQueue(0.0, (0.0,), 0.0, 0.0)
+        predictor, work = self._predictor, self.workload
+        context, speed = rows * work.context, self._prompt_speed(rows)
+        under_way = min(1.0, rows) * (0.5 + self.steps_ahead) * predictor.decode_s(rows, context)
+        computing = [
+            predictor.prefill_s(tokens, predictor.prompt_s(tokens, pairs), rows, context)
+            for tokens, pairs in zip(work.computed, work.pairs, strict=True)
+        ]
+        own = tuple(
+            self.answer_s + under_way + seconds + whole * self.transfer_s_per_token
+            for whole, seconds in zip(work.prompt.values, computing, strict=True)
+        )
+        load = rate / replicas * work.mix.prompt_tokens / speed
+        if load >= 1:
+            return PromptQueue(load, own, 1.0, math.inf)
+        service_s = sum(computing) / len(computing)
+        variation = sum(each * each for each in computing) / len(computing) / (service_s * service_s) - 1
+        busy = min(1.0, rate / replicas * service_s)  # prompts that share a step keep it busy together
+        return PromptQueue(
+            load,
+            own,
+            waiting=busy ** (math.sqrt(2 * (replicas + 1)) - 1),
+            mean_wait_s=(self.burstiness + variation) / 2 * service_s / (replicas * (1 - load)),
+        )
