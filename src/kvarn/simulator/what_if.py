@@ -5,6 +5,7 @@ A module of `kvarn.sandbox.worker`: a gateway asks it, and its time and memory a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from itertools import count
 
@@ -15,8 +16,8 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.costs.replica_model import Distribution
 from kvarn.planner.errors import PlanError
 from kvarn.sandbox.worker import tell
-from kvarn.simulator.outcome import Outcome
 from kvarn.simulator.other_replica import OtherReplica, other_replica
+from kvarn.simulator.outcome import Outcome
 from kvarn.simulator.request import End
 from kvarn.simulator.scenario import Scenario, ScenarioError
 from kvarn.simulator.simulation import Simulation
@@ -34,14 +35,17 @@ from kvarn.traffic.workload import Segment
 
 _PERCENT = np.arange(101) / 100.0
 _CERTAIN = [
-    "Prompts of a project are taken to begin alike for as many tokens as were found in the cache; other hits are not known.",
+    "Prompts of a project are taken to begin alike for as many tokens as were found in the cache; hits of others are not "
+    "known.",
     "Answers have the lengths they had; clients ask when they asked, however fast the answers come.",
-    "Cancelled requests and retries are replayed as they were recorded.",
+    "Time in the gateway, the tokenizer and the network is not simulated; nor are refused requests, which the ledger does "
+    "not have.",
 ]
 
 
 def answer(payload: bytes) -> bytes:
     """Make of a `WhatIf` a `Simulated` or a `NotSimulated`; tells `Progress`."""
+    os.nice(19)  # whoever serves comes first
     asked = msgspec.json.decode(payload, type=WhatIf)
     try:
         return msgspec.json.encode(simulate_both(asked, lambda share: tell(msgspec.json.encode(Progress(share)))))
@@ -81,7 +85,10 @@ def settings_of(changes: Changes, other: OtherReplica) -> list[str]:
         found.append(f"{place}.replicas={changes.replicas}")
     if changes.whole_prompts:
         # A budget that every prompt fits in, and no target for which a prompt's share of a step would be cut.
-        found += [f"{place}.engine.token_budget={other.replica.max_context_length}", f"{place}.engine.tpot_target_ms=1e9"]
+        found += [
+            f"{place}.engine.token_budget={other.replica.max_context_length}",
+            f"{place}.engine.tpot_target_ms=1e9",
+        ]
     elif changes.token_budget is not None:
         found.append(f"{place}.engine.token_budget={changes.token_budget}")
     if changes.max_num_seqs is not None:

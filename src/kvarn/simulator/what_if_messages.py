@@ -49,6 +49,8 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """Type of the cache as it is."""
     quantization: str
     """Format of the weights as they are, as the model's card names it; empty: as the checkpoint has them."""
+    read_bytes_per_s: float
+    """Bytes of weights that its device reads in a second; 0: not measured."""
     replica: ReplicaModel
     requests: list[RecordedRequest]
     duration_s: float

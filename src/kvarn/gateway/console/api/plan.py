@@ -23,7 +23,6 @@ from kvarn.planner.devices import device_table
 from kvarn.planner.presets import preset_names
 from kvarn.planner.request import PlanRequest
 from kvarn.text.json_file import read_json
-from kvarn.traffic.presets import presets
 
 router = console_router()
 

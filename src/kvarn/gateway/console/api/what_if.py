@@ -85,7 +85,11 @@ class WhatIfQuery(RangeQuery):
 @router.get("/what-if", dependencies=ADMINISTRATORS)
 async def get_choices(gateway: GatewayDep) -> WhatIfChoices:
     """The models that can be simulated, and what can be changed."""
-    return WhatIfChoices(models=[_choice(each) for each in gateway.models if each.config.external is None], devices=list(device_table().devices), max_requests=MAX_REQUESTS)
+    return WhatIfChoices(
+        models=[_choice(each) for each in gateway.models if each.config.external is None],
+        devices=list(device_table().devices),
+        max_requests=MAX_REQUESTS,
+    )
 
 
 @router.get("/what-if/run", dependencies=ADMINISTRATORS)
@@ -103,7 +107,9 @@ async def simulate(request: Request, gateway: GatewayDep, viewer: ConsoleViewer,
     replica = _replica(model)
     rows = await requests_of_model(gateway.store, model.name, start=start, end=end, limit=MAX_REQUESTS)
     if not rows:
-        message = f"No request of {model.name!r} ended in this time: choose a longer range, or send some requests first."
+        message = (
+            f"No request of {model.name!r} ended in this time: choose a longer range, or send some requests first."
+        )
         raise invalid_request(message, "range")
     first = min(float(start), rows[0].at_s) if len(rows) < MAX_REQUESTS else rows[0].at_s
     window = Window(start=first, end=end, requests=len(rows), newest_only=len(rows) == MAX_REQUESTS)
@@ -112,6 +118,7 @@ async def simulate(request: Request, gateway: GatewayDep, viewer: ConsoleViewer,
         checkpoint=read_json(model.directory / "config.json") or None,
         kv_cache_dtype="" if model.card is None else model.card.kv_dtype,
         quantization="" if model.card is None else model.card.quantization,
+        read_bytes_per_s=0.0 if model.card is None else model.card.read_bytes_per_s,
         replica=replica,
         requests=_requests(rows, first),
         duration_s=max(1.0, end - first),
@@ -151,7 +158,9 @@ def _replica(model: ServedModel) -> ReplicaModel:
     """A replica as its engines have measured themselves: the mean of their step times. Raises `ApiError` 400."""
     times, card = _times_of(model), model.card
     if model.config.external is not None or (card is not None and card.kind != "generate"):
-        raise invalid_request(f"{model.name!r} cannot be simulated: Kvarn's engine does not generate its text.", "model")
+        raise invalid_request(
+            f"{model.name!r} cannot be simulated: Kvarn's engine does not generate its text.", "model"
+        )
     if not times or card is None:
         message = f"The engines of {model.name!r} have not measured their steps yet: send some requests first."
         raise invalid_request(message, "model")
