@@ -139,7 +139,7 @@ def head_of(variant: Variant) -> Iterator[None]:
     if not variant.plain_head:
         yield
         return
-    with patch("kvarn.models.loading.weights.HEAD_QUANTIZATION", None):
+    with patch("kvarn.specs.held.HEAD_QUANTIZATION", None):
         yield
 
 

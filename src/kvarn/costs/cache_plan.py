@@ -41,6 +41,11 @@ class CachePlanError(Exception):
 class CacheTooSmallError(CachePlanError):
     """KV cache too small for one sequence of the longest length."""
 
+    def __init__(self, message: str, tokens: int = 0) -> None:
+        super().__init__(message)
+        self.tokens = tokens
+        """Tokens that it holds."""
+
 
 class CacheTooLargeError(CachePlanError):
     """KV cache larger than the machine's memory."""
@@ -79,16 +84,30 @@ class GpuBudget:
         )
 
 
-def step_bytes(spec: DecoderShape, token_budget: int, max_num_seqs: int, logits_rows: int = 0) -> int:
-    """Bytes of the largest step beside weights and KV cache, estimated on the large side.
+class StepMemory(NamedTuple):
+    """Bytes of the largest step beside weights and KV cache, estimated on the large side."""
 
-    Activations of `token_budget` tokens, and again of `max_num_seqs` in the memory of captured steps; logits of
+    activations: int
+    logits: int
+    graphs: int
+    """Captured steps, in the driver's memory."""
+    scratch: int
+    """Memory of kernels."""
+
+
+def step_memory(spec: DecoderShape, token_budget: int, max_num_seqs: int, logits_rows: int = 0) -> StepMemory:
+    """Activations of `token_budget` tokens, and again of `max_num_seqs` in the memory of captured steps; logits of
     `max_num_seqs` rows, or of `logits_rows` where guesses are verified, and what is drawn from; captured steps.
     """
     activations = (token_budget + max_num_seqs) * spec.activations * _ACTIVATION_BYTES
     logits = max(2 * max_num_seqs, logits_rows) * spec.vocab_size * _LOGIT_BYTES
     graphs = MAX_CAPTURED * spec.num_layers * _LAUNCHES * _LAUNCH_BYTES
-    return activations + logits + graphs + _FIXED_BYTES
+    return StepMemory(activations, logits, graphs, _FIXED_BYTES)
+
+
+def step_bytes(spec: DecoderShape, token_budget: int, max_num_seqs: int, logits_rows: int = 0) -> int:
+    """Sum of `step_memory`."""
+    return sum(step_memory(spec, token_budget, max_num_seqs, logits_rows))
 
 
 def captured_bytes(spec: DecoderShape, tokens: int) -> int:
@@ -158,7 +177,8 @@ def plan_cache(
                 has_states=states > 0,
                 max_num_seqs=0 if not state or may_lower_seqs else (budget - context) // state,
                 max_context_length=num_blocks * BLOCK_SIZE,
-            )
+            ),
+            num_blocks * BLOCK_SIZE,
         )
     if kv_cache_gib is None:
         num_blocks = min(num_blocks, max_num_seqs * blocks_of_context)

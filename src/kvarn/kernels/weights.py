@@ -10,15 +10,10 @@ from typing import Literal
 import torch
 
 from kvarn.kernels.errors import KernelInputError
-
-Quantization = Literal["int8", "int4", "fp8"]
-"""The form of quantized weights: int8 or fp8, a scale an output; int4, a scale for 128 inputs of an output, times a
-whole number for 32 of them."""
+from kvarn.shapes.packing import SUB_GROUP as SUB_GROUP
+from kvarn.shapes.packing import Quantization as Quantization
 
 FP8 = torch.float8_e4m3fn
-
-SUB_GROUP = 32
-"""Inputs that share a sub_scale."""
 
 
 @dataclass(frozen=True, slots=True)

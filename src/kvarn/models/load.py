@@ -33,15 +33,15 @@ from kvarn.models.loading.packed_directory import default_directory
 from kvarn.models.loading.weights import WeightLoader
 from kvarn.models.parallel.tensor import Parallel
 from kvarn.shapes import KvDtype
+from kvarn.shapes.packing import Dtype
 from kvarn.specs.errors import NotEnoughMemoryError, UnsupportedModelError
 from kvarn.specs.families.decoder_spec import decoder_spec
-from kvarn.specs.families.hf_config import CheckpointKind, DecoderConfig, EncoderConfig
-from kvarn.specs.families.table import FAMILIES
+from kvarn.specs.families.hf_config import CheckpointKind, EncoderConfig
+from kvarn.specs.held import HELD_DTYPES, cache_type
+from kvarn.specs.read import architecture_of, validated_decoder
 from kvarn.specs.spec import DecoderSpec
-from kvarn.text.architectures import CLASSIFIER, describe_unsupported, find_architecture
+from kvarn.text.architectures import CLASSIFIER
 
-_DTYPES = dict.fromkeys(("float32", "float16", "half"), torch.float32) | {"bfloat16": torch.bfloat16}
-"""No kernel here multiplies float16: float32 holds its values exactly, bfloat16 does not."""
 _FLOAT16 = ("float16", "half")
 _log = logging.getLogger(__name__)
 
@@ -87,14 +87,14 @@ def load_model(
         KernelError: The backend is not there, or does not multiply weights of this type.
     """
     checkpoint = Checkpoint(path, progress, "load weights" if quantization is None else f"quantize to {quantization}")
-    architecture = _architecture(checkpoint)
+    architecture = architecture_of(checkpoint.config, path / "config.json")
     if is_lowercase(path):
         _log.warning(
             "sentence_bert_config.json: do_lower_case is not done here: send texts in lower case, unless "
             "tokenizer.json does it"
         )
     backend = kernels_for(kernels, device)
-    torch_dtype = backend.packer.preferred_dtype() if dtype == "auto" else _DTYPES[dtype]
+    torch_dtype = backend.packer.preferred_dtype() if dtype == "auto" else getattr(torch, HELD_DTYPES[dtype])
     backend.packer.check_dtype(torch_dtype)
     _warn_of_float16(dtype, torch_dtype, checkpoint)
     place = parallel or Parallel()
@@ -109,7 +109,7 @@ def load_model(
         check_memory(backend, gpu_memory_utilization, loader.min_bytes)
         model: Model = Encoder(replace(encoder, num_parameters=loader.num_parameters), loader)
     else:
-        decoder_config = checkpoint.validated(DecoderConfig, FAMILIES[architecture].defaults)
+        decoder_config = validated_decoder(architecture, checkpoint.config, path / "config.json")
         decoder = decoder_spec(architecture, decoder_config, max_context_length=max_context_length)
         decoder = replace(decoder, num_parameters=loader.num_parameters)
         is_classifier = any(name.endswith(CLASSIFIER) for name in decoder_config.architectures)
@@ -118,7 +118,8 @@ def load_model(
             check_memory(backend, gpu_memory_utilization, loader.min_bytes)
             model = _load_causal_encoder(decoder, path, loader, reranks=reranks)
         else:
-            kv_dtype = _kv_dtype(decoder, loader, kv_cache_dtype)
+            plain: Dtype = "float32" if torch_dtype == torch.float32 else "bfloat16"
+            kv_dtype = cache_type(decoder, plain, loader.quantization, kv_cache_dtype)
             kv_bytes = decoder.max_context_length * decoder.kv_bytes_per_token(kv_dtype) + decoder.state_bytes
             if max_context_length is None and backend.device.memory() is None:
                 kv_bytes = 0  # a shorter context may be planned
@@ -144,18 +145,6 @@ def _open_cache(
     return PackedCache.open(directory, name, origin, packer, is_named=where != "auto")
 
 
-def _kv_dtype(spec: DecoderSpec, loader: WeightLoader, wanted: KvDtype | Literal["auto"]) -> KvDtype:
-    plain = loader.dtype == torch.float32 and not loader.quantization
-    chosen: KvDtype = "float32" if plain else "bfloat16"
-    kv_dtype = chosen if wanted == "auto" else wanted
-    for kind in spec.attention_kinds:
-        if kv_dtype not in kind.cache_dtypes:
-            raise UnsupportedModelError(
-                f"{spec.architecture} caches {' or '.join(kind.cache_dtypes)}: set kv_cache_dtype to one, or auto"
-            )
-    return kv_dtype
-
-
 def _load_causal_encoder(spec: DecoderSpec, path: Path, loader: WeightLoader, *, reranks: bool) -> CausalEncoder:
     if spec.has_states:
         raise UnsupportedModelError(
@@ -171,15 +160,6 @@ def _load_causal_encoder(spec: DecoderSpec, path: Path, loader: WeightLoader, *,
             "are sent: send them rendered"
         )
     return CausalEncoder(spec, sentence_modules(path), loader)
-
-
-def _architecture(checkpoint: Checkpoint) -> str:
-    config = checkpoint.validated(CheckpointKind)
-    found = find_architecture(config.architectures, config.model_type)
-    if found is None:
-        where = str(checkpoint.path / "config.json")
-        raise UnsupportedModelError(describe_unsupported(where, config.architectures, config.model_type))
-    return found
 
 
 def _warn_of_float16(requested: str, held: torch.dtype, checkpoint: Checkpoint) -> None:

@@ -65,32 +65,31 @@ def _expert_features(size: int, place: Place) -> Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeProducts:
-    """A router and the experts of a layer that a rank holds."""
+    """A mixture of experts, but for the experts themselves."""
 
     router: LinearSpec
-    experts: tuple[MlpProducts, ...]
     shared: MlpProducts | None
     shared_gate: LinearSpec | None
 
     @staticmethod
-    def of(layer: int, prefix: str, spec: DecoderSpec, names: LayerNames, place: Place) -> MoeProducts:
-        """Those of layer `layer`, whose tensors' names begin with `prefix`."""
+    def of(prefix: str, spec: DecoderSpec, names: LayerNames, place: Place) -> MoeProducts:
+        """Those of the layer whose tensors' names begin with `prefix`."""
 
         def gate(name: str, outputs: int, bias: bool = False) -> LinearSpec:
             shard, hidden = Shard.whole(outputs), Shard.whole(spec.hidden_size)
             return LinearSpec(names=(prefix + name,), outputs=(shard,), inputs=hidden, bias=bias, role="router")
 
-        shared_size = spec.shared_expert_size
+        size = spec.shared_expert_size
         return MoeProducts(
             router=gate(names.router, spec.num_experts, spec.router.bias),
-            experts=tuple(
-                MlpProducts.of_stack(prefix + names.experts, expert, spec, place)
-                if spec.stacked_experts
-                else MlpProducts.of(f"{prefix}{names.experts}.{expert}", spec.expert_size, spec, names, place, "expert")
-                for expert in place.expert_placement(layer, spec.num_experts).held(place.rank)
-            ),
-            shared=MlpProducts.of(prefix + names.shared_expert, shared_size, spec, names, place)
-            if shared_size
-            else None,
-            shared_gate=gate(names.shared_expert_gate, 1) if shared_size and names.shared_expert_gate else None,
+            shared=MlpProducts.of(prefix + names.shared_expert, size, spec, names, place) if size else None,
+            shared_gate=gate(names.shared_expert_gate, 1) if size and names.shared_expert_gate else None,
         )
+
+
+def expert_products(prefix: str, expert: int, spec: DecoderSpec, names: LayerNames, place: Place) -> MlpProducts:
+    """One expert of the layer whose tensors' names begin with `prefix`, this rank's part of it."""
+    name = prefix + names.experts
+    if spec.stacked_experts:
+        return MlpProducts.of_stack(name, expert, spec, place)
+    return MlpProducts.of(f"{name}.{expert}", spec.expert_size, spec, names, place, "expert")

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 
 from kvarn.kernels.device.memory import is_host
 from kvarn.kernels.weights import FP8, SUB_GROUP, Quantization, Weight
+from kvarn.shapes.packing import INT4_GROUP as INT4_GROUP
 
-INT4_GROUP = 128
 INT4_LARGEST_SUB_SCALE = 15
 """(value - 8) times so much still fits a signed byte, as which weights are multiplied."""
 INT4_PEAKS = (-8.0, -7.3, -8.7)

@@ -17,11 +17,10 @@ from kvarn.models.loading.checkpoint import Checkpoint
 from kvarn.models.loading.packed_cache import PackedCache
 from kvarn.models.parallel.row import RowParallelLinear
 from kvarn.models.parallel.tensor import Parallel
+from kvarn.specs.held import quantization_of
 from kvarn.specs.place import ParallelError, Shard
 from kvarn.specs.products import LinearSpec, Role
 
-HEAD_QUANTIZATION: Quantization | None = "int8"
-"""Form of the output head in all modes; None: it stays plain. docs/guides/quantization.md: costs and savings."""
 _log = logging.getLogger(__name__)
 
 
@@ -125,9 +124,7 @@ class WeightLoader:
         return layer
 
     def _form_of(self, role: Role) -> torch.dtype | Quantization:
-        if self._quantization is None or role == "router":
-            return self.dtype
-        return (HEAD_QUANTIZATION if role == "head" else self._quantization) or self.dtype
+        return quantization_of(role, self._quantization) or self.dtype
 
     def plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return self._checkpoint.tensor(name, shape)

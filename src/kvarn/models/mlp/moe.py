@@ -14,7 +14,7 @@ from kvarn.models.loading.weights import WeightLoader
 from kvarn.models.mlp.dense import ClampedSwiglu, DenseMlp
 from kvarn.models.mlp.experts import Experts
 from kvarn.specs.families.family import LayerNames
-from kvarn.specs.mlp import MoeProducts
+from kvarn.specs.mlp import MoeProducts, expert_products
 from kvarn.specs.spec import DecoderSpec
 
 
@@ -39,9 +39,13 @@ class MoeMlp:
     @staticmethod
     def load(index: int, prefix: str, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> MoeMlp:
         parallel = loader.parallel
-        own = MoeProducts.of(index, prefix, spec, names, parallel)
+        own = MoeProducts.of(prefix, spec, names, parallel)
+        placement = parallel.expert_placement(index, spec.num_experts)
         gate = ClampedSwiglu(loader.kernels.operations, *spec.swiglu) if spec.swiglu else None
-        held = tuple(DenseMlp.load(each, loader, gate) for each in own.experts)
+        held = tuple(
+            DenseMlp.load(expert_products(prefix, expert, spec, names, parallel), loader, gate)
+            for expert in placement.held(parallel.rank)
+        )
         products = [each.gate_up for each in held], [each.down for each in held]
         together = parallel.world_size == 1
         grouped = loader.kernels.packer.group_experts(*products, spec.swiglu) if together else None
@@ -54,7 +58,7 @@ class MoeMlp:
             else None,
             experts=Experts(
                 parallel=parallel,
-                placement=parallel.expert_placement(index, spec.num_experts),
+                placement=placement,
                 held=held,
                 visits=np.zeros(spec.num_experts, dtype=np.int64),
                 grouped=grouped,

@@ -1,0 +1,113 @@
+"""Forms in which the layers of a quantized checkpoint are held, as its config.json says.
+
+The loader asks the tensors themselves; this asks what the tools that quantize checkpoints say of them. Both come to the
+same forms (`kvarn.models.formats`): tests load checkpoints and compare.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from kvarn.shapes.packing import PackedForm
+from kvarn.specs.products import LinearSpec
+from kvarn.specs.quantization import QuantizationConfig, QuantizedWeights
+from kvarn.text.json_file import validate
+
+_GROUP_STEP = 32
+_WHOLE_ROW_STEP = 64
+"""Groups that kernels know: see `kvarn.models.formats.quantized_values`."""
+
+
+class StoredQuantization(QuantizationConfig):
+    """`quantization_config`, with what says which layers are left plain and how groups are made."""
+
+    desc_act: bool | None = None
+    """GPTQ: inputs are ordered by their groups."""
+    static_groups: bool | None = None
+    """GPTQ: groups are of neighbouring inputs all the same."""
+    zero_point: bool | None = None
+    """AWQ: zero points are not all in the middle."""
+    lm_head: bool | None = None
+    """GPTQ: the head is quantized too."""
+    modules_to_not_convert: list[str] | None = Field(None, max_length=2**20)
+    """Parts of names of layers that are left plain."""
+    ignore: list[str] | None = Field(None, max_length=2**20)
+    """compressed-tensors: names of layers that are left plain, or expressions behind `re:`."""
+    dynamic: dict[str, Any] | None = None
+    """GPTQModel: settings of layers by expression; `-:` before one leaves its layers plain."""
+
+    @staticmethod
+    def of(config: Mapping[str, Any], where: Path) -> StoredQuantization | None:
+        """The part of a config.json; None where weights are plain. Raises CheckpointError."""
+        found = config.get("quantization_config") or config.get("compression_config")
+        return validate(StoredQuantization, found, where) if isinstance(found, dict) and found else None
+
+    @property
+    def differs_by_layer(self) -> bool:
+        """Whether layers of one kind may be held in different forms."""
+        return bool(self._left_plain)
+
+    @cached_property
+    def _left_plain(self) -> tuple[re.Pattern[str], ...]:
+        """Expressions that match from a name's beginning, but for the head's."""
+        parts = [f".*{re.escape(name)}" for name in self.modules_to_not_convert or ()]
+        named = [name for name in self.ignore or () if name != "lm_head"]
+        names = [name[3:] if name.startswith("re:") else f"{re.escape(name)}$" for name in named]
+        dynamic = [name[2:] for name in self.dynamic or () if name.startswith("-:")]
+        return tuple(re.compile(each) for each in (*parts, *names, *dynamic))
+
+    def form(self, product: LinearSpec) -> PackedForm | None:
+        """The form of a linear layer; None where it is held as a plain weight."""
+        if product.role == "router" or (product.role == "head" and not self._has_head):
+            return None
+        if any(each.match(name) for each in self._left_plain for name in product.names):
+            return None  # where one output is plain, all that are multiplied as one are held so
+        inputs = product.inputs.size
+        match self.quant_method:
+            case "gptq":
+                group = self.group_size or -1
+                ordered = bool(self.desc_act) and not self.static_groups and 0 < group < inputs
+                return _form(self.bits or 4, inputs, group, has_zeros=self.sym is not True, reordered=ordered)
+            case "awq":
+                group = self.group_size or self.q_group_size or 128
+                return _form(4, inputs, group, has_zeros=self.zero_point is not False)
+            case "compressed-tensors":
+                scheme = self._scheme(product)
+                if scheme is None:
+                    return None
+                group = scheme.group_size or -1 if scheme.resolved_strategy == "group" else -1
+                return _form(scheme.num_bits, inputs, group, has_zeros=not scheme.symmetric)
+            case _:  # fp8 and mxfp4 are widened when they are read
+                return None
+
+    @property
+    def _has_head(self) -> bool:
+        if self.quant_method == "compressed-tensors":
+            return not any(re.match(name.removeprefix("re:"), "lm_head") for name in self.ignore or ())
+        return bool(self.lm_head)
+
+    def _scheme(self, product: LinearSpec) -> QuantizedWeights | None:
+        """The scheme whose targets name the layer, before one for its class."""
+        groups = [(group.targets or ["Linear"], group.weights) for group in (self.config_groups or {}).values()]
+        for targets, weights in groups:
+            names = [each[3:] if each.startswith("re:") else f"{re.escape(each)}$" for each in targets]
+            if any(re.match(name, product.names[0]) for name in names):
+                return weights
+        return next((weights for targets, weights in groups if "Linear" in targets), None)
+
+
+def _form(bits: int, inputs: int, group: int, *, has_zeros: bool, reordered: bool = False) -> PackedForm | None:
+    """The kernels' form of whole numbers of so many bits with scales; None: they have none."""
+    if group <= 0 or group >= inputs:
+        if bits == 8 and not has_zeros:
+            return PackedForm(format="int8")
+        group = -(-inputs // _WHOLE_ROW_STEP) * _WHOLE_ROW_STEP
+    if bits != 4 or group % _GROUP_STEP:
+        return None
+    return PackedForm(format="int4", group=group, has_zeros=has_zeros, reordered=reordered)
