@@ -74,10 +74,11 @@ class WhatIfRuns:
         try:
             reply = await process.call(payload, news.put_nowait)
         except MemoryPassedError:
-            message = f"The simulation needs more than {_LIMITS.memory_bytes // 2**20} MiB of memory: choose a shorter window."
+            mib = _LIMITS.memory_bytes // 2**20
+            message = f"The simulation needs more than {mib} MiB of memory: choose a shorter range."
             raise invalid_request(message, "range") from None
         except LimitPassedError:
-            message = f"The simulation needs more than {_LIMITS.timeout_s:g} s of a processor: choose a shorter window."
+            message = f"The simulation needs more than {_LIMITS.timeout_s:g} s of a processor: choose a shorter range."
             raise invalid_request(message, "range") from None
         except ProcessEndedError as error:
             raise invalid_request(f"The simulation did not end: its process {error}.", "range") from None

@@ -34,13 +34,11 @@ from kvarn.traffic.conversation import Conversation, ConversationTurn
 from kvarn.traffic.workload import Segment
 
 _PERCENT = np.arange(101) / 100.0
-_CERTAIN = [
-    "Prompts of a project are taken to begin alike for as many tokens as were found in the cache; hits of others are not "
-    "known.",
+_NOTES = (
+    "Prompts of a project begin alike for as many tokens as were found in the cache; other hits are not known.",
     "Answers have the lengths they had; clients ask when they asked, however fast the answers come.",
-    "Time in the gateway, the tokenizer and the network is not simulated; nor are refused requests, which the ledger does "
-    "not have.",
-]
+    "Time in the gateway, the tokenizer and the network is not simulated; requests that were refused are in no ledger.",
+)
 
 
 def answer(payload: bytes) -> bytes:
@@ -73,7 +71,7 @@ def simulate_both(asked: WhatIf, progress: Callable[[float], None] = lambda shar
         ttft_target_s=slo.ttft_target_s,
         tpot_target_s=slo.tpot_target_s,
         settings=settings,
-        notes=[*other.notes, *_CERTAIN],
+        notes=[*other.notes, *_NOTES],
         logs=(outcomes[0].log_sha256, outcomes[1].log_sha256),
     )
 
@@ -114,7 +112,9 @@ def recorded_traffic(requests: list[RecordedRequest]) -> Iterator[Conversation]:
 def _run(scenario: Scenario, asked: WhatIf, progress: Callable[[float], None]) -> Outcome:
     traffic = iter([(recorded_traffic(asked.requests), scenario.config.models[0].name, 0)])
     simulation = Simulation(scenario, traffic)
-    return simulation.run(lambda now: progress(min(1.0, now / scenario.duration_s)))
+    outcome = simulation.run(lambda now: progress(min(1.0, now / scenario.duration_s)))
+    progress(1.0)
+    return outcome
 
 
 def side_of(outcome: Outcome) -> Side:

@@ -28,7 +28,7 @@ export function Form(props: FormProps) {
           <SelectField label="Lengths like" value={traffic?.name ?? ""}
             onChange={(name) => {
               const like = choices.traffic.find((each) => each.name === name);
-              if (like) onChange({ input: like.input_tokens, output: like.output_tokens });
+              if (like) onChange({ input: like.input_tokens, output: like.output_tokens, cached: like.cached_share });
             }}
             choices={[{ value: "", label: "as below" }, ...choices.traffic.map((each) => ({ value: each.name, label: each.title }))]} />
         )}

@@ -111,6 +111,7 @@ export interface TrafficChoice {
   title: string;
   input_tokens: number;
   output_tokens: number;
+  cached_share: number;
 }
 
 /** `GET console/api/plan`. */

@@ -7,6 +7,8 @@ has the config.json of a served model, for whose key may ask it; nothing of traf
 from __future__ import annotations
 
 import asyncio
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,11 +22,16 @@ from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
 from kvarn.gateway.dependencies import GatewayDep
 from kvarn.gateway.state import Gateway
 from kvarn.planner.devices import device_table
-from kvarn.planner.presets import preset_names
+from kvarn.planner.models import preset_names
+from kvarn.planner.profile import profile_of
 from kvarn.planner.request import PlanRequest
 from kvarn.text.json_file import read_json
+from kvarn.traffic.presets import PRESETS, traffic_of
 
 router = console_router()
+
+_PROFILED = 200
+"""Conversations of a kind of traffic that its means are taken of."""
 
 PlanBody = Annotated[PlanRequest, Depends(JsonBody(PlanRequest))]
 
@@ -45,6 +52,8 @@ class TrafficChoice(Struct, frozen=True, kw_only=True):
     title: str
     input_tokens: int
     output_tokens: int
+    cached_share: float
+    """Part of the prompts' tokens that a prefix cache with room for everything finds."""
 
 
 class PlanChoices(Struct, frozen=True, kw_only=True):
@@ -59,7 +68,9 @@ class PlanChoices(Struct, frozen=True, kw_only=True):
 async def get_choices(gateway: GatewayDep, viewer: ConsoleViewer) -> PlanChoices:
     """What a plan may be asked of."""
     served = await asyncio.to_thread(_with_config, gateway, viewer)
-    return PlanChoices(served=served, presets=preset_names(), devices=_devices(), traffic=_traffic())
+    return PlanChoices(
+        served=served, presets=preset_names(), devices=_devices(), traffic=await asyncio.to_thread(_traffic)
+    )
 
 
 @router.post("/plan")
@@ -112,5 +123,22 @@ def _devices() -> list[DeviceChoice]:
     ]
 
 
+@cache
 def _traffic() -> list[TrafficChoice]:
-    return []
+    return [_profile(name) for name in PRESETS]
+
+
+def _profile(name: str) -> TrafficChoice:
+    """Means of a kind of traffic, over its first conversations."""
+    found = profile_of(islice(traffic_of(name, rps=1.0), _PROFILED), rate_rps=1.0, source=name)
+    return TrafficChoice(
+        name=name,
+        title=f"{name}: {PRESETS[name].summary}",
+        input_tokens=round(_mean(found.input_tokens)),
+        output_tokens=round(_mean(found.output_tokens)),
+        cached_share=round(found.cached_share, 2),
+    )
+
+
+def _mean(lengths: float | tuple[float, ...]) -> float:
+    return sum(lengths) / len(lengths) if isinstance(lengths, tuple) else lengths

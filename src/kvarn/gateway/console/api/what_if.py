@@ -151,7 +151,7 @@ def _choice(model: ServedModel) -> SimulatedModel:
 
 def _times_of(model: ServedModel) -> list[StepTimes]:
     """What its ready engines know of their steps."""
-    return [each.stats.step_times for each in model.replicas.ready_clients if each.stats.step_times is not None]
+    return [each.stats.step_times for each in model.replicas.ready_clients() if each.stats.step_times is not None]
 
 
 def _replica(model: ServedModel) -> ReplicaModel:
