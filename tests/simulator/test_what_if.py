@@ -98,6 +98,13 @@ def test_the_measured_side_is_the_ledgers() -> None:
     assert simulate_both(asked(requests=[replace(each, ttft_s=None) for each in requests()])).measured.ttft_s is None
 
 
+def test_what_a_request_spends_outside_the_engine_is_what_the_medians_differ_by() -> None:
+    slow = [replace(each, ttft_s=5.0, total_s=6.0) for each in requests()]
+    found = simulate_both(asked(requests=slow))
+    assert found.before.ttft_s is not None and found.before.ttft_s.at(0.5) == pytest.approx(5.0, abs=0.01)
+    assert any("pass outside the engine" in note for note in found.notes)
+
+
 def test_one_replica_more_shortens_the_wait_and_the_same_question_has_the_same_answer() -> None:
     question = asked(Changes(replicas=2))
     found = simulate_both(question)

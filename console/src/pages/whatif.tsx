@@ -85,7 +85,7 @@ function State({ run }: { run: ReturnType<typeof useRun> }) {
   if (error) return <ErrorBox error={error} what="It was not simulated." />;
   if (share === null) return null;
   return (
-    <p role="status">
+    <p role="status" aria-busy="true">
       <progress class="plan-progress" value={share} max={1} aria-label="Simulated" /> {percent(share)}{seen && ` of ${count(seen.requests, "request")}, twice`}
     </p>
   );
@@ -123,7 +123,7 @@ function Answer({ of, changed, window }: { of: Simulated; changed: string; windo
       </div>
       <section class="section">
         <h2>How much it may be off</h2>
-        <p>{error === null ? <Badge>nothing to compare with</Badge> : <>The simulation of how it was is {percent(error)} off what was measured, at the worst of p50 and p95 of TTFT and TPOT.</>}</p>
+        <p>{error === null ? <Badge>nothing to compare with</Badge> : <>The simulation of how it was is {percent(error)} off what was measured, at the worst of TTFT p95, TPOT p50 and TPOT p95.</>}</p>
         <ul class="plan-notes">{of.notes.map((note) => <li key={note}>{note}</li>)}</ul>
       </section>
       <Facts facts={[["Changed", changed || "nothing"], ["Settings", of.settings.length ? of.settings.map((each) => <div key={each}><code>{each}</code></div>) : "none"],

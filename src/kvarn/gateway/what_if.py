@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
-from hashlib import blake2b
 
 import msgspec
 
 from kvarn.answers.errors import shutting_down
+from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.sandbox.errors import ClosedError, LimitPassedError, MemoryPassedError, ProcessEndedError
 from kvarn.sandbox.process import SandboxLimits, SandboxProcess
@@ -20,44 +20,54 @@ MAX_REQUESTS = 20_000
 """Requests of a simulation: the newest of the window."""
 _LIMITS = SandboxLimits(timeout_s=120.0, memory_bytes=2 * 1024**3)
 _KEPT = 32
-"""Answers that are kept: those asked for last. The same question has the same answer, so any link finds it again."""
+_KEPT_S = 3600.0
+"""Answers that are kept, the latest, and for how long: a link finds its answer again while engines learn new times."""
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests that are simulated."""
+
+    start: float
+    end: float
+    requests: int
+    newest_only: bool
+    """Whether there were more than are simulated."""
 
 
 class WhatIfRuns:
     """Runs simulations for as long as somebody waits for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._turns = FairSemaphore(1, per_tenant=1)
-        self._kept: OrderedDict[bytes, Simulated] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[float, Window, Simulated]] = OrderedDict()
         self._running: set[SandboxProcess] = set()
         self._closed = False
 
-    async def run(self, tenant: str, asked: WhatIf) -> AsyncGenerator[Progress | Simulated, None]:
+    def find(self, question: str) -> tuple[Window, Simulated] | None:
+        """The answer to a question, where it was asked in this process within the hour."""
+        kept = self._kept.get(question)
+        return None if kept is None or self._clock.now() - kept[0] > _KEPT_S else kept[1:]
+
+    async def run(
+        self, tenant: str, question: str, window: Window, asked: WhatIf
+    ) -> AsyncGenerator[Progress | Simulated, None]:
         """How far it is, and in the end the answer. Whoever stops listening ends the simulation. Raises `ApiError`:
         400, it cannot be simulated, or takes more than it may; 503, the server stops."""
         payload = msgspec.json.encode(asked)
-        digest = blake2b(payload, digest_size=16).digest()
-        if (kept := self._kept.get(digest)) is not None:
-            self._kept.move_to_end(digest)
-            yield kept
-            return
         yield Progress(0.0)
         async with self._turns.place(tenant):
-            news: asyncio.Queue[bytes] = asyncio.Queue()
+            news: asyncio.Queue[bytes | None] = asyncio.Queue()
             work = asyncio.create_task(self._work(payload, news))
+            work.add_done_callback(lambda _: news.put_nowait(None))
             try:
-                while True:
-                    told = asyncio.create_task(news.get())
-                    await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
-                    if told.done():
-                        yield msgspec.json.decode(told.result(), type=Progress)
-                        continue
-                    told.cancel()
-                    break
-                answer = self._kept[digest] = await work
+                while (told := await news.get()) is not None:
+                    yield msgspec.json.decode(told, type=Progress)
+                answer = await work
             finally:
                 work.cancel()
                 await asyncio.wait({work})
+        self._kept[question] = self._clock.now(), window, answer
         while len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
         yield answer
@@ -66,7 +76,7 @@ class WhatIfRuns:
         self._closed = True
         await asyncio.gather(*[process.close() for process in self._running])
 
-    async def _work(self, payload: bytes, news: asyncio.Queue[bytes]) -> Simulated:
+    async def _work(self, payload: bytes, news: asyncio.Queue[bytes | None]) -> Simulated:
         if self._closed:
             raise shutting_down()
         process = SandboxProcess("kvarn.simulator.what_if", _LIMITS)

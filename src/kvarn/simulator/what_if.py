@@ -11,9 +11,10 @@ from itertools import count
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.costs.replica_model import Distribution
+from kvarn.costs.replica_model import Distribution, ReplicaModel
 from kvarn.planner.errors import PlanError
 from kvarn.sandbox.worker import tell
 from kvarn.simulator.other_replica import OtherReplica, other_replica
@@ -34,10 +35,16 @@ from kvarn.traffic.conversation import Conversation, ConversationTurn
 from kvarn.traffic.workload import Segment
 
 _PERCENT = np.arange(101) / 100.0
+_RUNS = 3
+"""Runs of an answer: as it was, to learn the time outside the engine; as it was, with it; with the changes."""
+_OUTSIDE = (
+    "{:.3g} ms of each request pass outside the engine, in the gateway, the tokenizer and the network: so much that the "
+    "medians of TTFT agree."
+)
 _NOTES = (
     "Prompts of a project begin alike for as many tokens as were found in the cache; other hits are not known.",
     "Answers have the lengths they had; clients ask when they asked, however fast the answers come.",
-    "Time in the gateway, the tokenizer and the network is not simulated; requests that were refused are in no ledger.",
+    "Requests that were refused are in no ledger, so they are not simulated.",
 )
 
 
@@ -55,25 +62,37 @@ def simulate_both(asked: WhatIf, progress: Callable[[float], None] = lambda shar
     """Simulate the requests as they came, without the changes and with them. Raises ScenarioError, PlanError."""
     config = KvarnConfig.model_validate(asked.config)
     model = config.models[0]
-    before = Scenario(config=config, replicas={model.name: asked.replica}, duration_s=asked.duration_s)
+    slo = config.slo_of(model)
+    measured = measured_side(asked.requests, slo.ttft_target_s, slo.tpot_target_s)
+    plain = Scenario(config=config, replicas={model.name: asked.replica}, duration_s=asked.duration_s)
+    outside_s = _outside_s(measured, side_of(_run(plain, asked, progress, 0)))
+    before = _with_replica(plain, asked.replica, outside_s)
     other = other_replica(asked)
     settings = settings_of(asked.changes, other)
-    after = before.changed(settings).model_copy(update={"replicas": {model.name: other.replica}})
-    outcomes = [
-        _run(scenario, asked, lambda share, first=first: progress((share + first) / 2))
-        for first, scenario in enumerate((before, after))
-    ]
-    slo = config.slo_of(model)
+    after = _with_replica(before.changed(settings), other.replica, outside_s)
+    outcomes = [_run(scenario, asked, progress, number) for number, scenario in enumerate((before, after), start=1)]
     return Simulated(
-        measured=measured_side(asked.requests, slo.ttft_target_s, slo.tpot_target_s),
+        measured=measured,
         before=side_of(outcomes[0]),
         after=side_of(outcomes[1]),
         ttft_target_s=slo.ttft_target_s,
         tpot_target_s=slo.tpot_target_s,
         settings=settings,
-        notes=[*other.notes, *_NOTES],
+        notes=[*other.notes, _OUTSIDE.format(1000 * outside_s), *_NOTES],
         logs=(outcomes[0].log_sha256, outcomes[1].log_sha256),
     )
+
+
+def _outside_s(measured: Side, simulated: Side) -> float:
+    """Seconds that requests spend outside the engine: the time by which the measured median exceeds the simulated."""
+    if measured.ttft_s is None or simulated.ttft_s is None:
+        return 0.0
+    return max(0.0, measured.ttft_s.at(0.5) - simulated.ttft_s.at(0.5))
+
+
+def _with_replica(scenario: Scenario, replica: ReplicaModel, outside_s: float) -> Scenario:
+    answering = replace(replica, answer_s=Distribution((outside_s,)))
+    return scenario.model_copy(update={"replicas": {scenario.config.models[0].name: answering}})
 
 
 def settings_of(changes: Changes, other: OtherReplica) -> list[str]:
@@ -109,11 +128,13 @@ def recorded_traffic(requests: list[RecordedRequest]) -> Iterator[Conversation]:
         yield Conversation(begins_s=each.at_s, turns=(turn,), tenant=f"project-{each.project}")
 
 
-def _run(scenario: Scenario, asked: WhatIf, progress: Callable[[float], None]) -> Outcome:
+def _run(scenario: Scenario, asked: WhatIf, progress: Callable[[float], None], number: int) -> Outcome:
+    def tell_share(now: float) -> None:
+        progress((number + min(1.0, now / scenario.duration_s)) / _RUNS)
+
     traffic = iter([(recorded_traffic(asked.requests), scenario.config.models[0].name, 0)])
-    simulation = Simulation(scenario, traffic)
-    outcome = simulation.run(lambda now: progress(min(1.0, now / scenario.duration_s)))
-    progress(1.0)
+    outcome = Simulation(scenario, traffic).run(tell_share)
+    tell_share(scenario.duration_s)
     return outcome
 
 

@@ -5,7 +5,9 @@ For administrators of the platform: it tells of all tenants' traffic at once, an
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, Literal
 
 from fastapi import Depends, Request
@@ -22,9 +24,9 @@ from kvarn.gateway.console.time_range import RangeQuery
 from kvarn.gateway.console.viewer import ConsoleViewer
 from kvarn.gateway.dependencies import GatewayDep, current_platform_admin
 from kvarn.gateway.state import Gateway
-from kvarn.gateway.what_if import MAX_REQUESTS
+from kvarn.gateway.what_if import MAX_REQUESTS, Window
 from kvarn.planner.devices import device_table
-from kvarn.simulator.what_if_messages import Changes, Progress, RecordedRequest, WhatIf
+from kvarn.simulator.what_if_messages import Changes, Progress, RecordedRequest, Simulated, WhatIf
 from kvarn.store.repositories.usage.recent import LedgerRequest, requests_of_model
 from kvarn.text.json_file import read_json
 from kvarn.wire.openai.errors import ApiError, invalid_request
@@ -55,16 +57,6 @@ class WhatIfChoices(Struct, frozen=True, kw_only=True):
     models: list[SimulatedModel]
     devices: list[str]
     max_requests: int
-
-
-class Window(Struct, frozen=True, kw_only=True):
-    """The requests that are simulated."""
-
-    start: float
-    end: float
-    requests: int
-    newest_only: bool
-    """Whether there were more than are simulated."""
 
 
 class WhatIfQuery(RangeQuery):
@@ -102,38 +94,59 @@ async def simulate(request: Request, gateway: GatewayDep, viewer: ConsoleViewer,
     if query.model is None:
         raise invalid_request("Missing 'model': name a model that is served here.", "model")
     model = viewer.find_model(gateway.models, query.model)
-    end = int(gateway.store.now()) if query.until is None else query.until
-    start = end - int(query.seconds)
-    replica = _replica(model)
+    question = query.model_copy(update={"until": query.until or int(gateway.store.now()), "model": model.name})
+    kept = gateway.control.what_if.find(_key(question))
+    if kept is not None:
+        return console_stream(request, _again(*kept))
+    window, asked = await _ask(gateway, model, question)
+    return console_stream(request, _events(gateway, viewer.principal.organization_id, question, window, asked))
+
+
+def _key(question: WhatIfQuery) -> str:
+    return question.model_dump_json()
+
+
+async def _again(window: Window, answer: Simulated) -> AsyncGenerator[bytes, None]:
+    yield named_event("window", window)
+    yield named_event("simulated", answer)
+
+
+async def _events(
+    gateway: Gateway, tenant: str, question: WhatIfQuery, window: Window, asked: WhatIf
+) -> AsyncGenerator[bytes, None]:
+    yield named_event("window", window)
+    try:
+        async with aclosing(gateway.control.what_if.run(tenant, _key(question), window, asked)) as run:
+            async for news in run:
+                yield named_event("progress" if isinstance(news, Progress) else "simulated", news)
+    except ApiError as error:
+        yield named_event("failed", {"message": error.message, "code": error.code})
+
+
+async def _ask(gateway: Gateway, model: ServedModel, question: WhatIfQuery) -> tuple[Window, WhatIf]:
+    """The requests of the range, and what is to be simulated of them. Raises `ApiError` 400."""
+    assert question.until is not None
+    end, card = question.until, model.card
+    start, replica = end - int(question.seconds), _replica(model)
     rows = await requests_of_model(gateway.store, model.name, start=start, end=end, limit=MAX_REQUESTS)
     if not rows:
-        message = (
-            f"No request of {model.name!r} ended in this time: choose a longer range, or send some requests first."
-        )
-        raise invalid_request(message, "range")
-    first = min(float(start), rows[0].at_s) if len(rows) < MAX_REQUESTS else rows[0].at_s
-    window = Window(start=first, end=end, requests=len(rows), newest_only=len(rows) == MAX_REQUESTS)
+        why = f"No request of {model.name!r} ended in this time: choose a longer range, or send some requests first."
+        raise invalid_request(why, "range")
+    newest_only = len(rows) == MAX_REQUESTS
+    first = rows[0].at_s if newest_only else min(float(start), rows[0].at_s)
+    checkpoint = await asyncio.to_thread(read_json, model.directory / "config.json")
     asked = WhatIf(
         config=_config_of(gateway, model),
-        checkpoint=read_json(model.directory / "config.json") or None,
-        kv_cache_dtype="" if model.card is None else model.card.kv_dtype,
-        quantization="" if model.card is None else model.card.quantization,
-        read_bytes_per_s=0.0 if model.card is None else model.card.read_bytes_per_s,
+        checkpoint=checkpoint or None,
+        kv_cache_dtype="" if card is None else card.kv_dtype,
+        quantization="" if card is None else card.quantization,
+        read_bytes_per_s=0.0 if card is None else card.read_bytes_per_s,
         replica=replica,
         requests=_requests(rows, first),
         duration_s=max(1.0, end - first),
-        changes=query.changes,
+        changes=question.changes,
     )
-    return console_stream(request, _events(gateway, viewer.principal.organization_id, asked, window))
-
-
-async def _events(gateway: Gateway, tenant: str, asked: WhatIf, window: Window) -> AsyncGenerator[bytes, None]:
-    yield named_event("window", window)
-    try:
-        async for news in gateway.control.what_if.run(tenant, asked):
-            yield named_event("progress" if isinstance(news, Progress) else "simulated", news)
-    except ApiError as error:
-        yield named_event("failed", {"message": error.message, "code": error.code})
+    return Window(start=first, end=end, requests=len(rows), newest_only=newest_only), asked
 
 
 def _choice(model: ServedModel) -> SimulatedModel:
