@@ -18,6 +18,7 @@ from kvarn.fleet.launch.engine_process import EngineProcess
 _COMMANDS = {
     "serve": ("options", "Serve models behind an OpenAI-compatible API."),
     "bench": ("bench", "Measure latency and throughput of an OpenAI-compatible server."),
+    "simulate": ("simulate", "Simulate a deployment under traffic, on devices that are not there."),
     "chat": ("client", "Chat with a model of a running server."),
     "complete": ("client", "Continue a text with a model of a running server."),
     "models": ("client", "List the models of a running server, with readiness and load."),

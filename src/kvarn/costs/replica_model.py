@@ -48,6 +48,8 @@ class ReplicaModel(msgspec.Struct, frozen=True, kw_only=True):
     devices: int = 1
     start_s: Distribution = Distribution()
     """Seconds from the order to start until it is ready."""
+    warm_start_s: Distribution | None = None
+    """The same of a process that waits in the warm pool; None: as any other."""
     host_link: LinkModel | None = None
     """Between its cache and the main memory of its host; None: the host keeps no blocks."""
     peer_link: LinkModel | None = None

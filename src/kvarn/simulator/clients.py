@@ -4,75 +4,85 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from kvarn.simulator.prompts import Prompts
 from kvarn.simulator.request import End, SimulatedRequest
 from kvarn.simulator.world import World
-from kvarn.traffic.conversation import Conversation, Traffic
+from kvarn.traffic.conversation import Traffic
+from kvarn.traffic.course import DueTurn, first_turn
 from kvarn.wire.sessions import SessionTurn
+
+Answers = dict[int, list[int]]
+"""Tokens of a conversation's answers so far, by the keys by which later turns repeat them."""
+
+
+class Stream(NamedTuple):
+    """Traffic that plays, the model that it asks unless a conversation names one, and its tier."""
+
+    traffic: Traffic
+    model: str = ""
+    priority: int = 0
 
 
 class Clients:
     """Plays one stream of conversations. `send` is given each request when it leaves its client. No turn begins after
-    `until_s`."""
+    `until_s`; a conversation ends with the first turn that has no answer."""
 
     def __init__(
         self,
         world: World,
-        traffic: Traffic,
+        stream: Stream,
         send: Callable[[SimulatedRequest], None],
         leave: Callable[[SimulatedRequest], None],
         *,
         until_s: float,
         numbers: Iterator[int],
-        model: str = "",
-        priority: int = 0,
         timeout_s: float | None = None,
     ) -> None:
         self._world = world
-        self._traffic = traffic
+        self._stream = stream
         self._send = send
         self._leave = leave
         self._until_s = until_s
         self._numbers = numbers
-        self._model = model
-        self._priority = priority
         self._timeout_s = timeout_s
         self._prompts = Prompts()
-        self.num_open = 0  # conversations whose next turn or answer is to come
-        self.has_more = True
+        self._open = 0  # turns that are due or under way
+        self._has_more = True
         self._next()
 
     @property
     def are_done(self) -> bool:
-        return not self.has_more and not self.num_open
+        return not self._has_more and not self._open
 
     def _next(self) -> None:
         """Wait for the next conversation."""
-        conversation = next(self._traffic, None)
+        conversation = next(self._stream.traffic, None)
         if conversation is None or conversation.begins_s > self._until_s:
-            self.has_more = False
+            self._has_more = False
             return
-        self._world.at(conversation.begins_s, self._begin, conversation)
+        self._world.at(conversation.begins_s, self._begin, first_turn(conversation))
 
-    def _begin(self, conversation: Conversation) -> None:
-        self.num_open += 1
-        self._ask(conversation, 0, self._prompts.tokens(conversation.turns[0].segments))
+    def _begin(self, due: DueTurn) -> None:
+        self._open += 1
+        self._ask(due, {})
         self._next()
 
-    def _ask(self, conversation: Conversation, number: int, prompt: list[int]) -> None:
-        turn, name = conversation.turns[number], conversation.session
-        is_last = number == len(conversation.turns) - 1
+    def _ask(self, due: DueTurn, answers: Answers) -> None:
+        turn, conversation = due.turn, due.conversation
+        name, tenant = conversation.session, conversation.tenant
+        is_last = due.number == len(conversation.turns) - 1
         request = SimulatedRequest(
             next(self._numbers),
-            conversation.model or self._model,
-            prompt,
+            conversation.model or self._stream.model,
+            self._prompts.tokens(turn.segments, answers),
             turn.output_tokens,
             self._world.now,
-            lambda request: self._ended(request, conversation, number),
-            tenant=conversation.tenant,
-            priority=self._priority,
-            session=SessionTurn(id=_digest(conversation.tenant, name), is_last=is_last) if name else None,
+            lambda request: self._ended(request, due, answers),
+            tenant=tenant,
+            priority=self._stream.priority,
+            session=SessionTurn(id=_digest(tenant, name), is_last=is_last) if name else None,
             session_name=name,
             is_tool_call=turn.is_tool_call,
         )
@@ -84,17 +94,16 @@ class Clients:
         if request.end is None:
             self._leave(request)
 
-    def _ended(self, request: SimulatedRequest, conversation: Conversation, number: int) -> None:
-        """The next turn of an answer; a conversation without an answer is over."""
-        following = number + 1
-        if request.end is End.ANSWERED and following < len(conversation.turns):
-            before, turn = conversation.turns[number], conversation.turns[following]
-            moment = self._world.now + turn.gap_s
-            if moment <= self._until_s:
-                prompt = self._prompts.next_turn(before, [*request.prompt, *request.tokens], turn)
-                self._world.at(moment, self._ask, conversation, following, prompt)
-                return
-        self.num_open -= 1
+    def _ended(self, request: SimulatedRequest, due: DueTurn, answers: Answers) -> None:
+        self._open -= 1
+        if request.end is not End.ANSWERED:
+            return
+        if due.turn.answer_key is not None:
+            answers[due.turn.answer_key] = request.tokens
+        for following in due.answered(self._world.now):
+            if following.at_s <= self._until_s:
+                self._open += 1
+                self._world.at(following.at_s, self._ask, following, answers)
 
 
 def _digest(tenant: str, session: str) -> bytes:

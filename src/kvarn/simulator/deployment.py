@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from kvarn.admission.controller import Refusal
@@ -24,6 +25,7 @@ from kvarn.observe.timeline import Phase, spent_by_phase
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
 from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.router import choose_admitted
+from kvarn.simulator.prefill_peer import ModelledPeer
 from kvarn.simulator.replica import SimulatedReplica
 from kvarn.simulator.request import End, SimulatedRequest
 from kvarn.wire.messages import Refused, Submit, TokenDelta
@@ -61,10 +63,16 @@ class Deployment:
         """All that there ever were, by name."""
         self.on_not_ready: Callable[[SimulatedRequest], bool] = lambda request: False
         """Takes over a request for which no replica is ready; False: it is refused."""
+        self.on_entered: Callable[[SimulatedRequest], None] = lambda request: None
+        """Hears of each request that comes and is not held back, once, before it is admitted."""
         self.on_lost: Callable[[SimulatedRequest, Refused | None], bool] = lambda request, refused: False
         """Takes over a request whose engine was lost, or refused it as it drains; False: it fails."""
+        self.on_ended: Callable[[SimulatedRequest], None] = lambda request: None
+        """Hears of each request that ends here."""
         self.on_emptied: Callable[[SimulatedReplica], None] = lambda replica: None
         """Called when a replica has drained."""
+        self.on_replica_changed: Callable[[SimulatedReplica], None] = lambda replica: None
+        """Called when a replica has another state."""
         self.on_ready_changed: Callable[[Deployment], None] = lambda deployment: None
         """Called when the number of its ready replicas may have changed."""
         self._world = world
@@ -80,23 +88,29 @@ class Deployment:
 
     # Replicas --------------------------------------------------------------------------------------------------------
 
-    def add_replica(self, start_s: float | None = None) -> SimulatedReplica:
-        """One replica more, which starts now; `start_s` as in `SimulatedReplica.start`."""
+    def new_replica(self) -> SimulatedReplica:
+        """One replica more, which is not started yet and gets no requests before `show_replica`."""
         name = f"{self.name}/{len(self.replicas)}"
-        replica = SimulatedReplica(self._world, name, self.config, self.replica_model, self)
+        peer_of = None if self.config.disaggregation is None else partial(ModelledPeer, self._world)
+        replica = SimulatedReplica(self._world, name, self.config, self.replica_model, self, peer_of)
         self.replicas[name] = replica
-        # The set asks for its state, statistics, card, adapters and blocks: answers come by `take_delta`.
-        self.set.add(name, cast(ReplicaClient, replica))
-        replica.on_changed = self._changed
-        replica.start(start_s)
+        replica.on_changed = lambda: self._changed(replica)
         return replica
 
-    def drain_replica(self, name: str) -> None:
-        """Have a replica end when it has answered what it has; it gets no more."""
-        self.replicas[name].drain()
+    def show_replica(self, replica: SimulatedReplica) -> None:
+        """Have a replica get requests while it is ready."""
+        # The set asks for its state, statistics, card, adapters and blocks: answers come by `take_delta`.
+        self.set.add(replica.name, cast(ReplicaClient, replica))
+        replica.on_changed = lambda: self._changed(replica)
 
-    def _changed(self) -> None:
+    def remove_replica(self, name: str) -> None:
+        """A replica is gone for good. Idempotent."""
+        self.set.remove(name)
+        self._admissions.pop(name, None)
+
+    def _changed(self, replica: SimulatedReplica) -> None:
         self.set.tell_changed()
+        self.on_replica_changed(replica)
         self.on_ready_changed(self)
 
     @property
@@ -110,10 +124,12 @@ class Deployment:
         request.deployment = self
         if not self.set.ready and self.on_not_ready(request):
             return
-        request.route = self._route(request)
+        if request.demand is None:
+            self.on_entered(request)
+        request.route = self.route(request)
         choice = self.set.choose_or_draining(request.route)
         if choice is None:
-            self._end(request, End.REFUSED, "model_not_ready")
+            self.end(request, End.REFUSED, "model_not_ready")
             return
         request.choice = choice
         if len(self.set) > 1:
@@ -159,9 +175,9 @@ class Deployment:
             self._admission(choice.replica).controller.withdraw(demand)
         elif request.replica is not None and self._running.pop(request.engine_id, None) is not None:
             request.replica.send(request.engine_id)
-        self._end(request, End.LEFT, "client_timeout")
+        self.end(request, End.LEFT, "client_timeout")
 
-    def _route(self, request: SimulatedRequest) -> RouteRequest:
+    def route(self, request: SimulatedRequest) -> RouteRequest:
         replicas, tenant, session = self.set, request.tenant, request.session_name
         return RouteRequest(
             prompt_tokens=len(request.prompt),
@@ -209,7 +225,7 @@ class Deployment:
         request.admission = admission = self._admission(choice.replica)
         refusal = admission.controller.offer(demand, self._world.now)
         if refusal is not None:
-            self._end(request, End.REFUSED, refusal.reason.value)
+            self.end(request, End.REFUSED, refusal.reason.value)
             return
         self._waiting.setdefault(choice.replica, {})[demand] = request
         self._poll(choice.replica)
@@ -228,7 +244,7 @@ class Deployment:
             if refusal is None:
                 self.send(request, self.submit_of(request))
             else:
-                self._end(request, End.REFUSED, refusal.reason.value)
+                self.end(request, End.REFUSED, refusal.reason.value)
 
     def _poll_soon(self, replica: str) -> None:
         if replica not in self._polling:
@@ -259,12 +275,12 @@ class Deployment:
             if request.is_tool_call and request.session is not None:
                 news = SessionNews(session=request.session.id, event=SessionEvent.CALLED_TOOLS, turn=delta.request_id)
                 replica.send(news)
-            self._end(request, End.ANSWERED, "")
+            self.end(request, End.ANSWERED, "")
 
     def take_refusal(self, replica: SimulatedReplica, refused: Refused) -> None:
         request = self._running.pop(refused.request_id, None)
         if request is not None and not self.on_lost(request, refused):
-            self._end(request, End.REFUSED, refused.reason.value)
+            self.end(request, End.REFUSED, refused.reason.value)
 
     def lost(self, replica: SimulatedReplica) -> None:
         self._admissions.pop(replica.name, None)  # another engine takes its place
@@ -272,24 +288,23 @@ class Deployment:
         for request in gone:
             del self._running[request.engine_id]
             if not self.on_lost(request, None):
-                self._end(request, End.FAILED, "replica_lost")
+                self.end(request, End.FAILED, "replica_lost")
         for request in list(self._waiting.pop(replica.name, {}).values()):
             self.enter(request)
 
     def emptied(self, replica: SimulatedReplica) -> None:
-        self.set.remove(replica.name)
-        self._admissions.pop(replica.name, None)
+        self.remove_replica(replica.name)
         self.on_emptied(replica)
 
     def give_up_rest(self) -> None:
         """The simulation is over: fail what is not answered."""
         waiting = [each for queue in self._waiting.values() for each in queue.values()]
         for request in [*self._running.values(), *waiting]:
-            self._end(request, End.FAILED, "end_of_simulation")
+            self.end(request, End.FAILED, "end_of_simulation")
         self._running.clear()
         self._waiting.clear()
 
-    def _end(self, request: SimulatedRequest, end: End, reason: str) -> None:
+    def end(self, request: SimulatedRequest, end: End, reason: str) -> None:
         now, demand, choice = self._world.now, request.demand, request.choice
         if choice is not None:
             choice.end()
@@ -302,6 +317,7 @@ class Deployment:
                 output=len(request.tokens),
                 finished=end is End.ANSWERED,
             )
+        self.on_ended(request)
         self._finish(request, end, reason)
         if choice is not None:
             self._poll(choice.replica)

@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from kvarn.simulator.scenario import FaultConfig
+from kvarn.simulator.scenario import FaultConfig, Scenario, model_of
 
 
 class FaultMoment(NamedTuple):
     at_s: float
     fault: FaultConfig
+    model: str
     draw: float
     """Uniform in [0, 1): which replica it strikes, where the fault names none."""
 
 
-def fault_moments(faults: Sequence[FaultConfig], seed: int, duration_s: float) -> list[FaultMoment]:
-    """All faults of a run, in order. Each fault has a stream of random numbers of its own: another fault in the
-    scenario does not move it."""
+def fault_moments(scenario: Scenario) -> list[FaultMoment]:
+    """All faults of a run, in order; those that name no model strike the first. Each has a stream of random numbers of
+    its own: another fault in the scenario does not move it."""
     moments = []
-    for number, fault in enumerate(faults):
-        random_ = random.Random(f"{seed} fault {number}")
-        times = [fault.at_s] if fault.per_hour is None else _times(fault.per_hour / 3600, duration_s, random_)
-        moments += [FaultMoment(at_s, fault, random_.random()) for at_s in times if at_s is not None]
+    for number, fault in enumerate(scenario.faults):
+        random_ = random.Random(f"{scenario.seed} fault {number}")
+        model = model_of(scenario, fault.model).name
+        for at_s in _times(fault, scenario.duration_s, random_):
+            moments.append(FaultMoment(at_s, fault, model, random_.random()))
     return sorted(moments, key=lambda moment: moment.at_s)
 
 
-def _times(rate: float, duration_s: float, random_: random.Random) -> Iterator[float]:
-    at_s = exponential(random_) / rate
-    while at_s < duration_s:
-        yield at_s
-        at_s += exponential(random_) / rate
+def _times(fault: FaultConfig, duration_s: float, random_: random.Random) -> Iterator[float]:
+    if fault.at_s is not None:
+        yield fault.at_s
+    elif fault.per_hour is not None:
+        rate = fault.per_hour / 3600
+        at_s = exponential(random_) / rate
+        while at_s < duration_s:
+            yield at_s
+            at_s += exponential(random_) / rate
 
 
 def exponential(random_: random.Random) -> float:

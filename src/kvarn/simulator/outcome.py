@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from kvarn.simulator.request import End, SimulatedRequest
 
+Mask: TypeAlias = NDArray[np.bool_]
+"""Some of the requests: whether each is meant."""
 _NONE = float("nan")
 ENDS = tuple(End)
 
@@ -63,11 +69,11 @@ class RequestTable:
         for column in (*_COUNTS, *_SECONDS):
             getattr(self, column).extend(getattr(other, column))
 
-    def column(self, name: str) -> np.ndarray:
+    def column(self, name: str) -> NDArray[Any]:
         """A column as an array."""
         return np.asarray(getattr(self, name))
 
-    def named(self, column: str) -> dict[str, np.ndarray]:
+    def named(self, column: str) -> dict[str, Mask]:
         """For each name in a column, in the order of the names, where it stands."""
         numbers = self.column(column)
         return {self.names[each]: numbers == each for each in sorted(set(numbers.tolist()), key=self.names.__getitem__)}
@@ -120,7 +126,7 @@ class Outcome:
         return sum(each.device_s for each in self.deployments) / 3600
 
 
-def percentiles(values: np.ndarray, shares: Sequence[float] = (50, 90, 95, 99)) -> dict[str, float] | None:
+def percentiles(values: NDArray[np.float64], shares: Sequence[float] = (50, 90, 95, 99)) -> dict[str, float] | None:
     """Percentiles and the mean of what is not NaN; None where there is nothing."""
     values = values[~np.isnan(values)]
     if not len(values):
@@ -129,62 +135,84 @@ def percentiles(values: np.ndarray, shares: Sequence[float] = (50, 90, 95, 99)) 
     return {"mean": float(values.mean()), **found, "max": float(values.max())}
 
 
-def summary(outcome: Outcome, chosen: np.ndarray | None = None) -> dict[str, object]:
-    """Figures of the requests, or of some of them (a mask), as the report has them."""
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of requests. Latencies are in seconds; None where there is none."""
+
+    arrived: int
+    ends: dict[str, int]
+    """Requests by how they ended."""
+    reasons: dict[str, int]
+    """Requests that were not answered, by why."""
+    goodput: float | None
+    """Part of all that arrived whose answer met the targets."""
+    requests_per_s: float
+    output_tokens_per_s: float
+    prompt_tokens: int
+    output_tokens: int
+    cache_hit_rate: float
+    """Part of the prompts' tokens that was cached."""
+    ttft_s: dict[str, float] | None
+    tpot_s: dict[str, float] | None
+    e2e_s: dict[str, float] | None
+    queue_s: dict[str, float] | None
+
+
+def summary(outcome: Outcome, chosen: Mask | None = None) -> Summary:
+    """Figures of all requests, or of some of them."""
     table = outcome.requests
     mask = np.ones(len(table), dtype=bool) if chosen is None else chosen
     ends = table.column("end")[mask]
     prompt, cached = table.column("prompt_tokens")[mask], table.column("cached_tokens")[mask]
-    output = table.column("output_tokens")[mask]
+    output_tokens = int(table.column("output_tokens")[mask].sum())
     began = ~np.isnan(table.column("ttft_s")[mask])
     seconds = max(outcome.duration_s, outcome.ended_s, 1e-9)
-    reasons = table.column("reason")[mask]
+    reasons = Counter(table.names[each] for each in table.column("reason")[mask].tolist())
     arrived = len(ends)
-    return {
-        "arrived": arrived,
-        **{end.value: int((ends == number).sum()) for number, end in enumerate(ENDS)},
-        "reasons": _counts(table.names[each] for each in reasons.tolist() if table.names[each]),
-        "goodput": float(table.column("met_slo")[mask].sum()) / arrived if arrived else None,
-        "requests_per_s": int((ends == 0).sum()) / seconds,
-        "output_tokens_per_s": int(output.sum()) / seconds,
-        "prompt_tokens": int(prompt.sum()),
-        "output_tokens": int(output.sum()),
-        "cache_hit_rate": int(cached[began].sum()) / max(1, int(prompt[began].sum())),
-        **{name: percentiles(table.column(name)[mask]) for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s")},
-    }
+    return Summary(
+        arrived=arrived,
+        ends={end.value: int((ends == number).sum()) for number, end in enumerate(ENDS)},
+        reasons={name: count for name, count in sorted(reasons.items()) if name},
+        goodput=float(table.column("met_slo")[mask].sum()) / arrived if arrived else None,
+        requests_per_s=int((ends == 0).sum()) / seconds,
+        output_tokens_per_s=output_tokens / seconds,
+        prompt_tokens=int(prompt.sum()),
+        output_tokens=output_tokens,
+        cache_hit_rate=int(cached[began].sum()) / max(1, int(prompt[began].sum())),
+        ttft_s=percentiles(table.column("ttft_s")[mask]),
+        tpot_s=percentiles(table.column("tpot_s")[mask]),
+        e2e_s=percentiles(table.column("e2e_s")[mask]),
+        queue_s=percentiles(table.column("queue_s")[mask]),
+    )
 
 
-def _counts(names: Iterable[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name in names:
-        found[name] = found.get(name, 0) + 1
-    return dict(sorted(found.items()))
-
-
-def report(outcome: Outcome) -> dict[str, object]:
+def report(outcome: Outcome) -> dict[str, Any]:
     """The whole report, for JSON: the same for the same inputs, but for `wall_s`."""
     table = outcome.requests
-    return {
-        "name": outcome.name,
-        "seed": outcome.seed,
-        "duration_s": outcome.duration_s,
-        "ended_s": outcome.ended_s,
-        "log_sha256": outcome.log_sha256,
-        "events": outcome.num_events,
-        "wall_s": outcome.wall_s,
-        "device_hours": outcome.device_hours,
-        "all": summary(outcome),
-        "models": {name: summary(outcome, mask) for name, mask in table.named("model").items()},
-        "tenants": {name: summary(outcome, mask) for name, mask in table.named("tenant").items() if name},
-        "deployments": [
-            {
-                "model": each.model,
-                "devices_per_replica": each.devices,
-                "device_hours": each.device_s / 3600,
-                "utilisation": each.utilisation,
-                "preemptions": each.preemptions,
-                "replicas": [{"t": t, "ready": count} for t, count in each.replicas],
-            }
-            for each in outcome.deployments
-        ],
-    }
+    tenants = {name: summary(outcome, mask) for name, mask in table.named("tenant").items() if name}
+    found: dict[str, Any] = msgspec.to_builtins(
+        {
+            "name": outcome.name,
+            "seed": outcome.seed,
+            "duration_s": outcome.duration_s,
+            "ended_s": outcome.ended_s,
+            "log_sha256": outcome.log_sha256,
+            "events": outcome.num_events,
+            "wall_s": outcome.wall_s,
+            "device_hours": outcome.device_hours,
+            "all": summary(outcome),
+            "models": {name: summary(outcome, mask) for name, mask in table.named("model").items()},
+            "tenants": tenants,
+            "deployments": [
+                {
+                    "model": each.model,
+                    "devices_per_replica": each.devices,
+                    "device_hours": each.device_s / 3600,
+                    "utilisation": each.utilisation,
+                    "preemptions": each.preemptions,
+                    "ready_replicas": [{"t": t, "replicas": count} for t, count in each.replicas],
+                }
+                for each in outcome.deployments
+            ],
+        }
+    )
+    return found

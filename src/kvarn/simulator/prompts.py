@@ -1,14 +1,13 @@
 """Token ids of prompts, made of segments: equal keys give equal tokens, and different ones differ from the first on.
 
-Which tokens they are matters to nobody in a simulation, so they are made by copying. The answer of a turn stands in the
-prompt of the next one as its engine drew it.
+Which tokens they are matters to nobody in a simulation, so they are made by copying. An answer stands in later prompts
+as its engine drew it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from kvarn.traffic.conversation import ConversationTurn
 from kvarn.traffic.workload import Segment
 
 _BASE = 3600
@@ -22,24 +21,18 @@ class Prompts:
     def __init__(self) -> None:
         self._filling = [_FIRST + number % _BASE for number in range(_LEAST)]
 
-    def tokens(self, segments: Sequence[Segment]) -> list[int]:
+    def tokens(self, segments: Sequence[Segment], answers: Mapping[int, list[int]]) -> list[int]:
+        """A prompt. `answers`: tokens of earlier answers, by the keys of the segments that repeat them."""
         found: list[int] = []
         for segment in segments:
-            found += self._segment(segment)
+            answer = answers.get(segment.key)
+            if answer is not None and len(answer) >= segment.length:
+                found += answer[: segment.length]
+            else:
+                found += self._made(segment)
         return found
 
-    def next_turn(self, before: ConversationTurn, said: list[int], turn: ConversationTurn) -> list[int]:
-        """The prompt of a turn. `said`: prompt and answer of the turn before it, which its prompt goes on where its
-        segments do."""
-        known, segments = len(before.segments), turn.segments
-        if segments[:known] != before.segments:
-            return self.tokens(segments)
-        rest = segments[known:]
-        if rest and rest[0].length == before.output_tokens:
-            return [*said, *self.tokens(rest[1:])]
-        return [*said[: before.prompt_tokens], *self.tokens(rest)]
-
-    def _segment(self, segment: Segment) -> list[int]:
+    def _made(self, segment: Segment) -> list[int]:
         key, length, digits = segment.key, segment.length, []
         for _ in range(min(_DIGITS, length)):
             key, digit = divmod(key, _BASE)

@@ -16,17 +16,17 @@ from kvarn.clock.virtual import VirtualClock
 from kvarn.config.model import ModelConfig
 from kvarn.costs.replica_model import ReplicaModel
 from kvarn.costs.step_times import StepShape
-from kvarn.engine.core import EngineParts
-from kvarn.engine.step_time import StepTimeModel
+from kvarn.engine.memory.remote_prefill import PrefillPeer
+from kvarn.kvstore import TieredStore
 from kvarn.replica.client.block_events import BlockEventReader, BlockWatcher
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.replica.server.block_events import BlockEventPublisher
 from kvarn.replica.server.generate import GenerateService
+from kvarn.simulator.engine_parts import engine_parts, memory_of
 from kvarn.simulator.world import World
 from kvarn.wire.block_events import BlockEvents
 from kvarn.wire.messages import AdapterInfo, EngineStats, ModelCard, Refused, StepOutput, Submit, TokenDelta
 from kvarn.wire.sessions import SessionNews
-from kvarn.worker.modelled import ModelledExecutor
 
 STALLED_S = 1e-3
 """Seconds after which an engine looks again that has work and could not go on with any of it."""
@@ -50,11 +50,30 @@ class ReplicaListener(Protocol):
         """It has drained: nothing is left to do."""
 
 
+class ReplicaPeer(PrefillPeer, Protocol):
+    """The engine that computes prompts for a replica."""
+
+    @property
+    def engine(self) -> SimulatedReplica: ...
+
+    def close(self) -> None: ...
+
+
+PeerOf = Callable[["SimulatedReplica", TieredStore], ReplicaPeer]
+"""Starts the engine that computes prompts for a replica with this memory of its host."""
+
+
 class SimulatedReplica:
     """The part of `ReplicaClient` that a `ReplicaSet` asks for is among its attributes."""
 
     def __init__(
-        self, world: World, name: str, config: ModelConfig, model: ReplicaModel, listener: ReplicaListener
+        self,
+        world: World,
+        name: str,
+        config: ModelConfig,
+        model: ReplicaModel,
+        listener: ReplicaListener,
+        peer_of: PeerOf | None = None,
     ) -> None:
         self.name = name
         self.model = model
@@ -66,6 +85,7 @@ class SimulatedReplica:
         self.on_changed: Callable[[], None] = lambda: None
         self.slowness = 1.0  # factor of its steps
         self.reachable = True  # whether messages and answers get through; what is sent meanwhile waits
+        self.hanging = False  # whether its process stands still
         self.busy_s = 0.0
         self.preemptions = 0
         self.device_s = 0.0
@@ -75,11 +95,16 @@ class SimulatedReplica:
         self._listener = listener
         self._clock = VirtualClock()
         self._chance = world.chance("replica", name)
+        self.store: TieredStore | None = None
+        """Blocks in the memory of its host."""
+        self._peer_of = peer_of
+        self._peer: ReplicaPeer | None = None
         self._service: GenerateService | None = None
         self._publisher: BlockEventPublisher | None = None
         self._watcher: BlockWatcher | None = None
         self._inbox: list[Message] = []
         self._told: list[Sequence[object]] = []  # what could not be told while it was not reachable
+        self._held: Sequence[object] | None = None  # outcome of a step that ended while it stood still
         self._stepping = False
         self._taken_s: float | None = None
 
@@ -102,10 +127,10 @@ class SimulatedReplica:
             return
         self._clock.move_to(self._world.now)
         model = self.model
-        executor = ModelledExecutor(
-            self._step_s, self._clock, num_blocks=model.kv_blocks, max_context_length=model.max_context_length
-        )
-        parts = EngineParts(executor, self.config.engine, step_time=StepTimeModel.knowing(model.step_times))
+        self.store = memory_of(self.config, model)
+        if self._peer_of is not None and self.store is not None:
+            self._peer = self._peer_of(self, self.store)
+        parts = engine_parts(self.config, model, self._step_s, self._clock, self.store, self._peer)
         self.card = _card(model)
         self._service = GenerateService(parts, self.card, clock=self._clock.now)
         self.stats = self._service.stats()
@@ -120,7 +145,7 @@ class SimulatedReplica:
     def drain(self) -> None:
         """Take no more requests; `emptied` is told when the last one is answered."""
         if self.state is not ReplicaState.READY:
-            self._end(ReplicaState.GONE)
+            self.end(ReplicaState.GONE)
             self._listener.emptied(self)
             return
         self._change(ReplicaState.DRAINING)
@@ -128,25 +153,29 @@ class SimulatedReplica:
             self._world.after(0.0, self._finish_drain, self.starts)
 
     def _finish_drain(self, start: int) -> None:
-        if start == self.starts and self.state is ReplicaState.DRAINING and not self._has_work():
-            self._end(ReplicaState.GONE)
+        is_over = self.reachable and not self._has_work()
+        if start == self.starts and self.state is ReplicaState.DRAINING and is_over:
+            self.end(ReplicaState.GONE)
             self._listener.emptied(self)
 
     def lose(self) -> None:
         """Its engine process ends, and all that it had is lost; `start` makes another."""
-        self._end(ReplicaState.DOWN)
+        self.end(ReplicaState.DOWN)
         self._listener.lost(self)
 
-    def _end(self, state: ReplicaState) -> None:
+    def end(self, state: ReplicaState = ReplicaState.GONE) -> None:
+        """Its engine is gone; nobody is told of what it had."""
         self.starts += self._service is None  # what a start that is under way would do is not wanted any more
         if self._service is not None:
             self.preemptions += self._service.stats().preemptions_total
-        self.device_s = self.taken_s
-        self._taken_s = None
+        self._end_use()
         self._service = self._publisher = None
+        self.store = None
         self._inbox.clear()
         self._told.clear()
-        self._stepping = False
+        self._held = None
+        self._stepping = self.hanging = False
+        self.reachable, self.slowness = True, 1.0  # faults strike one process
         self.stats = EngineStats()
         if self._watcher is not None:
             self._watcher.forget()
@@ -159,14 +188,24 @@ class SimulatedReplica:
             if not self._service.has_work():
                 self._service.check_integrity()
             self.preemptions += self._service.stats().preemptions_total
-        self.device_s = self.taken_s
-        self._taken_s = None
+        self._end_use()
 
     @property
     def taken_s(self) -> float:
         """Seconds for which its devices were taken so far, times their number."""
         since = 0.0 if self._taken_s is None else self._world.now - self._taken_s
-        return self.device_s + since * self.model.devices
+        engines = 1 if self._peer_of is None else 2
+        return self.device_s + since * self.model.devices * engines
+
+    def _end_use(self) -> None:
+        """Its devices are free, and those of the engine that computes prompts for it."""
+        self.device_s = self.taken_s
+        self._taken_s = None
+        if self._peer is not None:
+            engine = self._peer.engine
+            self._peer.close()
+            self._peer = None
+            self.busy_s += engine.busy_s
 
     def _change(self, state: ReplicaState) -> None:
         self.state = state
@@ -190,6 +229,18 @@ class SimulatedReplica:
             for each in told:
                 self._tell(each)
             self._wake()
+            if not self._stepping:
+                self._finish_drain(self.starts)
+
+    def set_hanging(self, hanging: bool) -> None:
+        """Have its process stand still, or go on: the step under way is told then."""
+        self.hanging = hanging
+        if not hanging:
+            held, self._held = self._held, None
+            if held is not None:
+                self._end_step(self.starts, held)
+            else:
+                self._wake()
 
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
         self._watcher = watcher
@@ -214,7 +265,7 @@ class SimulatedReplica:
         return bool(self._inbox) or (self._service is not None and self._service.has_work())
 
     def _wake(self) -> None:
-        if not self._stepping and self._has_work():
+        if not self._stepping and not self.hanging and self._has_work():
             self._stepping = True
             self._begin_step(self.starts)
 
@@ -238,6 +289,9 @@ class SimulatedReplica:
         service = self._service
         if start != self.starts or service is None:
             return
+        if self.hanging:
+            self._stepping = False
+            return
         clock = self._clock
         clock.move_to(self._world.now)
         changed = bool(self._inbox)
@@ -259,6 +313,9 @@ class SimulatedReplica:
 
     def _end_step(self, start: int, outputs: Sequence[object]) -> None:
         if start != self.starts or self._service is None:
+            return
+        if self.hanging:
+            self._held = outputs
             return
         self._tell(outputs)
         if start != self.starts:  # a fault, or what was told, has ended it

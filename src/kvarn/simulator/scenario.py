@@ -20,6 +20,8 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
 from kvarn.config.yaml import parse_yaml
 from kvarn.costs.replica_model import ReplicaModel
+from kvarn.traffic.arrivals import ArrivalPattern
+from kvarn.traffic.presets import PRESETS
 from kvarn.traffic.trace import TraceFormat
 
 _PARSERS: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": msgspec.json.decode}
@@ -69,6 +71,10 @@ class TrafficConfig(Section):
     rate: float | None = Field(None, gt=0)
     """Requests a second on average. Default: as recorded, or 1."""
 
+    pattern: str = "poisson"
+    """Arrivals of what is made: `poisson`, `uniform`, `gamma:CV` (bursts above 1), `markov:PEAK`, `diurnal:SWING`, or
+    several joined by `+`."""
+
     prompt_tokens: tuple[int, int] = (512, 512)
     """Tokens of a prompt at least and at most, without preset and trace."""
 
@@ -91,6 +97,9 @@ class TrafficConfig(Section):
     def _has_one_source(self) -> TrafficConfig:
         if self.preset is not None and self.trace is not None:
             raise ValueError("traffic has a `preset` or a `trace`: leave one out")
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ValueError(f"there is no traffic {self.preset!r}: take one of {', '.join(PRESETS)}")
+        ArrivalPattern.parse(self.pattern)
         for name in ("prompt_tokens", "output_tokens"):
             low, high = getattr(self, name)
             if not 1 <= low <= high:
@@ -169,6 +178,7 @@ class Scenario(Section):
                 raise ValueError(f"the model {model.name!r} is `external`: only models that Kvarn runs are simulated")
             if model.name not in self.replicas:
                 raise ValueError(f"no modelled replica of {model.name!r}: give one under `replicas`")
+            check_links(model, self.replicas[model.name])
         for name in self.replicas:
             if name not in names:
                 raise ValueError(f"`replicas` names {name!r}, which is not among the models")
@@ -191,27 +201,46 @@ class Scenario(Section):
         return _validated(raw, "scenario")
 
 
+def check_links(model: ModelConfig, replica: ReplicaModel) -> None:
+    """Raises `ValueError` where a model moves blocks and its modelled replica has no link for them."""
+    tiers, pair = model.kv_tiers, model.disaggregation
+    if tiers is not None and tiers.disk_gib:
+        raise ValueError(f"{model.name!r} keeps blocks on disk, which is not simulated: set kv_tiers.disk_gib to 0")
+    if (tiers is not None or pair is not None) and replica.host_link is None:
+        raise ValueError(f"{model.name!r} keeps blocks in main memory: its modelled replica needs a `host_link`")
+    if pair is not None and replica.peer_link is None:
+        raise ValueError(f"{model.name!r} has a second engine for prompts: its modelled replica needs a `peer_link`")
+
+
 def model_of(scenario: Scenario, name: str) -> ModelConfig:
     """A model's configuration; empty: the first one's."""
     return next(each for each in scenario.config.models if not name or each.name == name)
 
 
-def load_scenario(path: Path, resolve: Callable[[Any], Any] = lambda value: value) -> Scenario:
-    """Read a scenario from YAML, JSON or TOML. A replica may be the path of a JSON file, relative to the scenario's;
-    `resolve` makes one of what is neither. Raises `ScenarioError`."""
-    raw = read_mapping(path)
+def load_scenario(path: Path) -> Scenario:
+    """Read a scenario from YAML, JSON or TOML. Raises `ScenarioError`."""
+    return scenario_of(read_mapping(path), path.parent, str(path))
+
+
+def scenario_of(raw: dict[str, Any], folder: Path, where: str) -> Scenario:
+    """Check a scenario as it stands in a file. In place of a replica, the configuration or a trace there may be the
+    path of a file, relative to `folder`. `where` names it in errors. Raises `ScenarioError`."""
+    raw = dict(raw)
     replicas = raw.get("replicas")
     if isinstance(replicas, dict):
         raw["replicas"] = {
-            name: read_replica(path.parent / each) if isinstance(each, str) else resolve(each)
-            for name, each in replicas.items()
+            name: read_replica(folder / each) if isinstance(each, str) else each for name, each in replicas.items()
         }
     if isinstance(raw.get("config"), str):
-        raw["config"] = read_mapping(path.parent / raw["config"])
-    for each in raw.get("traffic") or ():
-        if isinstance(each, dict) and isinstance(each.get("trace"), str):
-            each["trace"] = str(path.parent / each["trace"])
-    return _validated(raw, str(path))
+        raw["config"] = read_mapping(folder / raw["config"])
+    if isinstance(raw.get("traffic"), list):
+        raw["traffic"] = [_with_path(each, "trace", folder) for each in raw["traffic"]]
+    return _validated(raw, where)
+
+
+def _with_path(part: Any, key: str, folder: Path) -> Any:
+    known = isinstance(part, dict) and isinstance(part.get(key), str)
+    return part | {key: str(folder / part[key])} if known else part
 
 
 def read_replica(path: Path) -> Any:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable
 from itertools import count
 
 from kvarn.clock.guard import machine_time, virtual_time_only
-from kvarn.simulator.clients import Clients
+from kvarn.simulator.clients import Clients, Stream
 from kvarn.simulator.deployment import Deployment
 from kvarn.simulator.event_log import EventLog
+from kvarn.simulator.fault_injection import FaultInjection
+from kvarn.simulator.faults import fault_moments
+from kvarn.simulator.fleet import SimulatedFleet
 from kvarn.simulator.outcome import DeploymentUse, Outcome
 from kvarn.simulator.request import End, SimulatedRequest
 from kvarn.simulator.scenario import Scenario
 from kvarn.simulator.world import World
-from kvarn.traffic.conversation import Traffic
 
 
 class SimulationError(RuntimeError):
@@ -35,9 +37,9 @@ class Simulation:
     def __init__(
         self,
         scenario: Scenario,
-        traffic: Iterator[tuple[Traffic, str, int]],
+        streams: Iterable[Stream],
         log: EventLog | None = None,
-        models: Mapping[str, object] | None = None,
+        models: Collection[str] | None = None,
         attach: tuple[Attach, ...] = (),
     ) -> None:
         self.scenario = scenario
@@ -54,24 +56,27 @@ class Simulation:
         self._numbers = count()
         self._live = 0
         self._arrived = 0
+        self.world.tell("begin", models=" ".join(models or [each.name for each in scenario.config.models]))
         for model in scenario.config.models:
             if models is None or model.name in models:
                 self._deploy(model.name)
+        self.fleet = SimulatedFleet(self.world, scenario.config, self.deployments.values())
+        self.on_end.append(self.fleet.ended)
+        FaultInjection(self.world, self.fleet, fault_moments(scenario))
         for each in attach:
             each(self)
+        self.fleet.start()
         self._clients = [
             Clients(
                 self.world,
-                stream,
+                stream if stream.model else stream._replace(model=next(iter(self.deployments))),
                 self._arrive,
                 self._leave,
                 until_s=scenario.duration_s,
                 numbers=self._numbers,
-                model=model or next(iter(self.deployments)),
-                priority=priority,
                 timeout_s=scenario.client_timeout_s,
             )
-            for stream, model, priority in traffic
+            for stream in streams
         ]
 
     def _deploy(self, name: str) -> None:
@@ -79,8 +84,6 @@ class Simulation:
         model = next(each for each in scenario.config.models if each.name == name)
         deployment = Deployment(self.world, scenario.config, model, scenario.replicas[name], self._finish)
         self.add_deployment(deployment)
-        for _ in range(model.replicas):
-            deployment.add_replica(0.0)  # as it stands when the traffic begins
 
     def add_deployment(self, deployment: Deployment) -> None:
         self.deployments[deployment.name] = deployment

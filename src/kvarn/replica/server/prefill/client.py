@@ -24,7 +24,7 @@ from kvarn.kvstore import BadBlockError, TieredStore
 from kvarn.kvstore.fetch import Fetch
 from kvarn.kvstore.record import BlockId, parse_header, tenant_digest
 from kvarn.replica.connection_monitor import ConnectionMonitor
-from kvarn.replica.server.prefill.jobs import PrefillJob, PrefillJobs
+from kvarn.replica.server.prefill.jobs import PrefillJob, PrefillJobs, prompt_of
 from kvarn.replica.server.prefill.messages import (
     VERSION,
     Ask,
@@ -39,8 +39,7 @@ from kvarn.replica.server.prefill.messages import (
     Welcome,
     open_socket,
 )
-from kvarn.wire.messages import KVTierStats, Submit
-from kvarn.wire.sampling import SamplingParams
+from kvarn.wire.messages import KVTierStats
 
 _COMMANDS = "inproc://commands"
 _CLOSE = b""
@@ -101,17 +100,7 @@ class PrefillClient:
             fetch.release()
             return None
         fetch.on_release = lambda: self._cancel(number)
-        submit = Submit(
-            request_id=f"prefill-{number}",
-            prompt_token_ids=request.prompt,
-            sampling=SamplingParams(seed=0, max_tokens=0),
-            tenant=request.scope.tenant,
-            weight=request.account.weight,
-            priority=request.priority,
-            cache_salt=request.scope.salt,
-            adapter=request.scope.adapter,
-        )
-        self._command(Ask(number, submit, names, scope))
+        self._command(Ask(number, prompt_of(sequence, f"prefill-{number}"), names, scope))
         return fetch
 
     def forget(self, tenant: str) -> None:

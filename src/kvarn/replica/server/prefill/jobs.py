@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvarn.engine.memory.remote_prefill import PeerLoad
+from kvarn.engine.request import Sequence
+from kvarn.wire.messages import Submit
+from kvarn.wire.sampling import SamplingParams
 
 _SMOOTHING = 0.3
 
@@ -54,3 +57,18 @@ class PrefillJobs(Generic[JobT]):
             seconds = (now - max(job.asked_s, self._busy_until_s)) / job.tokens
             self._token_s += (seconds - self._token_s) * (_SMOOTHING if self._token_s else 1.0)
         self._busy_until_s = now
+
+
+def prompt_of(sequence: Sequence, request_id: str) -> Submit:
+    """The request by which another engine computes the prompt of a sequence."""
+    request = sequence.request
+    return Submit(
+        request_id=request_id,
+        prompt_token_ids=request.prompt,
+        sampling=SamplingParams(seed=0, max_tokens=0),
+        tenant=request.scope.tenant,
+        weight=request.account.weight,
+        priority=request.priority,
+        cache_salt=request.scope.salt,
+        adapter=request.scope.adapter,
+    )

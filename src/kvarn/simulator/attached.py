@@ -1,0 +1,7 @@
+"""Matters that act on deployments by themselves in every simulation, in the order in which they are joined."""
+
+from __future__ import annotations
+
+from kvarn.simulator.simulation import Attach
+
+ATTACHED: tuple[Attach, ...] = ()

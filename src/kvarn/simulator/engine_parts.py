@@ -1,0 +1,50 @@
+"""Parts of a modelled engine: its executor, the memory of its host, the engine that computes prompts for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvarn.clock import Clock
+from kvarn.config.kv_tiers import KVTiersConfig
+from kvarn.config.model import ModelConfig
+from kvarn.costs.replica_model import ReplicaModel
+from kvarn.costs.step_times import StepShape
+from kvarn.engine.core import EngineParts
+from kvarn.engine.memory.remote_prefill import PrefillPeer
+from kvarn.engine.step_time import StepTimeModel
+from kvarn.kvstore import TieredStore
+from kvarn.simulator.host_memory import HostLink, host_memory
+from kvarn.worker.modelled import ModelledExecutor
+
+
+def engine_parts(
+    config: ModelConfig,
+    model: ReplicaModel,
+    seconds: Callable[[StepShape], float],
+    clock: Clock,
+    store: TieredStore | None,
+    peer: PrefillPeer | None,
+) -> EngineParts:
+    """The parts of one engine. `seconds`: of a step; `store`: see `memory_of`."""
+    transfer = None
+    if store is not None:
+        assert model.host_link is not None, "a scenario with tiers has a link"
+        transfer = HostLink(store, model.host_link, model.block_bytes).transfer
+    executor = ModelledExecutor(
+        seconds, clock, num_blocks=model.kv_blocks, max_context_length=model.max_context_length, transfer=transfer
+    )
+    return EngineParts(
+        executor,
+        config.engine,
+        step_time=StepTimeModel.knowing(model.step_times),
+        connector=store,
+        prefill_peer=peer,
+        disaggregation=config.disaggregation,
+    )
+
+
+def memory_of(config: ModelConfig, model: ReplicaModel) -> TieredStore | None:
+    """The memory of an engine's host that keeps blocks, as configured; a pair of engines has it in any case."""
+    if config.kv_tiers is None and config.disaggregation is None:
+        return None
+    return host_memory(config.kv_tiers or KVTiersConfig(), model.block_bytes)

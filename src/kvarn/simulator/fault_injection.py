@@ -1,0 +1,59 @@
+"""Faults that strike the replicas of a simulation. Each is an event of the log, its end another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvarn.replica.client.protocol import ReplicaState
+from kvarn.simulator.faults import FaultMoment
+from kvarn.simulator.fleet import SimulatedFleet
+from kvarn.simulator.scenario import FaultConfig
+from kvarn.simulator.supervisor import SimulatedSupervisor
+from kvarn.simulator.world import World
+
+
+class FaultInjection:
+    """Causes faults at their moments. A replica that is not ready then is spared, and the log says so."""
+
+    def __init__(self, world: World, fleet: SimulatedFleet, moments: Iterable[FaultMoment]) -> None:
+        self._world = world
+        self._fleet = fleet
+        for moment in moments:
+            if moment.model in fleet.models:
+                world.at(moment.at_s, self._strike, moment)
+
+    def _strike(self, moment: FaultMoment) -> None:
+        fault = moment.fault
+        struck = self._choose(moment)
+        name = None if struck is None else struck.name
+        self._world.tell("fault", kind=fault.kind, replica=name)
+        if struck is None:
+            return
+        match fault.kind:
+            case "kill":
+                struck.kill()
+                return
+            case "hang":
+                run = struck.hang()
+            case "partition":
+                run = struck.cut_off()
+            case "slow":
+                run = struck.slow_down(fault.factor)
+        self._world.after(fault.lasts_s, self._end, fault, struck, run)
+
+    def _end(self, fault: FaultConfig, struck: SimulatedSupervisor, run: int) -> None:
+        self._world.tell("fault_over", kind=fault.kind, replica=struck.name)
+        match fault.kind:
+            case "hang":
+                struck.end_hang(run)
+            case "partition":
+                struck.join(run)
+            case "slow":
+                struck.speed_up(fault.factor, run)
+
+    def _choose(self, moment: FaultMoment) -> SimulatedSupervisor | None:
+        supervisors, number = self._fleet.supervisors(moment.model), moment.fault.replica
+        ready = [each for each in supervisors if each.lifecycle.state is ReplicaState.READY]
+        if number is not None:
+            return next((each for each in ready if each.number == number), None)
+        return ready[int(moment.draw * len(ready))] if ready else None
