@@ -17,7 +17,7 @@ from kvarn.sandbox.worker import TOLD
 from kvarn.simulator import what_if
 from kvarn.simulator.other_replica import other_replica
 from kvarn.simulator.what_if import answer, recorded_traffic, simulate_both
-from kvarn.simulator.what_if_messages import (
+from kvarn.wire.what_if import (
     Changes,
     NotSimulated,
     Progress,

@@ -13,8 +13,8 @@ from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.sandbox.errors import ClosedError, LimitPassedError, MemoryPassedError, ProcessEndedError
 from kvarn.sandbox.process import SandboxLimits, SandboxProcess
-from kvarn.simulator.what_if_messages import NotSimulated, Progress, Simulated, WhatIf
 from kvarn.wire.openai.errors import invalid_request
+from kvarn.wire.what_if import NotSimulated, Progress, Simulated, WhatIf
 
 MAX_REQUESTS = 20_000
 """Requests of a simulation: the newest of the window."""

@@ -11,9 +11,9 @@ from kvarn.planner.errors import PlanError
 from kvarn.planner.models import PlannedModel, described
 from kvarn.shapes import BLOCK_SIZE, KvDtype
 from kvarn.shapes.packing import Quantization
-from kvarn.simulator.what_if_messages import WhatIf
 from kvarn.specs.place import Place
 from kvarn.specs.weight_bytes import weight_bytes
+from kvarn.wire.what_if import WhatIf
 
 
 @dataclass(frozen=True, slots=True)

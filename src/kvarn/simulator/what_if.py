@@ -20,9 +20,11 @@ from kvarn.sandbox.worker import tell
 from kvarn.simulator.other_replica import OtherReplica, other_replica
 from kvarn.simulator.outcome import Outcome
 from kvarn.simulator.request import End
+from kvarn.simulator.run import simulate
 from kvarn.simulator.scenario import Scenario, ScenarioError
-from kvarn.simulator.simulation import Simulation
-from kvarn.simulator.what_if_messages import (
+from kvarn.traffic.conversation import Conversation, ConversationTurn
+from kvarn.traffic.workload import Segment
+from kvarn.wire.what_if import (
     Changes,
     NotSimulated,
     Progress,
@@ -31,15 +33,13 @@ from kvarn.simulator.what_if_messages import (
     Simulated,
     WhatIf,
 )
-from kvarn.traffic.conversation import Conversation, ConversationTurn
-from kvarn.traffic.workload import Segment
 
 _PERCENT = np.arange(101) / 100.0
 _RUNS = 3
 """Runs of an answer: as it was, to learn the time outside the engine; as it was, with it; with the changes."""
 _OUTSIDE = (
-    "{:.3g} ms of each request pass outside the engine, in the gateway, the tokenizer and the network: so much that the "
-    "medians of TTFT agree."
+    "{:.3g} ms of each request pass outside the engine, in gateway, tokenizer and network: so much that the medians of "
+    "TTFT agree."
 )
 _NOTES = (
     "Prompts of a project begin alike for as many tokens as were found in the cache; other hits are not known.",
@@ -129,12 +129,11 @@ def recorded_traffic(requests: list[RecordedRequest]) -> Iterator[Conversation]:
 
 
 def _run(scenario: Scenario, asked: WhatIf, progress: Callable[[float], None], number: int) -> Outcome:
-    def tell_share(now: float) -> None:
-        progress((number + min(1.0, now / scenario.duration_s)) / _RUNS)
+    def tell_share(done: float) -> None:
+        progress((number + done) / _RUNS)
 
-    traffic = iter([(recorded_traffic(asked.requests), scenario.config.models[0].name, 0)])
-    outcome = Simulation(scenario, traffic).run(tell_share)
-    tell_share(scenario.duration_s)
+    outcome = simulate(scenario, recorded_traffic(asked.requests), progress=tell_share)
+    tell_share(1.0)
     return outcome
 
 

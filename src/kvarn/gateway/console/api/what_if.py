@@ -26,11 +26,11 @@ from kvarn.gateway.dependencies import GatewayDep, current_platform_admin
 from kvarn.gateway.state import Gateway
 from kvarn.gateway.what_if import MAX_REQUESTS, Window
 from kvarn.planner.devices import device_table
-from kvarn.simulator.what_if_messages import Changes, Progress, RecordedRequest, Simulated, WhatIf
 from kvarn.store.repositories.usage.recent import LedgerRequest, requests_of_model
 from kvarn.text.json_file import read_json
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.sse import named_event
+from kvarn.wire.what_if import Changes, Progress, RecordedRequest, Simulated, WhatIf
 
 router = console_router()
 ADMINISTRATORS = [Depends(current_platform_admin)]

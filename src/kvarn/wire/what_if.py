@@ -1,4 +1,4 @@
-"""Messages between a gateway and the process that simulates its traffic anew. Nothing here imports the engine."""
+"""Messages between a gateway and the process that simulates its recent traffic with other settings."""
 
 from __future__ import annotations
 
