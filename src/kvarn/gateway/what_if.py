@@ -41,7 +41,7 @@ class WhatIfRuns:
         self._clock = clock
         self._turns = FairSemaphore(1, per_tenant=1)
         self._kept: OrderedDict[str, tuple[float, Window, Simulated]] = OrderedDict()
-        self._running: set[SandboxProcess] = set()
+        self.running: set[SandboxProcess] = set()
         self._closed = False
 
     def find(self, question: str) -> tuple[Window, Simulated] | None:
@@ -74,13 +74,13 @@ class WhatIfRuns:
 
     async def close(self) -> None:
         self._closed = True
-        await asyncio.gather(*[process.close() for process in self._running])
+        await asyncio.gather(*[process.close() for process in self.running])
 
     async def _work(self, payload: bytes, news: asyncio.Queue[bytes | None]) -> Simulated:
         if self._closed:
             raise shutting_down()
         process = SandboxProcess("kvarn.simulator.what_if", _LIMITS)
-        self._running.add(process)
+        self.running.add(process)
         try:
             reply = await process.call(payload, news.put_nowait)
         except MemoryPassedError:
@@ -96,7 +96,7 @@ class WhatIfRuns:
             raise shutting_down() from None
         finally:
             await process.close()
-            self._running.discard(process)
+            self.running.discard(process)
         made = msgspec.json.decode(reply, type=Simulated | NotSimulated)
         if isinstance(made, NotSimulated):
             raise invalid_request(made.message)
