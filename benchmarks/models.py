@@ -96,9 +96,12 @@ class Shape:
 SHAPES = {
     "0.6b": Shape("qwen3-0.6b-shape", "qwen3", 1024, 3072, layers=28, heads=16, kv_heads=8, head_dim=128),
     "1b": Shape("llama-1b-shape", "llama", 2048, 8192, layers=16, heads=32, kv_heads=8, head_dim=64, norm_epsilon=1e-5),
+    "30m": Shape(
+        "qwen3-30m-shape", "qwen3", 512, 1536, layers=8, heads=8, kv_heads=4, head_dim=64, vocab=8000, context=8192
+    ),
     "tiny": Shape("qwen3-tiny-shape", "qwen3", 64, 128, layers=2, heads=4, kv_heads=2, head_dim=32),
 }
-"""`tiny` is for smoke runs: its figures say nothing."""
+"""`tiny` is for smoke runs: its figures say nothing. `30m` is computed by one thread."""
 
 
 def make_model(shape: Shape, cache: Path) -> Path:

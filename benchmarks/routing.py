@@ -15,6 +15,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,9 @@ from kvarn.routing.index import block_names
 from kvarn.routing.policies import POLICIES
 from kvarn.routing.router import Router
 from kvarn.shapes import BLOCK_SIZE
-from kvarn.traffic.trace import Scaling, read_trace, scale_trace
+from kvarn.traffic.conversation import Conversation
+from kvarn.traffic.scaling import Scaling, scaled
+from kvarn.traffic.trace import open_trace
 from kvarn.traffic.workload import BenchRequest, Segment
 from kvarn.wire.block_events import NAME_BYTES
 from kvarn.wire.block_names import PrefixScope, root_hash
@@ -52,6 +55,13 @@ def made_conversations(count: int, seed: int = 0) -> list[BenchRequest]:
         if len(turns) > 6:
             open_.remove(turns)
     return requests
+
+
+def single_request(conversation: Conversation, index: int) -> BenchRequest:
+    [turn] = conversation.turns
+    return BenchRequest(
+        index=index, segments=turn.segments, output_tokens=turn.output_tokens, arrival_s=conversation.begins_s
+    )
 
 
 def at_rate(requests: list[BenchRequest], rate: float) -> list[BenchRequest]:
@@ -158,8 +168,8 @@ def main() -> None:
     if arguments.trace is None:
         requests = made_conversations(arguments.requests)
     else:
-        scaling = Scaling(length=arguments.length)
-        requests = scale_trace(read_trace(arguments.trace, max_requests=arguments.requests), scaling)
+        traffic = islice(scaled(open_trace(arguments.trace), Scaling(length=arguments.length)), arguments.requests)
+        requests = [single_request(each, index) for index, each in enumerate(traffic)]
     tokens = statistics.fmean(each.prompt_tokens for each in requests)
     for rate in arguments.rate:
         print(

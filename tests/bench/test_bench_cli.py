@@ -114,6 +114,41 @@ def test_a_trace_is_replayed_with_its_shared_blocks(serve, behaviour, tmp_path):
     assert [body["max_tokens"] for body in server.bodies] == [1, 2]
 
 
+def test_turns_of_a_conversation_are_sent_when_the_one_before_is_answered(serve, behaviour, tmp_path):
+    server, trace = serve(behaviour(first_s=0.05)), tmp_path / "trace.jsonl"
+    agent = {"t": 1, "type": "subagent", "requests": [{"t": 1, "in": 10, "out": 2, "hash_ids": [7], "api_time": 1}]}
+    calls = [{"t": 0, "in": 64, "out": 2, "hash_ids": [1], "api_time": 1}, agent]
+    calls.append({"t": 3, "in": 128, "out": 3, "hash_ids": [1, 2]})
+    trace.write_text(json.dumps({"id": "a", "requests": calls}))
+    arguments = ("--url", server.url, "--model", "m", "--trace", str(trace), "--time-scale", "0.01", "--warmup", "0")
+    done = CliRunner().invoke(app, [*arguments])
+    assert done.exit_code == 0, done.stderr
+    first, agents, second = (body["prompt"] for body in server.bodies)
+    assert (len(first), len(agents), len(second)) == (64, 10, 128)
+    assert second[:64] == first
+    assert server.most_running == 1
+    server.bodies.clear()
+    done = CliRunner().invoke(app, [*arguments, "--rate", "90", "--duration", "0.1"])
+    assert done.exit_code == 0, done.stderr
+    assert len(server.bodies) % 3 == 0  # the conversation again, each time with tokens of its own
+    firsts = [body["prompt"][0] for body in server.bodies if len(body["prompt"]) == 64]
+    assert len(set(firsts)) == len(firsts) >= 2
+
+
+def test_traffic_by_name_is_sent_in_a_closed_loop_or_at_a_rate(serve, behaviour):
+    server = serve(behaviour(first_s=0.05))
+    small = ("--length-scale", "0.01", "--max-output-tokens", "2", "--warmup", "0", "--url", server.url, "--model", "m")
+    done = CliRunner().invoke(app, ["--traffic", "batch", "--requests", "5", "--concurrency", "2", *small])
+    assert done.exit_code == 0, done.stderr
+    assert len(server.bodies) == 5
+    assert len({tuple(body["prompt"][:4]) for body in server.bodies}) == 1  # a job's instructions
+    assert server.most_running == 2
+    server.bodies.clear()
+    done = CliRunner().invoke(app, ["--traffic", "azure-conv", "--rate", "100", "--duration", "0.1", *small])
+    assert done.exit_code == 0, done.stderr
+    assert 2 <= len(server.bodies) <= 30
+
+
 def test_failed_requests_give_exit_code_1_and_their_kind(serve, behaviour):
     done = CliRunner().invoke(
         app, ["--url", serve(behaviour(usage=False)).url, "--model", "m", "--requests", "3", "--warmup", "0"]
@@ -127,7 +162,12 @@ def test_failed_requests_give_exit_code_1_and_their_kind(serve, behaviour):
     [
         (("--duration", "3"), "give --rate too"),
         (("--trace", "/nowhere/trace"), "cannot read the trace"),
-        (("--trace", "x", "--rate", "2"), "brings its own arrivals"),
+        (("--trace", "/nowhere/trace", "--rate", "2"), "cannot read the trace"),
+        (("--trace", "/nowhere/trace", "--requests", "2"), "give --max-requests"),
+        (("--trace", "x", "--traffic", "batch"), "either --traffic or --trace"),
+        (("--traffic", "chat"), "take one of azure-conv"),
+        (("--traffic", "batch", "--duration", "5"), "give --rate too"),
+        (("--rate", "1", "--arrivals", "weekly"), "is no pattern"),
         (("--output-tokens", "0"), "number of tokens"),
     ],
 )

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from kvarn.models import load_model
 from kvarn.specs.errors import WeightShapeError
-from oracles import assert_same_logits, change_config, change_weights
+from oracles import assert_same_logits, change_weights
+from quantized_checkpoints import write_mxfp4
 from tiny_checkpoints import make_decoder
 
 
@@ -21,23 +21,12 @@ def packed(tmp_path: Path) -> tuple[Any, Path]:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # takes seconds
 
     oracle = make_decoder("gpt-oss", tmp_path, intermediate_size=64)
-    tensors = load_file(tmp_path / "model.safetensors")
-    generator = torch.Generator().manual_seed(4)
-    for index, layer in enumerate(oracle.model.layers):
-        for name in ("gate_up_proj", "down_proj"):
-            parameter = getattr(layer.mlp.experts, name)
-            experts, inputs, outputs = parameter.shape
-            size = (experts, outputs, inputs // 32, 16)
-            blocks = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8)
-            scales = torch.randint(121, 126, size[:-1], generator=generator, dtype=torch.uint8)
-            with torch.no_grad():
-                parameter.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
-            key = f"model.layers.{index}.mlp.experts.{name}"
-            del tensors[key]
-            tensors |= {f"{key}_blocks": blocks, f"{key}_scales": scales}
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    method = {"quant_method": "mxfp4", "modules_to_not_convert": ["self_attn", "router"]}
-    change_config(tmp_path, quantization_config=method)
+
+    def widened(name: str, blocks: torch.Tensor, scales: torch.Tensor) -> None:
+        with torch.no_grad():
+            oracle.get_parameter(name).copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+
+    write_mxfp4(tmp_path, oracle, widened)
     return oracle, tmp_path
 
 

@@ -10,9 +10,11 @@ import pytest
 
 from kvarn.clock.virtual import VirtualClock
 from kvarn.config.engine import EngineConfig
+from kvarn.config.speculation import SpeculationConfig
 from kvarn.costs.step_times import StepTimes, typical_steps
 from kvarn.engine.core import EngineCore, EngineParts
-from kvarn.engine.schedule_record import Add, Began, Event, RecordingCore, Step
+from kvarn.engine.plan import NewSequence
+from kvarn.engine.schedule_record import Add, Event, PlannedRow, RecordingCore, Start, Step
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.replica.server.schedule_file import recording_core
 from kvarn.simulator.schedule_replay import Replayed, ScheduleReplayError, read_schedule, replay
@@ -20,13 +22,15 @@ from kvarn.wire.messages import Grammar, Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.wire.sessions import SessionEvent, SessionNews, SessionTurn
 from kvarn.worker.modelled import ModelledExecutor
+from kvarn.worker.proposers.ngram import NgramProposer
 
 TIMES = StepTimes(fixed_s=1e-3, prefill_token_s=5e-5, decode_row_s=1e-4, decode_token_s=1e-6)
 
 
-def parts_of(executor: ModelledExecutor, **config: object) -> EngineParts:
+def parts_of(executor: ModelledExecutor, *, guesses: bool = False, **config: object) -> EngineParts:
     expected = [(shape, TIMES.seconds(shape)) for shape in typical_steps()]
-    return EngineParts(executor, EngineConfig(**config), step_time=StepTimeModel(expected=expected))
+    proposer = NgramProposer(SpeculationConfig()) if guesses else None
+    return EngineParts(executor, EngineConfig(**config), step_time=StepTimeModel(expected=expected), proposer=proposer)
 
 
 def drive(core: EngineCore, clock: VirtualClock, seed: int, requests: int = 60) -> None:
@@ -56,23 +60,31 @@ def drive(core: EngineCore, clock: VirtualClock, seed: int, requests: int = 60) 
         if draw.random() < 0.02:
             core.take_session_news(SessionNews(session=b"s1", event=SessionEvent.RETURNS))
         core.step()
+        if draw.random() < 0.2:
+            core.stats()  # who asks changes nothing
         clock.sleep(draw.random() * 1e-3)
     core.forget_tenant("a")
     core.start_draining()
 
 
-def record(max_in_flight: int = 1, seed: int = 1, **config: object) -> list[Event]:
+def repeating(token: int, _sequence: NewSequence) -> int:
+    """Text that goes round, so that guesses are right for a while."""
+    return 300 + (token + 1) % 7 + (token % 5 == 0)
+
+
+def record(max_in_flight: int = 1, seed: int = 1, *, guesses: bool = False, **config: object) -> list[Event]:
     """A run whose steps take times that no model foresees."""
     clock, noise, events = VirtualClock(50.0), random.Random(seed + 1), []
     executor = ModelledExecutor(
         lambda shape: TIMES.seconds(shape) * (0.5 + noise.random()),
         clock,
+        repeating,
         num_blocks=40,
         max_context_length=512,
         max_in_flight=max_in_flight,
     )
     config = {"max_num_seqs": 8, "token_budget": 96, "tpot_target_ms": 4.0} | config
-    core = RecordingCore(parts_of(executor, **config), clock.now, events.append)
+    core = RecordingCore(parts_of(executor, guesses=guesses, **config), clock.now, events.append)
     drive(core, clock, seed)
     return events
 
@@ -82,9 +94,12 @@ def encoded_and_read(events: list[Event]) -> list[Event]:
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_every_step_is_planned_again(max_in_flight: int, seed: int):
-    outcome = replay(encoded_and_read(record(max_in_flight, seed)))
+@pytest.mark.parametrize("guesses", [False, True])
+def test_every_step_is_planned_again(max_in_flight: int, guesses: bool):
+    recorded = encoded_and_read(record(max_in_flight, guesses=guesses))
+    proposals = [row.num_proposals for each in recorded if isinstance(each, Step) for row in rows_of(each)]
+    assert any(proposals) == guesses
+    outcome = replay(recorded)
     assert outcome.difference == ""
     assert outcome.identical == outcome.steps > 100
     assert outcome.requests == 60
@@ -92,11 +107,15 @@ def test_every_step_is_planned_again(max_in_flight: int, seed: int):
     assert outcome.cached_tokens > 0
 
 
+def rows_of(step: Step) -> list[PlannedRow]:
+    return [row for each in step.planned for row in each.rows]
+
+
 def slower(event: Event) -> Event:
     if not isinstance(event, Step) or event.taken is None:
         return event
     taken = msgspec.structs.replace(event.taken, elapsed_s=5.0 * event.taken.elapsed_s)
-    return Step(event.readings, event.planned, taken)
+    return msgspec.structs.replace(event, taken=taken)
 
 
 def test_other_step_times_are_seen_in_the_plans():
@@ -106,7 +125,7 @@ def test_other_step_times_are_seen_in_the_plans():
 def test_another_configuration_is_seen_in_the_plans():
     events = record()
     began = events[0]
-    assert isinstance(began, Began)
+    assert isinstance(began, Start)
     config = began.engine_config.model_copy(update={"max_num_seqs": 4})
     changed = [msgspec.structs.replace(began, config=config.model_dump_json()), *events[1:]]
     outcome = replay(changed)
@@ -149,5 +168,5 @@ def test_a_file_that_was_cut_off_is_read_up_to_there(tmp_path: Path):
 
 
 def test_nothing_but_the_record_is_needed_for_an_empty_one():
-    began = next(event for event in record() if isinstance(event, Began))
+    began = next(event for event in record() if isinstance(event, Start))
     assert replay([began]) == Replayed()

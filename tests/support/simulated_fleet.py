@@ -10,11 +10,12 @@ import msgspec
 from kvarn.config.schema import KvarnConfig
 from kvarn.costs.replica_model import Distribution, LinkModel, ReplicaModel
 from kvarn.costs.step_times import StepTimes
+from kvarn.simulator.attached import ATTACHED
 from kvarn.simulator.clients import Stream
 from kvarn.simulator.event_log import EventLog
 from kvarn.simulator.outcome import Outcome
-from kvarn.simulator.scenario import FaultConfig, Scenario
-from kvarn.simulator.simulation import Attach, Simulation
+from kvarn.simulator.scenario import FaultConfig, RolloutPlan, Scenario
+from kvarn.simulator.simulation import Simulation
 from kvarn.traffic.conversation import Conversation, ConversationTurn
 from kvarn.traffic.workload import Segment
 
@@ -39,12 +40,18 @@ def scenario(
     faults: Sequence[FaultConfig] = (),
     replica: ReplicaModel | None = None,
     duration_s: float = 120.0,
+    rollouts: Sequence[RolloutPlan] = (),
     **settings: Any,
 ) -> Scenario:
     """One model "m"; `model` and `settings` are of the configuration."""
     config = KvarnConfig.model_validate({"models": [{"name": "m", "path": "none", **(model or {})}], **settings})
     return Scenario(
-        config=config, replicas={"m": replica or modelled()}, faults=tuple(faults), duration_s=duration_s, drain_s=3600
+        config=config,
+        replicas={"m": replica or modelled()},
+        faults=tuple(faults),
+        rollouts=tuple(rollouts),
+        duration_s=duration_s,
+        drain_s=3600,
     )
 
 
@@ -61,10 +68,10 @@ def requests(moments: Iterable[float], prompt: int = 64, output: int = 20) -> li
 class Run:
     """A simulation that is over, with its log."""
 
-    def __init__(self, scenario: Scenario, traffic: Sequence[Conversation], attach: tuple[Attach, ...] = ()) -> None:
+    def __init__(self, scenario: Scenario, traffic: Sequence[Conversation]) -> None:
         lines: list[bytes] = []
         log = EventLog(lines.append)
-        self.simulation = Simulation(scenario, iter([Stream(iter(traffic), "m")]), log, attach=attach)
+        self.simulation = Simulation(scenario, iter([Stream(iter(traffic), "m")]), log, attach=ATTACHED)
         self.outcome: Outcome = self.simulation.run()
         self.events: list[dict[str, Any]] = [msgspec.json.decode(line) for line in b"".join(lines).splitlines()]
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
 from kvarn.bench.answer import ask
+from kvarn.bench.conversations import Clock, ConversationSender, Encode, Send
 from kvarn.bench.http import HttpClient
 from kvarn.bench.records import Record
 from kvarn.bench.target import Target
 from kvarn.clock import SYSTEM_CLOCK
+from kvarn.traffic.conversation import Conversation, turns_of
 from kvarn.traffic.workload import BenchRequest
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     target: Target
-    requests: Sequence[BenchRequest]
+    requests: Sequence[BenchRequest] = ()
+    conversations: Sequence[Conversation] = ()
+    """Sent in place of `requests`, where there are any."""
     concurrency: int | None = None
-    """Requests kept in flight (closed loop); None sends each at its `arrival_s` (open loop)."""
+    """Requests, or conversations, kept in flight (closed loop); None sends each at its time (open loop)."""
     warm_up: Sequence[BenchRequest] = ()
     """Sent one after another before the clock starts; not in the figures."""
 
@@ -60,7 +63,8 @@ class Run:
 
     def __init__(self, job: Job) -> None:
         """Raises ValueError for a target URL that is none."""
-        self.progress = RunProgress(total=len(job.requests))
+        turns = sum(1 for each in job.conversations for _ in turns_of(each))
+        self.progress = RunProgress(total=turns or len(job.requests))
         self._job = job
         self._client = HttpClient(job.target.root, job.target.api_key)
         self._records: list[Record] = []
@@ -81,7 +85,9 @@ class Run:
         self._start, self._started_at = SYSTEM_CLOCK.now(), SYSTEM_CLOCK.time()
         self._cpu_start = time.process_time()
         try:
-            if self._job.concurrency is None:
+            if self._job.conversations:
+                await self._converse(ConversationSender(self._job.target.body, self._send, self._now))
+            elif self._job.concurrency is None:
                 await open_loop(self._job.requests, self._job.target.body, self._send, self._now)
             else:
                 await closed_loop(
@@ -89,6 +95,12 @@ class Run:
                 )
         finally:
             self._client.close()
+
+    async def _converse(self, sender: ConversationSender) -> None:
+        if self._job.concurrency is None:
+            await sender.open_loop(self._job.conversations)
+        else:
+            await sender.closed_loop(self._job.conversations, self._job.concurrency)
 
     def outcome(self, *, interrupted: bool = False) -> Outcome:
         """The outcome of the run so far."""
@@ -112,11 +124,6 @@ class Run:
         self.progress.done += 1
         self.progress.failed += record.error is not None
         self.progress.output_tokens += record.output_tokens
-
-
-Encode = Callable[[BenchRequest], bytes]
-Send = Callable[[BenchRequest, bytes, float], Coroutine[Any, Any, None]]
-Clock = Callable[[], float]
 
 
 async def closed_loop(

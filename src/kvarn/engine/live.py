@@ -83,7 +83,7 @@ def _choose(places: list[Place], limit: int) -> list[Place]:
 
 
 def _times(scheduler: Scheduler) -> StepTimes | None:
-    return scheduler.step_time.times if scheduler.step_time.is_measured else None
+    return scheduler.step_time.fitted if scheduler.step_time.is_measured else None
 
 
 def _running(sequences: Iterable[Sequence], report: StepReport) -> list[RunningTurn]:

@@ -11,21 +11,25 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import msgspec
 
 from kvarn.config.engine import EngineConfig
+from kvarn.config.speculation import SpeculationConfig
 from kvarn.costs.step_times import StepShape
 from kvarn.engine.core import EngineCore, EngineOutput, EngineParts
 from kvarn.engine.plan import Executor, StepPlan, StepResult
+from kvarn.engine.proposals.proposer import Guess, Proposer
+from kvarn.engine.request import Sequence
 from kvarn.engine.step import SubmittedStep
 from kvarn.wire.messages import Submit
 from kvarn.wire.sessions import SessionNews
 
 
-class Began(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The engine's parts; the first event of a record."""
 
     config: str
@@ -38,6 +42,11 @@ class Began(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_snapshots: int | None
     expected: list[tuple[list[float], float]]
     """Steps that the step-time model was told to expect: fields of their `StepShape`, seconds."""
+    speculation: str
+    """JSON of the `SpeculationConfig`."""
+    grades: tuple[float, ...] | None = None
+    """The proposer's; None: there is none."""
+    guesses_are_free: bool = False
     parts_left_out: list[str] = []
     """Parts whose answers are not in the record: an engine that has any cannot be played again."""
 
@@ -86,12 +95,18 @@ class PlannedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Choice of the request."""
     start: int
     num_tokens: int
+    num_proposals: int
+
+    @property
+    def end(self) -> int:
+        """Position of the first token that it draws."""
+        return self.start + self.num_tokens - self.num_proposals
 
 
 class PlannedStep(msgspec.Struct, frozen=True, array_like=True):
     number: int
     digest: bytes
-    """Of the whole plan: slots, tokens, block tables, copies too."""
+    """Digest of the whole plan: slots, tokens, block tables, copies too."""
     rows: list[PlannedRow]
 
 
@@ -108,9 +123,13 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     readings: list[float]
     planned: list[PlannedStep]
     taken: TakenResult | None
+    guesses: list[list[tuple[list[int], int]]] = []
+    """Answers of the proposer, call by call: tokens and grade for each sequence."""
+    prices: list[float] = []
+    """Seconds that the proposer told, in the order in which it was asked."""
 
 
-Event: TypeAlias = Began | Add | Abort | News | Forget | Drain | Step
+Event: TypeAlias = Start | Add | Abort | News | Forget | Drain | Step
 Write: TypeAlias = Callable[[Event], None]
 
 
@@ -118,7 +137,7 @@ def planned_step(submitted: SubmittedStep) -> PlannedStep:
     """A step as a record has it."""
     plan = submitted.plan
     rows = [
-        PlannedRow(sequence.request.order, sequence.index, row.start, len(row.token_ids))
+        PlannedRow(sequence.request.order, sequence.index, row.start, len(row.token_ids), row.num_proposals)
         for sequence, row in zip(submitted.sequences, plan.rows, strict=True)
     ]
     whole = [getattr(plan, name) for name in plan.__struct_fields__ if name != "masks"]
@@ -135,8 +154,10 @@ class RecordingCore(EngineCore):
         self._readings: list[float] = []
         self._planned: list[PlannedStep] = []
         self._taken: TakenResult | None = None
-        watched = replace(parts, executor=_WatchedExecutor(parts.executor, self._plan, self._take))
-        super().__init__(watched, self._read)
+        self._proposer = None if parts.proposer is None else _WatchedProposer(parts.proposer)
+        executor = _WatchedExecutor(parts.executor, self._plan, self._take)
+        proposer = cast("Proposer | None", self._proposer)
+        super().__init__(replace(parts, executor=executor, proposer=proposer), self._read)
         self._tell(_began(parts))
 
     def add(self, message: Submit, came_s: float | None = None) -> None:
@@ -165,7 +186,8 @@ class RecordingCore(EngineCore):
 
     def step(self) -> EngineOutput:
         output = super().step()
-        self._tell(Step(self._drain_readings(), self._planned, self._taken))
+        guesses, prices = ([], []) if self._proposer is None else self._proposer.drain()
+        self._tell(Step(self._drain_readings(), self._planned, self._taken, guesses, prices))
         self._planned, self._taken = [], None
         return output
 
@@ -198,8 +220,8 @@ class _WatchedExecutor:
         self.max_in_flight = executor.max_in_flight
 
     def submit(self, plan: StepPlan) -> None:
-        self._executor.submit(plan)
         self._planned()
+        self._executor.submit(plan)
 
     def collect(self) -> StepResult:
         result = self._executor.collect()
@@ -210,14 +232,56 @@ class _WatchedExecutor:
         self._executor.shutdown()
 
 
-def _began(parts: EngineParts) -> Began:
+class _WatchedProposer:
+    """A proposer whose answers are kept until the step is told."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self._inner = proposer
+        self.grades = proposer.grades
+        self.is_free = proposer.is_free
+        self._guesses: list[list[tuple[list[int], int]]] = []
+        self._prices: list[float] = []
+
+    def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
+        guesses = self._inner.propose(wanted)
+        self._guesses.append([(list(guess.tokens), guess.grade) for guess in guesses])
+        return guesses
+
+    def seconds(self, num_sequences: int) -> float:
+        return self._keep(self._inner.seconds(num_sequences))
+
+    @property
+    def call_s(self) -> float:
+        return self._keep(self._inner.call_s)
+
+    @property
+    def overhead_s(self) -> float:
+        return self._keep(self._inner.overhead_s)
+
+    def forget(self, sequence: Sequence) -> None:
+        self._inner.forget(sequence)
+
+    def forget_tenant(self, tenant: str) -> None:
+        self._inner.forget_tenant(tenant)
+
+    def drain(self) -> tuple[list[list[tuple[list[int], int]]], list[float]]:
+        """Answers since the last call."""
+        told = self._guesses, self._prices
+        self._guesses, self._prices = [], []
+        return told
+
+    def _keep(self, seconds: float) -> float:
+        self._prices.append(seconds)
+        return seconds
+
+
+def _began(parts: EngineParts) -> Start:
     executor = parts.executor
     left_out = {
         "KV tiers": parts.connector,
-        "speculation": parts.proposer,
         "prefill on another engine": parts.prefill_peer,
     }
-    return Began(
+    return Start(
         config=parts.config.model_dump_json(),
         num_blocks=executor.num_blocks,
         max_context_length=executor.max_context_length,
@@ -225,6 +289,9 @@ def _began(parts: EngineParts) -> Began:
         namespace=parts.namespace,
         micro_batches=parts.micro_batches,
         num_snapshots=parts.num_snapshots,
+        speculation=(parts.speculation or SpeculationConfig()).model_dump_json(),
+        grades=None if parts.proposer is None else tuple(parts.proposer.grades),
+        guesses_are_free=parts.proposer is not None and parts.proposer.is_free,
         expected=[(_fields(shape), seconds) for shape, seconds in parts.step_time.expected],
         parts_left_out=[name for name, part in left_out.items() if part is not None],
     )

@@ -18,6 +18,7 @@ from kvarn.engine.step_time import StepTimeModel
 from kvarn.planner.answer import Layout
 from kvarn.planner.devices import Device
 from kvarn.planner.efficiency import Efficiency, efficiency_of
+from kvarn.planner.request import WeightFormat
 from kvarn.shapes.decoder import DecoderShape
 
 _ACTIVATION_BYTES = 2  # of a number that ranks exchange
@@ -53,7 +54,7 @@ class DeviceModel:
 
     def step(self, step: StepShape) -> StepSeconds:
         """Seconds of a step. All stages of a pipeline count: a step goes through one after the other."""
-        efficiency, weights, ranks = efficiency_of(self.device), self.layout.weights, self.layout.tensor_parallel
+        efficiency, weights, ranks = efficiency_of(self.device), self._held, self.layout.tensor_parallel
         bandwidth, peak = self.device.bytes_per_s, self.device.operations_per_s
         rows = step.decode_rows + step.proposals
         work = self.costs.step(
@@ -84,7 +85,7 @@ class DeviceModel:
         )
         num_bytes = work.num_bytes + self._cache_bytes(step) * self._copies
         operations = work.operations + self._prompt_pairs(step)
-        ranks, peak = self.layout.tensor_parallel, self._peak(self.layout.weights, self.device.operations_per_s)
+        ranks, peak = self.layout.tensor_parallel, self._peak(self._held, self.device.operations_per_s)
         return max(num_bytes / self.device.bytes_per_s, operations / peak) / ranks
 
     def compute_bound_batch(self) -> float:
@@ -111,7 +112,14 @@ class DeviceModel:
     def _copies(self) -> int:
         return self.shape.cache_copies(self.layout.tensor_parallel)
 
-    def _peak(self, weights: str, peak: float) -> float:
+    @property
+    def _held(self) -> WeightFormat:
+        """The format of most weights: quantised at load, or as a quantised checkpoint has them."""
+        if self.layout.weights != "plain" or self.costs.bits > 12:
+            return self.layout.weights
+        return "int8" if self.costs.bits > 6 else "int4"
+
+    def _peak(self, weights: WeightFormat, peak: float) -> float:
         """Peak of the arithmetic that the weights are multiplied in: processors multiply quantised ones as integers."""
         if self.device.kind == "cpu" and weights in ("int8", "int4") and self.device.int8_tflops:
             return 1e12 * self.device.int8_tflops.value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvarn.simulator.rollouts import attach_rollouts
 from kvarn.simulator.simulation import Attach
 
-ATTACHED: tuple[Attach, ...] = ()
+ATTACHED: tuple[Attach, ...] = (attach_rollouts,)

@@ -80,7 +80,9 @@ class SimulatedFleet:
     # Traffic ---------------------------------------------------------------------------------------------------------
 
     def _arrives(self, request: SimulatedRequest) -> None:
-        """Count work as it arrives, before anything is decided about it."""
+        """Count work as it arrives, before anything is decided about it. Copies for comparison are none."""
+        if request.is_copy:
+            return
         arrived = self.models[request.model].arrived
         arrived.requests += 1
         arrived.prompt_tokens += len(request.prompt)

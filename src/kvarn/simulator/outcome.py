@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvarn.rollouts.rollout import Rollout
 from kvarn.simulator.request import End, SimulatedRequest
 
 Mask: TypeAlias = NDArray[np.bool_]
@@ -118,6 +119,7 @@ class Outcome:
     num_events: int = 0
     requests: RequestTable = field(default_factory=RequestTable)
     deployments: list[DeploymentUse] = field(default_factory=list)
+    rollouts: list[Rollout] = field(default_factory=list)
     wall_s: float = 0.0
     """Seconds of this machine that it took; no part of what is compared."""
 
@@ -202,6 +204,24 @@ def report(outcome: Outcome) -> dict[str, Any]:
             "all": summary(outcome),
             "models": {name: summary(outcome, mask) for name, mask in table.named("model").items()},
             "tenants": tenants,
+            "rollouts": [
+                {
+                    "model": each.model,
+                    "candidate": each.candidate,
+                    "phase": each.phase.value,
+                    "failure": each.gates.failure,
+                    "decisions": [
+                        {
+                            "t": decision.at,
+                            "action": decision.action,
+                            "share": decision.share,
+                            "reason": decision.reason,
+                        }
+                        for decision in each.log
+                    ],
+                }
+                for each in outcome.rollouts
+            ],
             "deployments": [
                 {
                     "model": each.model,

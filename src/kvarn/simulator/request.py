@@ -103,6 +103,11 @@ class SimulatedRequest:
         self.client_left = False
 
     @property
+    def is_copy(self) -> bool:
+        """Whether it is no client's: it has a negative number."""
+        return self.number < 0
+
+    @property
     def ttft_s(self) -> float | None:
         return None if self.first_s is None else self.first_s - self.arrival_s
 

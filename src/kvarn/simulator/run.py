@@ -204,6 +204,7 @@ def _join(scenario: Scenario, outcomes: list[Outcome]) -> Outcome:
     for each in outcomes:
         whole.requests.extend(each.requests)
         whole.deployments += each.deployments
+        whole.rollouts += each.rollouts
         whole.ended_s = max(whole.ended_s, each.ended_s)
         whole.num_events += each.num_events
     whole.log_sha256 = hashlib.sha256("".join(f"{each.log_sha256}\n" for each in outcomes).encode()).hexdigest()

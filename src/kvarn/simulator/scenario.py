@@ -16,6 +16,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, ValidationError, Wi
 
 from kvarn.config.load import explain_errors
 from kvarn.config.model import ModelConfig
+from kvarn.config.rollout import RolloutConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
 from kvarn.config.yaml import parse_yaml
@@ -139,6 +140,28 @@ class FaultConfig(Section):
         return self
 
 
+class RolloutPlan(Section):
+    """A new version of a model, which takes over from the one that serves by a rollout."""
+
+    model: str = ""
+    """The model. Default: the first."""
+
+    at_s: float = Field(0.0, ge=0)
+    """Seconds after the start."""
+
+    replica: ModelledReplica | None = None
+    """Modelled replica of the new version. Default: the model's."""
+
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings in which the new version differs, in the shape of the configuration's `models[]`."""
+
+    error_rate: float = Field(0.0, ge=0, le=1)
+    """Share of its requests that the new version cannot begin to answer."""
+
+    rollout: RolloutConfig = RolloutConfig()
+    """Steps and gates. See docs/guides/rollouts.md."""
+
+
 class Scenario(Section):
     """A simulation's inputs, but for conversations that are passed in."""
 
@@ -157,6 +180,9 @@ class Scenario(Section):
 
     faults: tuple[FaultConfig, ...] = ()
     """Faults to cause."""
+
+    rollouts: tuple[RolloutPlan, ...] = ()
+    """New versions to roll out."""
 
     seed: int = Field(0, ge=0, lt=1 << 63)
     """Seed of all that is drawn."""
@@ -184,7 +210,9 @@ class Scenario(Section):
                 raise ValueError(f"`replicas` names {name!r}, which is not among the models")
         for asked in [*(each.model for each in self.traffic), *(each.model for each in self.faults)]:
             if asked and asked not in names:
-                raise ValueError(f"traffic or a fault names the model {asked!r}: name one of {', '.join(names)}")
+                raise ValueError(
+                    f"traffic, a fault or a rollout names the model {asked!r}: name one of {', '.join(names)}"
+                )
         return self
 
     def changed(self, settings: Iterable[str]) -> Scenario:

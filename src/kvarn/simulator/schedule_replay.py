@@ -8,30 +8,37 @@ plans is compared with the recorded one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
+from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine import AdmissionError, EngineCore, EngineParts
-from kvarn.engine.plan import RowResult, StepPlan, StepResult
+from kvarn.engine.plan import Row, RowResult, StepPlan, StepResult
+from kvarn.engine.proposals.proposer import Guess, Proposer
+from kvarn.engine.request import Sequence as EngineSequence
 from kvarn.engine.schedule_record import (
     Abort,
     Add,
-    Began,
     Drain,
     Event,
     Forget,
     News,
+    PlannedRow,
     PlannedStep,
+    Start,
     Step,
     TakenResult,
     planned_step,
 )
 from kvarn.engine.step_time import StepTimeModel
+from kvarn.wire.messages import PositionLogprobs, TokenLogprob
 
 _LENGTH_BYTES = 4
+_NO_LOGPROBS = PositionLogprobs.of(TokenLogprob(0, 0.0, 1), [])
 
 
 class ScheduleReplayError(Exception):
@@ -76,14 +83,14 @@ def replay(events: Iterable[Event]) -> Replayed:
     """Play a record again, up to the first step that differs. Raises `ScheduleReplayError` for one of an engine whose
     decisions depend on more than is recorded."""
     recorded = list(events)
-    if not recorded or not isinstance(began := recorded[0], Began):
+    if not recorded or not isinstance(began := recorded[0], Start):
         raise ScheduleReplayError("the record does not begin with its engine: it was cut off at the front")
     _check(began, recorded)
     return _Replay(began, recorded).run()
 
 
 class _DifferenceError(Exception):
-    """What was planned now is not what was planned then."""
+    """A plan that differs from the recorded one."""
 
 
 class _RecordedTime:
@@ -98,10 +105,47 @@ class _RecordedTime:
         return self.readings.popleft()
 
 
+class _RecordedProposer:
+    """A proposer that answers what was answered."""
+
+    def __init__(self, grades: tuple[float, ...], *, is_free: bool) -> None:
+        self.grades = grades
+        self.is_free = is_free
+        self.guesses: deque[list[tuple[list[int], int]]] = deque()
+        self.prices: deque[float] = deque()
+
+    def propose(self, wanted: Sequence[tuple[EngineSequence, int]]) -> list[Guess]:
+        if not self.guesses or len(self.guesses[0]) != len(wanted):
+            raise _DifferenceError(f"guesses for {len(wanted)} sequences are asked for, which they were not")
+        return [Guess(tokens, grade) for tokens, grade in self.guesses.popleft()]
+
+    def seconds(self, _num_sequences: int) -> float:
+        return self._price()
+
+    @property
+    def call_s(self) -> float:
+        return self._price()
+
+    @property
+    def overhead_s(self) -> float:
+        return self._price()
+
+    def forget(self, sequence: EngineSequence) -> None:
+        """Nothing is kept of it."""
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Nothing is kept of it."""
+
+    def _price(self) -> float:
+        if not self.prices:
+            raise _DifferenceError("the proposer is asked once more for its seconds than it was")
+        return self.prices.popleft()
+
+
 class _Replay:
     """The engine and, as its executor, the record: it checks plans and gives results."""
 
-    def __init__(self, began: Began, recorded: list[Event]) -> None:
+    def __init__(self, began: Start, recorded: list[Event]) -> None:
         self.num_blocks = began.num_blocks
         self.max_context_length = began.max_context_length
         self.max_in_flight = began.max_in_flight
@@ -112,11 +156,15 @@ class _Replay:
         self._planned: deque[PlannedStep] = deque()
         self._taken: TakenResult | None = None
         self._outcome = Replayed(steps=sum(len(event.planned) for event in recorded if isinstance(event, Step)))
+        grades = began.grades
+        self._proposer = None if grades is None else _RecordedProposer(grades, is_free=began.guesses_are_free)
         parts = EngineParts(
             self,
             began.engine_config,
             namespace=began.namespace,
             step_time=StepTimeModel(expected=began.expected_steps),
+            proposer=cast("Proposer | None", self._proposer),
+            speculation=SpeculationConfig.model_validate_json(began.speculation),
             micro_batches=began.micro_batches,
             num_snapshots=began.num_snapshots,
         )
@@ -134,7 +182,7 @@ class _Replay:
         return outcome
 
     def _play(self, event: Event) -> None:
-        assert not isinstance(event, Began), "a record has one beginning"
+        assert not isinstance(event, Start), "a record has one beginning"
         self._clock.readings = deque(event.readings)
         match event:
             case Add():
@@ -149,6 +197,8 @@ class _Replay:
                 self._core.start_draining()
             case Step():
                 self._planned, self._taken = deque(event.planned), event.taken
+                if self._proposer is not None:
+                    self._proposer.guesses, self._proposer.prices = deque(event.guesses), deque(event.prices)
                 self._core.step()
                 if self._planned:
                     raise _DifferenceError(f"step {self._planned[0].number} is not planned")
@@ -182,15 +232,24 @@ class _Replay:
             raise _DifferenceError(f"the result of step {plan.step} is awaited, which it was not")
         rows = []
         for row, drawn in zip(plan.rows, planned.rows, strict=True):
-            place = (drawn.order, drawn.index, drawn.start + drawn.num_tokens)
-            rows.append(RowResult(row.slot, [self._draws[place]] if row.sample else []))
+            tokens = self._drawn(row, drawn) if row.sample else []
+            prompt = [_NO_LOGPROBS] * len(row.token_ids) if row.prompt_logprobs else None  # they are only counted
+            rows.append(RowResult(row.slot, tokens, prompt_logprobs=prompt))
         return StepResult(plan.step, rows, taken.elapsed_s, taken.transfer_s, taken.warming)
+
+    def _drawn(self, row: Row, planned: PlannedRow) -> list[int]:
+        """The token after the known ones, and one more after each proposal as long as they were right."""
+        tokens: list[int] = []
+        proposals = row.token_ids[len(row.token_ids) - row.num_proposals :]
+        while tokens == proposals[: len(tokens)] and len(tokens) <= len(proposals):
+            tokens.append(self._draws[planned.order, planned.index, planned.end + len(tokens)])
+        return tokens
 
     def shutdown(self) -> None:
         """Nothing is held."""
 
 
-def _check(began: Began, events: list[Event]) -> None:
+def _check(began: Start, events: list[Event]) -> None:
     reasons = list(began.parts_left_out)
     requests = [event.submit for event in events if isinstance(event, Add)]
     reasons += ["structured answers"] * any(each.grammar is not None for each in requests)
@@ -213,8 +272,8 @@ def _draws(events: list[Event]) -> dict[tuple[int, int, int], int]:
         if event.taken is not None:
             rows = planned.pop(event.taken.number).rows
             for row, tokens in zip(rows, event.taken.drawn, strict=True):
-                for token in tokens:
-                    draws[row.order, row.index, row.start + row.num_tokens] = token
+                for place, token in enumerate(tokens):
+                    draws[row.order, row.index, row.end + place] = token
     return draws
 
 

@@ -82,7 +82,7 @@ class Simulation:
     def _deploy(self, name: str) -> None:
         scenario = self.scenario
         model = next(each for each in scenario.config.models if each.name == name)
-        deployment = Deployment(self.world, scenario.config, model, scenario.replicas[name], self._finish)
+        deployment = Deployment(self.world, scenario.config, model, scenario.replicas[name], self.finish)
         self.add_deployment(deployment)
 
     def add_deployment(self, deployment: Deployment) -> None:
@@ -125,11 +125,11 @@ class Simulation:
 
     def _leave(self, request: SimulatedRequest) -> None:
         if request.deployment is None:
-            self._finish(request, End.LEFT, "client_timeout")
+            self.finish(request, End.LEFT, "client_timeout")
         else:
             request.deployment.leave(request)
 
-    def _finish(self, request: SimulatedRequest, end: End, reason: str) -> None:
+    def finish(self, request: SimulatedRequest, end: End, reason: str) -> None:
         if request.end is not None:
             raise SimulationError(f"request {request.number} ended twice: {request.end}, {end}")
         request.end, request.reason, request.ended_s = end, reason, self.world.now

@@ -16,12 +16,25 @@ from pydantic import Field
 
 from kvarn.shapes.packing import PackedForm
 from kvarn.specs.products import LinearSpec
-from kvarn.specs.quantization import QuantizationConfig, QuantizedWeights
+from kvarn.specs.quantization import QuantizationConfig, QuantizedLayers, QuantizedWeights
 from kvarn.text.json_file import validate
 
 _GROUP_STEP = 32
 _WHOLE_ROW_STEP = 64
 """Groups that kernels know: see `kvarn.models.formats.quantized_values`."""
+
+
+class StoredWeights(QuantizedWeights):
+    """Weights of a group of layers of compressed-tensors, with the order of their inputs."""
+
+    actorder: str | bool | None = None
+    """`group` or true: inputs are ordered by their groups, which are then not of neighbours."""
+
+
+class StoredLayers(QuantizedLayers):
+    """One of the `config_groups` of compressed-tensors."""
+
+    weights: StoredWeights | None = None
 
 
 class StoredQuantization(QuantizationConfig):
@@ -35,6 +48,7 @@ class StoredQuantization(QuantizationConfig):
     """AWQ: zero points are not all in the middle."""
     lm_head: bool | None = None
     """GPTQ: the head is quantized too."""
+    config_groups: dict[str, StoredLayers] | None = None  # type: ignore[assignment]  # narrower
     modules_to_not_convert: list[str] | None = Field(None, max_length=2**20)
     """Parts of names of layers that are left plain."""
     ignore: list[str] | None = Field(None, max_length=2**20)
@@ -82,7 +96,8 @@ class StoredQuantization(QuantizationConfig):
                 if scheme is None:
                     return None
                 group = scheme.group_size or -1 if scheme.resolved_strategy == "group" else -1
-                return _form(scheme.num_bits, inputs, group, has_zeros=not scheme.symmetric)
+                ordered = scheme.actorder in ("group", True) and 0 < group < inputs
+                return _form(scheme.num_bits, inputs, group, has_zeros=not scheme.symmetric, reordered=ordered)
             case _:  # fp8 and mxfp4 are widened when they are read
                 return None
 
@@ -92,7 +107,7 @@ class StoredQuantization(QuantizationConfig):
             return not any(re.match(name.removeprefix("re:"), "lm_head") for name in self.ignore or ())
         return bool(self.lm_head)
 
-    def _scheme(self, product: LinearSpec) -> QuantizedWeights | None:
+    def _scheme(self, product: LinearSpec) -> StoredWeights | None:
         """The scheme whose targets name the layer, before one for its class."""
         groups = [(group.targets or ["Linear"], group.weights) for group in (self.config_groups or {}).values()]
         for targets, weights in groups:

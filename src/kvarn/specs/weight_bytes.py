@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvarn.shapes.packing import DTYPE_BYTES, Dtype, Kernels, PackedForm, Quantization
 from kvarn.specs.held import quantization_of
-from kvarn.specs.place import Place
+from kvarn.specs.place import ParallelError, Place
 from kvarn.specs.products import LinearSpec
 from kvarn.specs.rank_weights import HeadWeights, Held, Numbers, Table, WeightPart, rank_weights
 from kvarn.specs.spec import DecoderSpec
@@ -57,6 +57,8 @@ class WeightForms:
     def _linear(self, product: LinearSpec) -> int:
         form, out = self.form(product), sum(len(each.held) for each in product.outputs)
         divided, gated = product.inputs.divided, product.activation is not None
+        if divided and form.reordered:
+            raise ParallelError(f"{product.name} is quantized with its inputs reordered (desc_act), and cannot be cut")
         stored_group = 0 if self.stored is None or self.stored.form(product) is None else form.group
         parts = product.inputs.parts(stored_group) if divided else [product.inputs.held]
         return sum(form.num_bytes(self.kernels, out, len(part), gated=gated) for part in parts if part)

@@ -41,6 +41,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """Its name, where the client tells that the turns belong together; a sub-agent's begins with its parent's."""
     model: str = ""
     """The model it asks; empty: whichever the traffic is for."""
+    is_awaited: bool = True
+    """A sub-agent: whether its parent's next turn waits for its end."""
 
 
 Traffic: TypeAlias = Iterator[Conversation]

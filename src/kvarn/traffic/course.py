@@ -3,7 +3,8 @@
     turn 0 ──answered──> gap ──> turn 1 ──answered──┬──> sub-agent a: turn 0 ──> turn 1 ──┐
                                                     └──> sub-agent b: turn 0 ─────────────┴──> gap ──> turn 2
 
-The next turn waits for all sub-agents of the turn before it. Those of the last turn run on by themselves.
+The next turn waits for the sub-agents of the turn before it, but for those that are not awaited. Those of the last turn
+run on by themselves.
 """
 
 from __future__ import annotations
@@ -42,11 +43,14 @@ class DueTurn:
         once."""
         number, has_next = self.number + 1, self.number + 1 < len(self.conversation.turns)
         agents = self.turn.subagents
-        join = _Join(len(agents), self.conversation, number, self._join) if agents and has_next else None
-        due = [DueTurn(at_s + each.begins_s, each, 0, join) for each in agents]
+        awaited = sum(each.is_awaited for each in agents) if has_next else 0
+        join = _Join(awaited, self.conversation, number, self._join) if awaited else None
+        due = [DueTurn(at_s + each.begins_s, each, 0, join if each.is_awaited else None) for each in agents]
         if not has_next:
             return due + self._ended(at_s)
-        return due or [DueTurn(at_s + self.conversation.turns[number].gap_s, self.conversation, number, self._join)]
+        if awaited:
+            return due
+        return [*due, DueTurn(at_s + self.conversation.turns[number].gap_s, self.conversation, number, self._join)]
 
     def _ended(self, at_s: float) -> list[DueTurn]:
         join = self._join

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-WARM_UP_KEY = 1 << 40
+WARM_UP_KEY = 1 << 62
 """Segment keys of warm-up prompts start here, far from those of any measured request."""
 
 _WORDS = tuple(
