@@ -11,7 +11,7 @@ const CANDIDATE = {
   layout: { device: "h100", tensor_parallel: 2, pipeline_parallel: 1, expert_parallel: false, weights: "int8", kv_dtype: "bfloat16", host_gib: 0 },
   money: { total: q(24), per_million_tokens: q(0.5), api_hour: q(48), break_even_tokens_per_day: q(5e7) },
 } as unknown as Candidate;
-const PLAN: Plan = { model: "Qwen3-8B", model_facts: [], request: {}, candidates: [CANDIDATE], rejected: [], curve: [], notes: [] };
+const PLAN: Plan = { model: "Qwen3-8B", model_facts: [], request: {}, candidates: [CANDIDATE], rejected: [], curves: [], notes: [] };
 const titleOf = (device: string): string => device.toUpperCase();
 
 describe("the question", () => {

@@ -6,7 +6,7 @@ import msgspec
 
 from kvarn.planner import plan
 from kvarn.planner.errors import PlanError
-from kvarn.planner.html import plan_page
+from kvarn.planner.report import html_report
 from kvarn.planner.request import PlanRequest
 from kvarn.planner.sandbox_messages import Asked, Made, Refused
 
@@ -18,5 +18,5 @@ def answer(payload: bytes) -> bytes:
         made = plan(PlanRequest.model_validate(asked.request))
     except (PlanError, RecursionError) as error:
         return msgspec.json.encode(Refused(str(error)))
-    text = plan_page(made) if asked.want == "html" else msgspec.json.encode(made).decode()
+    text = html_report(made) if asked.want == "html" else msgspec.json.encode(made).decode()
     return msgspec.json.encode(Made(text))

@@ -66,6 +66,7 @@ function Chosen({ of, asked, plan, titleOf }: { of: Candidate; asked: Question; 
     <section class="stack" aria-label={of.name}>
       <header>
         <h2>{deviceText(of, titleOf)}: {layoutText(of)}</h2>
+        {!of.is_served && <p><Badge level="warn">not served by this version of Kvarn</Badge></p>}
         <ul class="plan-reasons">{of.reasons.map((reason) => <li key={reason}>{reason}</li>)}</ul>
       </header>
       <Charts of={of} asked={asked} plan={plan} />
@@ -107,12 +108,18 @@ function Chosen({ of, asked, plan, titleOf }: { of: Candidate; asked: Question; 
 
 function Charts({ of, asked, plan }: { of: Candidate; asked: Question; plan: Plan }) {
   const even = breakEven(of, asked);
-  const curve = plan.curve;
+  const curves = plan.curves.find((each) => each.candidate === of.name);
+  const marks = [{ at: asked.rate, label: `${number(asked.rate)} requests/s: asked` }];
+  const requests = { name: "requests", unit: "1/s" };
   return (
     <div class="charts">
-      {curve.length > 1 && (
-        <Chart title="A million tokens at other rates" unit="USD" over={{ name: "requests", unit: "1/s", log: true }} times={curve.map((point) => point.rate_rps)}
-          series={[{ name: "cost", values: curve.map((point) => point.dollars_per_million_tokens) }]} marks={[{ at: asked.rate, label: `${number(asked.rate)} requests/s: asked` }]} />
+      {curves && curves.cost.length > 1 && (
+        <Chart title="A million tokens, with as many replicas as other rates need" unit="USD" over={{ ...requests, log: true }} times={curves.cost.map((point) => point.rate_rps)}
+          series={[{ name: "cost", values: curves.cost.map((point) => point.dollars_per_million_tokens) }]} marks={marks} />
+      )}
+      {curves && curves.latency.length > 1 && (
+        <Chart title="Time to first token of these replicas at other rates" unit="s" over={requests} times={curves.latency.map((point) => point.rate_rps)}
+          series={[{ name: "TTFT", values: curves.latency.map((point) => point.ttft_s) }]} marks={marks} thresholds={[{ value: asked.ttft, label: "target" }]} />
       )}
       {even && (
         <Chart title="A day" unit="USD" over={{ name: "tokens a day" }} times={even.tokens}

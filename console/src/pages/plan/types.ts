@@ -54,6 +54,8 @@ export interface Layout {
 export interface Candidate {
   name: string;
   layout: Layout;
+  /** Whether this version of Kvarn runs it. */
+  is_served: boolean;
   pools: Pool[];
   devices: number;
   memory: Part[];
@@ -80,11 +82,11 @@ export interface Rejection {
   reason: string;
 }
 
-export interface CurvePoint {
-  rate_rps: number;
-  devices: number;
-  dollars_per_hour: number;
-  dollars_per_million_tokens: number;
+/** Plots of one candidate: what other rates cost, and the latencies of the same replicas at other rates. */
+export interface Curves {
+  candidate: string;
+  cost: { rate_rps: number; devices: number; dollars_per_hour: number; dollars_per_million_tokens: number }[];
+  latency: { rate_rps: number; ttft_s: number; tpot_s: number }[];
 }
 
 export interface Plan {
@@ -93,7 +95,7 @@ export interface Plan {
   request: Record<string, unknown>;
   candidates: Candidate[];
   rejected: Rejection[];
-  curve: CurvePoint[];
+  curves: Curves[];
   notes: string[];
 }
 
