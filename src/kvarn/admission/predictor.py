@@ -53,11 +53,11 @@ class Predictor:
 
     def prefill_s(self, tokens: float, work_s: float, rows: float, context: float) -> float:
         """Seconds until prompts of so many tokens, which add `work_s` to steps, are computed beside decodes."""
-        return self._prefill(work_s / max(1.0, tokens), rows, context).seconds(tokens, work_s)
+        return self.prefill(work_s / max(1.0, tokens), rows, context).seconds(tokens, work_s)
 
     def prefill_speed(self, token_s: float, rows: float, context: float) -> float:
         """Prompt tokens a second beside decodes; `token_s` is what one adds to its step."""
-        return self._prefill(token_s, rows, context).tokens_per_s(token_s)
+        return self.prefill(token_s, rows, context).tokens_per_s(token_s)
 
     def first_token_s(self, demand: Demand, load: Load, mix: Mix) -> float:
         """From sending a request to the engine to its first token: the step under way, the prompts before, its own."""
@@ -89,5 +89,6 @@ class Predictor:
         add up to the time that passes, so they say how long a queue takes to drain."""
         return self.prompt_s(demand.prompt_tokens) + demand.output_tokens * row_s
 
-    def _prefill(self, token_s: float, rows: float, context: float) -> PrefillSpeed:
+    def prefill(self, token_s: float, rows: float, context: float) -> PrefillSpeed:
+        """The speed of prompts beside decodes; `token_s` is what a prompt's token adds to its step."""
         return PrefillSpeed.beside(self.decode_s(rows, context), rows, token_s, self._config, self._limit_s)

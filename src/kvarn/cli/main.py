@@ -18,6 +18,7 @@ from kvarn.fleet.launch.engine_process import EngineProcess
 _COMMANDS = {
     "serve": ("options", "Serve models behind an OpenAI-compatible API."),
     "bench": ("bench", "Measure latency and throughput of an OpenAI-compatible server."),
+    "plan": ("plan", "Plan devices, replicas and cost for a model, its traffic and its targets."),
     "simulate": ("simulate", "Simulate a deployment under traffic, on devices that are not there."),
     "chat": ("client", "Chat with a model of a running server."),
     "complete": ("client", "Continue a text with a model of a running server."),

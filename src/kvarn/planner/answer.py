@@ -78,6 +78,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     layout: Layout
+    is_served: bool
+    """Whether this version of Kvarn runs it."""
     pools: tuple[Pool, ...]
     devices: int
     memory: tuple[Part, ...]
@@ -121,13 +123,29 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The first candidate's cost at another rate."""
+class CostPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Cost at another rate, with as many replicas as that needs."""
 
     rate_rps: float
     devices: int
     dollars_per_hour: float
     dollars_per_million_tokens: float
+
+
+class LatencyPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Latencies of the same replicas at another rate, at the percentile of the targets."""
+
+    rate_rps: float
+    ttft_s: float
+    tpot_s: float
+
+
+class Curves(msgspec.Struct, frozen=True, kw_only=True):
+    """Plots of one candidate."""
+
+    candidate: str
+    cost: tuple[CostPoint, ...]
+    latency: tuple[LatencyPoint, ...]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +159,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     candidates: tuple[Candidate, ...]
     """The cheapest first; empty: nothing fits, and `rejected` says why."""
     rejected: tuple[Rejection, ...]
-    curve: tuple[CurvePoint, ...] = ()
+    curves: tuple[Curves, ...] = ()
+    """Plots of the first candidates."""
     training: tuple[Part, ...] = ()
     notes: tuple[str, ...] = ()
     """Sentences that hold for the whole answer."""

@@ -11,18 +11,20 @@ Steps, prompts beside decodes and their sharing of a step are the admission's (`
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
 
 from kvarn.admission.predictor import Predictor
 from kvarn.config.engine import EngineConfig
+from kvarn.costs.prefill_speed import PrefillSpeed
 from kvarn.costs.step_times import StepTimes
 from kvarn.planner.lengths import Workload
 from kvarn.planner.request import SloRequest
 
-_HALVINGS = 40
-_MOST_REPLICAS = 1 << 20
+_HALVINGS = 24
+_MOST_RPS = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class OperatingPoint:
     prefill_load: float
     """Part of the time in which prompts are computed that they need."""
     limit: str
-    """What does not hold; empty: the targets are met."""
+    """The first thing that does not hold; empty: the targets are met."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,37 +126,16 @@ class ReplicaCapacity:
 
     def capacity(self, replicas: int) -> float:
         """Largest rate of so many replicas; 0: even a single request misses a target."""
-        low, high = 0.0, 1e-6 * replicas
-        if not self.meets(high, replicas):
-            return 0.0
-        while self.meets(high, replicas) and high < 1e9:
-            low, high = high, 2 * high
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.meets(middle, replicas) else (low, middle)
-        return low
-
-    def needed(self, rate: float, most: int) -> int | None:
-        """The least number of replicas for a rate; None: more than `most`, or no number does."""
-        if not self.meets(1e-6, 1):
-            return None
-        low, high = 0, 1
-        while not self.meets(rate, high):
-            if high >= min(most, _MOST_REPLICAS):
-                return None
-            low, high = high, min(2 * high, most)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.meets(rate, middle) else (middle, high)
-        return high
+        return _largest(lambda rate: self.meets(rate, replicas), 1e-6 * replicas)
 
     @cached_property
     def saturation(self) -> float:
         """Rate of one replica at which its queue grows without end, whatever the targets."""
-        rows = self.most_rows
-        answers = rows / (self.workload.output.mean * self._tpot_s(rows)) if self.does_answers else math.inf
-        prompts = self._prompt_speed(rows) / self.workload.mix.prompt_tokens if self.does_prompts else math.inf
-        return min(answers, prompts)
+        return _largest(self._is_stable, 1e-6)
+
+    def _is_stable(self, rate: float) -> bool:
+        rows = self._rows(rate)
+        return rows <= self.most_rows and self._queue(rate, 1, rows).load < 1
 
     @cached_property
     def most_rows(self) -> float:
@@ -187,6 +168,15 @@ class ReplicaCapacity:
         predictor, work = self._predictor, self.workload
         return predictor.prefill_speed(predictor.token_s(work.mix), rows, rows * work.context)
 
+    def _computing(self, beside: PrefillSpeed, rows: float) -> list[float]:
+        """Seconds that each prompt takes: beside decodes, or alone where none happens to be there (Poisson)."""
+        alone = PrefillSpeed.beside(self.times.fixed_s, 0, 0.0, self.config)
+        idle, found = math.exp(-rows), []
+        for tokens, pairs in zip(self.workload.computed, self.workload.pairs, strict=True):
+            work_s = self.times.prompt_s(tokens, pairs)
+            found.append(idle * alone.seconds(tokens, work_s) + (1 - idle) * beside.seconds(tokens, work_s))
+        return found
+
     def _high_rows(self, rows: float, replicas: int) -> float:
         z = NormalDist().inv_cdf(self.slo.percentile)
         return rows + z * math.sqrt(rows * max(1.0, self.burstiness) / replicas)
@@ -196,12 +186,11 @@ class ReplicaCapacity:
         if not self.does_prompts:
             return PromptQueue(0.0, (0.0,), 0.0, 0.0)
         predictor, work = self._predictor, self.workload
-        context, speed = rows * work.context, self._prompt_speed(rows)
+        context = rows * work.context
+        prefill = predictor.prefill(predictor.token_s(work.mix), rows, context)
+        speed = prefill.tokens_per_s(predictor.token_s(work.mix))
         under_way = min(1.0, rows) * (0.5 + self.steps_ahead) * predictor.decode_s(rows, context)
-        computing = [
-            predictor.prefill_s(tokens, predictor.prompt_s(tokens, pairs), rows, context)
-            for tokens, pairs in zip(work.computed, work.pairs, strict=True)
-        ]
+        computing = self._computing(prefill, rows)
         own = tuple(
             self.answer_s + under_way + seconds + whole * self.transfer_s_per_token
             for whole, seconds in zip(work.prompt.values, computing, strict=True)
@@ -218,3 +207,16 @@ class ReplicaCapacity:
             waiting=busy ** (math.sqrt(2 * (replicas + 1)) - 1),
             mean_wait_s=(self.burstiness + variation) / 2 * service_s / (replicas * (1 - load)),
         )
+
+
+def _largest(holds: Callable[[float], bool], least: float) -> float:
+    """The largest rate at which something holds that holds at all smaller ones; 0: it does not at the least."""
+    if not holds(least):
+        return 0.0
+    low, high = least, 2 * least
+    while holds(high) and high < _MOST_RPS:
+        low, high = high, 4 * high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -12,8 +12,8 @@ from kvarn.costs.replica_model import Distribution
 from kvarn.costs.step_times import pairs
 from kvarn.planner.request import TrafficRequest
 
-_VALUES = 41
-"""Equally likely values that stand for a distribution: the last one is its 98.8th percentile."""
+_VALUES = 33
+"""Equally likely values that stand for a distribution: the last one is its 98.5th percentile."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Workload:
-    """What the traffic asks of an engine, when a part of each prompt is found in its cache."""
+    """Requests as an engine sees them, when a part of each prompt is found in its cache."""
 
     prompt: Lengths
     output: Lengths

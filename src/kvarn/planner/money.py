@@ -116,7 +116,7 @@ class Deployment:
             value=self.devices * self.watts.value * POWER_USAGE / 1000,
             unit="kW",
             formula=f"{self.devices} x {self.watts.value:g} W x {POWER_USAGE}",
-            assumption=f"devices at their limit all the time, power usage effectiveness {POWER_USAGE}; hosts not counted",
+            assumption=f"devices at full power, power usage effectiveness {POWER_USAGE}; hosts not counted",
             source=self.watts.source,
         )
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
+from pathlib import Path
 
 from kvarn.planner.errors import PlanError
 from kvarn.planner.request import TrafficRequest
-from kvarn.traffic.conversation import Conversation, ConversationTurn
+from kvarn.traffic.conversation import Conversation, ConversationTurn, turns_of
+from kvarn.traffic.entries import TraceError
+from kvarn.traffic.presets import PRESETS, traffic_of
+from kvarn.traffic.trace import open_trace
 
 MAX_TURNS = 4000
 """Turns that are looked at: enough for the 99th percentile of their lengths."""
@@ -24,18 +28,19 @@ def profile_of(
     Raises PlanError where there is no turn, or no rate is given and all turns come at once.
     """
     seen = _Prefixes()
-    prompts, outputs, lasts, cached, first, latest = [], [], [], 0, None, 0.0
-    count = 0
+    prompts: list[int] = []
+    outputs: list[int] = []
+    lasts: list[float] = []
+    cached, first, latest = 0, None, 0.0
     for conversation in conversations:
         first = conversation.begins_s if first is None else first
         latest = conversation.begins_s
         now = 0.0
-        for turn in islice(_turns(conversation), MAX_TURNS - len(prompts)):
+        for turn in islice(turns_of(conversation), MAX_TURNS - len(prompts)):
             prompts.append(turn.prompt_tokens)
             outputs.append(max(1, turn.output_tokens))
             cached += seen.add(turn)
             now += turn.gap_s + _ASSUMED_TTFT_S + turn.output_tokens * _ASSUMED_TPOT_S
-        count += 1
         lasts.append(now)
         if len(prompts) >= MAX_TURNS:
             break
@@ -45,7 +50,7 @@ def profile_of(
     rate = rate_rps or own_rate
     if rate is None:
         raise PlanError("all requests of the traffic come at once: give the rate to plan for (--rps)")
-    lasting = rate / (len(prompts) / count) * sum(lasts) / count
+    lasting = rate / len(prompts) * sum(lasts)
     return TrafficRequest(
         rate_rps=rate,
         input_tokens=_quantiles(prompts),
@@ -54,13 +59,6 @@ def profile_of(
         cached_tokens=lasting * sum(prompts) / len(prompts),
         source=source,
     )
-
-
-def _turns(conversation: Conversation) -> Iterator[ConversationTurn]:
-    for turn in conversation.turns:
-        yield turn
-        for other in turn.subagents:
-            yield from _turns(other)
 
 
 def _quantiles(values: list[int]) -> tuple[float, ...]:
@@ -87,3 +85,20 @@ class _Prefixes:
         if turn.answer_key is not None:
             self._answers.add(turn.answer_key)
         return found
+
+
+def preset_profile(name: str, rate_rps: float) -> TrafficRequest:
+    """Traffic of a preset at a rate. Raises PlanError where there is no such preset."""
+    try:
+        conversations = traffic_of(name, rps=rate_rps)
+    except ValueError as error:
+        raise PlanError(str(error)) from None
+    return profile_of(conversations, rate_rps=rate_rps, source=f"{name}: {PRESETS[name].source}")
+
+
+def trace_profile(path: Path, rate_rps: float | None) -> TrafficRequest:
+    """Recorded traffic, at its own rate or another one. Raises PlanError where it cannot be read."""
+    try:
+        return profile_of(open_trace(path), rate_rps=rate_rps, source=path.name)
+    except TraceError as error:
+        raise PlanError(str(error)) from None

@@ -106,6 +106,9 @@ class Choices(Section):
     host_gib: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Main memory of a replica for blocks that its cache gives up, in GiB; 0: none."""
 
+    headroom: Annotated[float, Field(ge=0, le=0.9)] = 0.2
+    """Part of a deployment's capacity that stays free: for the error of the plan, and for a replica that restarts."""
+
     max_devices: Annotated[int, Field(ge=1, le=1_000_000)] = 100_000
     """Devices in all, at most."""
 

@@ -16,7 +16,7 @@ from kvarn.planner.device_model import DeviceModel
 from kvarn.planner.devices import Device
 from kvarn.planner.efficiency import ErrorBand, efficiency_of, step_error
 from kvarn.planner.lengths import Workload
-from kvarn.planner.memory import ModelTooLargeError, MemoryPlan, ReplicaSetting, decoder_costs, plan_memory
+from kvarn.planner.memory import MemoryPlan, ModelTooLargeError, ReplicaSetting, decoder_costs, plan_memory
 from kvarn.planner.models import PlannedModel
 from kvarn.planner.request import PlanRequest, WeightFormat
 from kvarn.shapes import BLOCK_SIZE
@@ -35,6 +35,7 @@ _BUDGETS = {"gpu": (2048, 8192), "cpu": (512, 2048)}
 _SEQUENCES = {"gpu": (256, 1024), "cpu": (32, 256)}
 
 Role = Literal["serve", "prefill", "decode"]
+"""Work of a replica: whole requests, their prompts alone, or their answers alone."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class SizedReplica:
     model: DeviceModel
     times: StepTimes
     error: ErrorBand
-    """Of a step's time."""
+    """Error of a step's time."""
 
     @property
     def kv_tokens(self) -> float:

@@ -1,0 +1,260 @@
+"""From a question to a plan: all configurations sized, those that meet the targets ranked by cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from kvarn.planner.answer import Candidate, CostPoint, Curves, LatencyPoint, Layout, Plan, Rejection
+from kvarn.planner.candidates import Group, candidate, groups_for, split_groups, sum_ttft
+from kvarn.planner.devices import Device, DeviceTable, device_table
+from kvarn.planner.errors import PlanError
+from kvarn.planner.layouts import layout_name, layouts
+from kvarn.planner.memory import kv_bytes_per_token
+from kvarn.planner.models import PlannedModel, described, preset
+from kvarn.planner.money import per_million
+from kvarn.planner.quantity import Part, Quantity
+from kvarn.planner.reasons import why_not
+from kvarn.planner.request import PlanRequest
+from kvarn.planner.sizing import size
+
+MAX_CANDIDATES = 10
+_MAX_REJECTIONS = 16
+_MOST_TIMES = 4.0
+"""Candidates that cost more than this many times the cheapest are not shown."""
+_CURVES = 3
+_RATES = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
+_LOADS = (0.05, 0.2, 0.4, 0.55, 0.7, 0.8, 0.88, 0.94, 0.98, 1.0)
+_STAGES = (2, 4, 8)
+
+
+@dataclass(frozen=True)
+class _Option:
+    groups: tuple[Group, ...]
+    price: Quantity
+
+    @property
+    def layout(self) -> Layout:
+        return self.groups[0].replica.layout
+
+    @cached_property
+    def devices(self) -> int:
+        return sum(group.devices for group in self.groups)
+
+    @property
+    def hourly(self) -> float:
+        return self.devices * self.price.value
+
+    @property
+    def is_served(self) -> bool:
+        """Whether Kvarn runs it: on its devices, and of engines for prompts alone one."""
+        one_pair = len(self.groups) == 1 or all(group.count == 1 for group in self.groups)
+        return self.groups[0].replica.device.engine != "no" and one_pair
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """The cheapest first; of equal ones the simplest, then the one with most room."""
+        layout = self.layout
+        changes = (layout.weights != "plain") + (layout.kv_dtype != "bfloat16") + len(self.groups)
+        return not self.is_served, self.hourly, changes, layout.devices, -self.full_rps
+
+    @cached_property
+    def full_rps(self) -> float:
+        return min(group.full_rps() for group in self.groups)
+
+    @cached_property
+    def tpot_s(self) -> float:
+        return self.groups[-1].at(self.groups[0].replica.request.traffic.rate_rps).tpot_s
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Options that differ in nothing else than how a replica is divided and how keys and values are held."""
+        return self.layout.device, self.layout.weights, len(self.groups)
+
+
+def plan(request: PlanRequest, table: DeviceTable | None = None, model: PlannedModel | None = None) -> Plan:
+    """The plan. `model`: the request's, where it was read from a folder. Raises PlanError, which says what to change
+    in the request."""
+    table = table or device_table()
+    model = model or planned_model(request)
+    options: list[_Option] = []
+    rejected: list[Rejection] = []
+    prices = {table.find(name)[0]: price for name, price in request.money.prices.items()}
+    for name in dict.fromkeys(table.find(each)[0] for each in request.devices):
+        device = table.devices[name]
+        price = _price(name, device, prices, request)
+        found, refused = _on_device(request, model, name, device, price)
+        options += found
+        rejected += refused
+    options.sort(key=lambda each: each.order)
+    chosen = _varied(options)
+    candidates = [candidate(each.groups, each.price) for each in chosen]
+    return Plan(
+        model=model.name,
+        model_facts=_facts(model),
+        request=request.model_dump(mode="json"),
+        candidates=tuple(_compared(candidates)),
+        rejected=tuple(_different(rejected)),
+        curves=tuple(curves(each, found.name) for each, found in list(zip(chosen, candidates, strict=True))[:_CURVES]),
+        notes=tuple(_notes(request, candidates)),
+    )
+
+
+def planned_model(request: PlanRequest) -> PlannedModel:
+    """The model of a request. Raises PlanError."""
+    if isinstance(request.model, str):
+        return preset(request.model)
+    return described(request.model, name=request.name)
+
+
+def _price(name: str, device: Device, prices: Mapping[str, float], request: PlanRequest) -> Quantity:
+    price = device.dollars_per_hour(prices.get(name), owned=request.money.owned)
+    if price is None:
+        lacking = "list price and power" if request.money.owned else "rent"
+        other = "" if request.money.owned or device.list_price is None else ", or count it as bought (--owned)"
+        raise PlanError(f"the table has no {lacking} for {device.name}: give one (--price {name}=2.50){other}")
+    return price
+
+
+def _on_device(
+    request: PlanRequest, model: PlannedModel, name: str, device: Device, price: Quantity
+) -> tuple[list[_Option], list[Rejection]]:
+    """Options on one device, in one stage; in several only where the model fits in no other way."""
+    if device.operations_per_s == 0:
+        raise PlanError(f"the table has no bfloat16 peak for {device.name}: give one in a file of devices (--devices)")
+    stages = request.choices.pipeline_parallel
+    options: list[_Option] = []
+    rejected: list[Rejection] = []
+    for count in stages or (1, *_STAGES):
+        found, refused = _with_stages(request, model, name, device, price, count)
+        options += found
+        rejected += refused
+        if options and stages is None:
+            break
+    return options, rejected
+
+
+def _with_stages(
+    request: PlanRequest, model: PlannedModel, name: str, device: Device, price: Quantity, stages: int
+) -> tuple[list[_Option], list[Rejection]]:
+    options: list[_Option] = []
+    rejected: list[Rejection] = []
+    rate, most = request.traffic.rate_rps / (1 - request.choices.headroom), request.choices.max_devices
+    for layout in layouts(request.choices, model, name, device, stages):
+        try:
+            replica = size(request, model, device, layout)
+        except PlanError as error:
+            rejected.append(Rejection(name=layout_name(layout), layout=layout, reason=_without_name(str(error), model)))
+            continue
+        groups = groups_for(replica, rate, most)
+        if groups:
+            options.append(_Option(groups, price))
+        else:
+            reason = why_not(replica, most)
+            rejected.append(Rejection(name=layout_name(layout), layout=layout, reason=reason))
+        if request.choices.disaggregation and (split := split_groups(replica, rate, most)):
+            options.append(_Option(split, price))
+    return options, rejected
+
+
+def _varied(options: list[_Option]) -> list[_Option]:
+    """The best option of each kind, and on each device the one with the shortest steps, in order."""
+    kinds: dict[tuple[object, ...], _Option] = {}
+    fastest: dict[str, _Option] = {}
+    for each in options:
+        kinds.setdefault(each.kind, each)
+        name = each.layout.device
+        if name not in fastest or each.tpot_s < 0.9 * fastest[name].tpot_s:
+            fastest[name] = each
+    chosen = [*kinds.values(), *(each for each in fastest.values() if each not in kinds.values())]
+    most = _MOST_TIMES * min((each.hourly for each in chosen), default=0.0)
+    affordable = [each for each in chosen if each.hourly <= most]
+    return sorted(affordable, key=lambda each: each.order)[:MAX_CANDIDATES]
+
+
+def _without_name(reason: str, model: PlannedModel) -> str:
+    return reason.removeprefix(f"{model.name}: ")
+
+
+def _different(rejected: list[Rejection]) -> Iterator[Rejection]:
+    """The first rejections for each reason."""
+    seen: set[str] = set()
+    for each in rejected:
+        if each.reason not in seen and len(seen) < _MAX_REJECTIONS:
+            seen.add(each.reason)
+            yield each
+
+
+def _compared(candidates: list[Candidate]) -> Iterator[Candidate]:
+    """Candidates with a sentence that says how they compare with the first."""
+    for index, each in enumerate(candidates):
+        cost, first = each.money.total.value, candidates[0].money.total.value
+        if index == 0:
+            others = (
+                f"the cheapest of {len(candidates)} that meet" if len(candidates) > 1 else "the only one that meets"
+            )
+            sentence = f"It is {others} the targets."
+        elif not each.is_served and cost <= first:
+            sentence = f"It would cost {cost / first:.0%} of the first, but Kvarn does not run it."
+        else:
+            sentence = "It costs as much as the first." if cost == first else f"It costs {cost / first:.2f}x the first."
+        yield msgspec.structs.replace(each, reasons=(sentence, *each.reasons))
+
+
+def curves(option: _Option, name: str) -> Curves:
+    """Cost by rate, with as many replicas as it needs; latency by rate, with those that the plan has."""
+    request, groups = option.groups[0].replica.request, option.groups
+    rate, most = request.traffic.rate_rps, request.choices.max_devices
+    tokens = groups[0].replica.capacity(1).workload
+    a_request = tokens.prompt.mean + tokens.output.mean
+    dear = 1 + request.money.services_share
+    cost, latency = [], []
+    for factor in _RATES:
+        counts = [each.replica.needed(factor * each.planned_rps, most, each.role) for each in groups]
+        if None in counts:
+            continue
+        devices = sum(count * each.replica.layout.devices for count, each in zip(counts, groups, strict=True) if count)
+        hourly = devices * option.price.value * dear
+        cost.append(
+            CostPoint(
+                rate_rps=factor * rate,
+                devices=devices,
+                dollars_per_hour=hourly,
+                dollars_per_million_tokens=per_million(hourly, factor * rate * a_request),
+            )
+        )
+    full = min(group.full_rps() for group in groups)
+    for load in _LOADS:
+        points = [group.at(load * full) for group in groups]
+        latency.append(
+            LatencyPoint(rate_rps=load * full, ttft_s=sum_ttft(groups, load * full), tpot_s=points[-1].tpot_s)
+        )
+    return Curves(candidate=name, cost=tuple(cost), latency=tuple(latency))
+
+
+def _facts(model: PlannedModel) -> tuple[Part, ...]:
+    spec = model.spec
+    return (
+        Part("parameters", Quantity(value=model.num_parameters, unit="", source=model.source, error=0.0)),
+        Part("layers", Quantity(value=spec.num_layers, unit="", source=model.source, error=0.0)),
+        Part("longest context", Quantity(value=spec.max_context_length, unit="tokens", source=model.source, error=0.0)),
+        Part("KV cache of a token", kv_bytes_per_token(model)),
+    )
+
+
+def _notes(request: PlanRequest, candidates: list[Candidate]) -> Iterator[str]:
+    traffic = request.traffic
+    if not isinstance(traffic.input_tokens, tuple) and traffic.length_variation:
+        yield (
+            f"Lengths are taken to vary by {traffic.length_variation:g} of their mean (log-normal): give a preset, a "
+            "trace of your own traffic, or another variation."
+        )
+    yield (
+        f"Targets hold for {request.slo.percentile:.0%} of the requests in the busiest period: "
+        f"{traffic.rate_rps:g} requests/s. Plan for your peak, not for the mean of a day."
+    )
+    if candidates and any(each.money.device_hour.source != "given" for each in candidates):
+        yield "Prices of the table are offers seen on the dates given: ask for your own and give them (--price)."

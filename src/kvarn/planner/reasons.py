@@ -1,0 +1,100 @@
+"""Sentences of a plan: why so many replicas, what limits them, why nothing does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kvarn.planner.capacity import OperatingPoint
+from kvarn.planner.request import SloRequest
+from kvarn.planner.sizing import SizedReplica
+
+if TYPE_CHECKING:
+    from kvarn.planner.candidates import Group
+
+_LIMITS = {
+    "cache": "the KV cache is full",
+    "max_num_seqs": "more sequences run than the engine takes",
+    "steps": "answers are written more slowly than requests arrive",
+    "prompts": "prompts arrive faster than they are computed",
+}
+_NOUNS = {"serve": "replicas", "prefill": "replicas for prompts", "decode": "replicas for answers"}
+
+
+def milliseconds(seconds: float) -> str:
+    """A time with its unit."""
+    if math.isinf(seconds):
+        return "endless"
+    return f"{1000 * seconds:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
+
+
+def percentile_name(slo: SloRequest) -> str:
+    """The percentile of the targets, such as p95."""
+    return f"p{100 * slo.percentile:g}"
+
+
+def why_not(replica: SizedReplica, most_devices: int) -> str:
+    """A sentence that says what no number of replicas mends."""
+    most = max(1, most_devices // replica.layout.devices)
+    capacity = replica.capacity(most)
+    slo, point = replica.request.slo, capacity.at(1e-6, most)
+    match capacity.limit(1e-6, most):
+        case "tpot":
+            step, target = milliseconds(point.tpot_s), milliseconds(slo.tpot_s)
+            return f"a step of one sequence takes {step}, more than the TPOT target of {target}"
+        case "ttft":
+            return (
+                f"an idle replica's TTFT is {milliseconds(point.ttft_s)} at {percentile_name(slo)}, more than the "
+                f"target of {milliseconds(slo.ttft_s)}: take faster devices, more of them a replica, or other targets"
+            )
+        case "":
+            return f"more than {most_devices:,} devices are needed"
+        case limit:
+            return _LIMITS[limit]
+
+
+def reasons_for(groups: tuple[Group, ...]) -> Iterator[str]:
+    """Reasons of a deployment, the most important first."""
+    for group in groups:
+        yield _count_reason(group)
+    replica = groups[-1].replica
+    if len(groups) == 1 and groups[0].count == 1:
+        yield "A single replica: nothing answers while it restarts. A second one costs as much again."
+    if len(groups) > 1 and any(group.count > 1 for group in groups):
+        yield "Kvarn runs one pair of engines for prompts and answers on one machine: more pairs are for comparison."
+    if replica.device.engine == "no":
+        yield "Kvarn has no kernels for this device: figures are those of an engine as efficient as it is on an H100."
+    elif replica.device.engine == "runs":
+        yield "Kvarn runs on this device, but was not timed there."
+    if replica.layout.devices > 1:
+        yield "Steps of several devices were never timed: exchanges and launches are assumed."
+    longest, planned = replica.memory.model.spec.max_context_length, replica.memory.cache.max_context_length
+    if planned < longest:
+        yield f"The longest context is {planned:,} tokens, not the model's {longest:,}."
+
+
+def _count_reason(group: Group) -> str:
+    replica, rate, noun = group.replica, group.planned_rps, _NOUNS[group.role]
+    headroom = replica.request.choices.headroom
+    at = f" at {rate:,.3g} requests/s (with {headroom:.0%} headroom)" if headroom else ""
+    slo, capacity = replica.request.slo, replica.capacity(group.count, group.role)
+    full = capacity.capacity(group.count)
+    point = capacity.at(full * 1.001 + 1e-9, group.count)
+    bound = _missed(capacity.limit(full * 1.001 + 1e-9, group.count), point, slo)
+    if group.count == 1:
+        return f"One of the {noun} does: up to {full:,.1f} requests/s. Beyond that, {bound}."
+    fewer = group.count - 1
+    with_fewer = replica.capacity(fewer, group.role)
+    missed = _missed(with_fewer.limit(rate, fewer), with_fewer.at(rate, fewer), slo)
+    return (
+        f"{group.count} {noun}: with {fewer}, {missed}{at}. They do up to {full:,.1f} requests/s; beyond that, {bound}."
+    )
+
+
+def _missed(limit: str, point: OperatingPoint, slo: SloRequest) -> str:
+    name, target = percentile_name(slo), {"ttft": slo.ttft_s, "tpot": slo.tpot_s}.get(limit, 0.0)
+    if target:
+        value = point.ttft_s if limit == "ttft" else point.tpot_s
+        return f"{limit.upper()} is {milliseconds(value)} at {name} (target {milliseconds(target)})"
+    return _LIMITS.get(limit, "the targets are missed")
