@@ -12,8 +12,10 @@ import msgspec
 from kvarn.simulator.scenario import ScenarioError, TrafficConfig
 from kvarn.traffic.arrivals import ArrivalPattern, arrivals
 from kvarn.traffic.conversation import Conversation, ConversationTurn, Traffic
+from kvarn.traffic.entries import TraceError
 from kvarn.traffic.presets import traffic_of
-from kvarn.traffic.trace import Scaling, TraceError, read_trace, scale_trace
+from kvarn.traffic.scaling import Scaling, scaled
+from kvarn.traffic.trace import open_trace
 from kvarn.traffic.workload import Segment
 
 
@@ -55,13 +57,17 @@ def _between(bounds: tuple[int, int], chance: random.Random) -> int:
     return low + int(chance.random() * (high - low + 1))
 
 
-def _recorded(config: TrafficConfig, path: Path) -> Iterator[Conversation]:
+def _recorded(config: TrafficConfig, path: Path) -> Traffic:
+    """A trace as it was recorded, or at another rate: its times stretched."""
     try:
-        entries = read_trace(path, config.trace_format, config.max_requests)
+        read = open_trace(path, config.trace_format)
+        if config.rate is None:
+            yield from read
+            return
+        last, count = 0.0, 0
+        for each in read:
+            last, count = each.begins_s, count + 1
+        time = count / config.rate / last if last else 1.0
+        yield from scaled(open_trace(path, config.trace_format), Scaling(time=time))
     except TraceError as error:
         raise ScenarioError(str(error)) from None
-    last = entries[-1].arrival_s
-    factor = 1.0 if config.rate is None or not last else len(entries) / config.rate / last
-    for request in scale_trace(entries, Scaling(time=factor)):
-        turn = ConversationTurn(segments=request.segments, output_tokens=max(1, request.output_tokens))
-        yield Conversation(begins_s=request.arrival_s or 0.0, turns=(turn,))
