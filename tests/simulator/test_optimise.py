@@ -42,13 +42,13 @@ def candidate(
             "prefill": (),
             "max_context_length": 2048,
             "reasons": (),
-            "settings": {"name": "m", "path": "m", "ttft_target_s": 1.5, "tpot_target_s": 0.6, "engine": engine},
+            "settings": {"name": "m", "path": "m", "ttft_target_s": 4.0, "tpot_target_s": 0.6, "engine": engine},
             "replica": REPLICA,
         }
     )
 
 
-def plan(*candidates: Candidate, rate: float = 3.0, ttft: float = 1.5, cached: float = 0.0) -> Plan:
+def plan(*candidates: Candidate, rate: float = 3.0, ttft: float = 4.0, cached: float = 0.0) -> Plan:
     request = PlanRequest(
         model="m",
         traffic={"rate_rps": rate, "input_tokens": 400, "output_tokens": 6, "cached_share": cached},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -17,8 +18,14 @@ from kvarn.wire.openai.errors import invalid_request
 _PROCESSES = 2  # at most; each takes 60 MB. They are started when the first plan is asked for.
 
 
+_TIMES_AS_LONG = 5
+"""Time of a plan over that of other work for clients: one device takes most of a second, and several are compared."""
+
+
 class PlanningPool:
     def __init__(self, limits: SandboxLimits) -> None:
+        limits = replace(limits, timeout_s=_TIMES_AS_LONG * limits.timeout_s)
+        self._limits = limits
         self._pool = SandboxPool("kvarn.planner.sandboxed", limits, _PROCESSES)
 
     async def plan(self, tenant: str, request: PlanRequest, want: Literal["json", "html"]) -> str:
@@ -26,8 +33,9 @@ class PlanningPool:
         asked = Asked(want=want, request=request.model_dump(mode="json"))
         try:
             reply = await self._pool.call(tenant, msgspec.json.encode(asked))
-        except LimitPassedError as error:
-            raise invalid_request(f"The plan cannot be made {error}. Compare fewer devices.", "devices") from None
+        except LimitPassedError:
+            limits = f"{self._limits.timeout_s:g} s of a processor and {self._limits.memory_bytes // 2**20} MiB"
+            raise invalid_request(f"The plan takes more than {limits}: compare fewer devices.", "devices") from None
         except ProcessEndedError as error:
             raise invalid_request(f"The plan cannot be made: the process {error}.") from None
         except ClosedError:

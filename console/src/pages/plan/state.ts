@@ -99,6 +99,7 @@ export function requestOf(question: Question): Record<string, unknown> | null {
   const api = question.apiInput || question.apiOutput ? { api_price: [question.apiInput, question.apiOutput] } : {};
   return {
     model,
+    ...(question.of === PASTED ? { name: PASTED } : {}),
     devices: question.devices,
     traffic: { rate_rps: question.rate, input_tokens: question.input, output_tokens: question.output, cached_share: question.cached },
     slo: { ttft_s: question.ttft, tpot_s: question.tpot, percentile: question.percentile },
