@@ -38,7 +38,7 @@ export default function PlanPage() {
   const body = known ? requestOf(asked) : null;
   const plan = useResource<Plan>(body ? "console/api/plan" : null, body ?? undefined);
   const told = plan.data.value;
-  const titleOf = (device: string): string => known?.devices.find((each) => each.name === device)?.title ?? device;
+  const titleOf = (device: string): string => known?.devices.find((each) => each.name === device)?.title.replace(/^NVIDIA /, "") ?? device;
   return (
     <>
       <PageHead title="Plan" sentence={told && !plan.error.value ? planSentence(told, asked, titleOf) : body ? undefined : known && { text: "Choose a model: one that is served here, one that is known, or any config.json." }}>

@@ -82,7 +82,7 @@ function Chosen({ of, asked, plan, titleOf }: { of: Candidate; asked: Question; 
           ["Time to first token", of.ttft], ["Time per output token", of.tpot],
           ...of.pools.flatMap((pool): [string, Candidate["ttft"]][] => {
             const role = pool.role === "serve" ? "" : ` (${pool.role})`;
-            return [[`Requests a second at most${role}`, pool.capacity_rps], [`Busy${role}`, pool.utilisation], [`Sequences at once${role}`, pool.batch]];
+            return [[`Requests a second at most${role}`, pool.capacity_rps], [`Busy${role}`, { ...pool.utilisation, unit: "share" }], [`Sequences at once${role}`, pool.batch]];
           }),
           ["Output tokens a second", of.throughput], ["Least time of a step", of.decode_floor], ["Least time of the mean prompt", of.prefill_floor],
           ["Sequences until decoding is bound by computing", of.compute_bound_batch],

@@ -1,6 +1,6 @@
 // Numbers of a plan: each opens to its formula, what it takes for granted, its error and its source.
 import type { ComponentChildren } from "preact";
-import { errorText, sumOf, valueText } from "./text";
+import { bySize, errorText, partName, sumOf, valueText } from "./text";
 import type { Part, Quantity } from "./types";
 
 /** A number that opens. */
@@ -34,20 +34,25 @@ export function ExplainedList({ label, items }: { label: string; items: [string,
   );
 }
 
+/** Number of the last look that parts may have; the smallest ones share it. */
+const MOST_LOOKS = 7;
+
 /** Parts of a sum as one bar, and each with its number below. */
 export function PartsBar({ label, parts, total }: { label: string; parts: Part[]; total?: string }) {
   const sum = sumOf(parts);
+  const places = bySize(parts);
+  const look = (index: number): string => `part-${Math.min(MOST_LOOKS, places[index] ?? MOST_LOOKS)}`;
   const share = (part: Part): number => (sum > 0 ? Math.max(0, part.quantity.value / sum) : 0);
   return (
     <section class="section" aria-label={label}>
       <h3>{label}{total && <span class="quiet"> {total}</span>}</h3>
       <div class="parts-bar" aria-hidden="true">
-        {parts.map((part, index) => share(part) > 0 && <span key={part.name} class={`part-${index % 8}`} style={{ flexGrow: share(part) }} />)}
+        {parts.map((part, index) => share(part) > 0 && <span key={part.name} class={look(index)} style={{ flexGrow: share(part) }} />)}
       </div>
       {parts.map((part, index) => (
         <div class="part-line" key={part.name}>
-          <span class={`swatch part-${index % 8}`} aria-hidden="true" />
-          <Explained name={part.name} of={part.quantity} />
+          <span class={`swatch ${look(index)}`} aria-hidden="true" />
+          <Explained name={partName(part.name)} of={part.quantity} />
         </div>
       ))}
     </section>

@@ -6,7 +6,7 @@ import type { Question } from "./state";
 
 /** A quantity's value with its unit. */
 export function valueText({ value, unit }: Quantity): string {
-  if (unit === "bytes") return bytes(value);
+  if (unit === "B" || unit === "bytes") return bytes(value);
   if (/^(\$|USD)/.test(unit)) return `${dollars(value)}${unit.replace(/^(\$|USD)/, "")}`;
   if (Math.abs(value) >= 1e7) return `${compact(value)}${unit ? ` ${unit}` : ""}`;
   return withUnit(value, unit);
@@ -19,6 +19,16 @@ export const dollars = (value: number): string => (value !== 0 && Math.abs(value
 export function errorText({ error }: Quantity): string {
   if (error === null || error === undefined) return "";
   return error === 0 ? "exact" : `± ${percent(error)}`;
+}
+
+/** Names of parts that are no words as they are. */
+const NAMES: Record<string, string> = { kv_cache: "KV cache", mlp: "MLP" };
+export const partName = (name: string): string => NAMES[name] ?? name.replaceAll("_", " ");
+
+/** Places of parts by their size, the largest first: what has a colour of its own. */
+export function bySize(parts: Part[]): number[] {
+  const order = parts.map((part, index) => ({ index, size: part.quantity.value })).sort((a, b) => b.size - a.size);
+  return parts.map((_, index) => order.findIndex((each) => each.index === index));
 }
 
 export const sumOf = (parts: Part[]): number => parts.reduce((sum, part) => sum + part.quantity.value, 0);
