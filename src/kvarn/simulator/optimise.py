@@ -28,9 +28,9 @@ from kvarn.simulator.run import simulate
 from kvarn.simulator.scenario import Scenario
 from kvarn.simulator.variants import Variant, planned_variant, variants_of
 
-_REQUESTS = 1500
+_REQUESTS = 400
 """Requests of a full run, within its bounds of time."""
-_LEAST_S, _MOST_S = 60.0, 3600.0
+_LEAST_S, _MOST_S = 10.0, 3600.0
 _TOLERANCE = 0.01
 """Part of the cost that is not worth another full run."""
 _UNANSWERED = 10.0
@@ -90,7 +90,7 @@ class _Optimiser:
             found = self._try([variants[each] for each in which], share)
             return [Judgement(cost=each.figures.dollars_per_hour, excess=each.figures.excess) for each in found]
 
-        search = halve(len(variants), judge, tolerance=_TOLERANCE)
+        search = halve(len(variants), judge, rounds=2, tolerance=_TOLERANCE)
         chosen = self._tried[variants[_chosen(search)], 1.0]
         if search.best is not None:
             chosen = self._without_idle_changes(chosen)

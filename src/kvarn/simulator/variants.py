@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from kvarn.planner.answer import Plan
 from kvarn.planner.errors import PlanError
@@ -14,8 +15,10 @@ _CANDIDATES = 3
 """Candidates of the plan that are varied: the cheapest that this version serves."""
 _REPLICAS = (0.6, 0.7, 0.8, 0.9, 1.0, 1.1)
 """Numbers of replicas, relative to the plan's."""
-_BUDGETS = (0.5, 1.0, 2.0, 4.0)
+_BUDGETS = (0.5, 1.0, 2.0)
 _SEQUENCES = (0.5, 1.0)
+_MOST_BUSY = 1.15
+"""Part of the rate at which the queue grows without end, by the planner; with more, replicas are too few for sure."""
 _LEAST_BUDGET, _MOST_BUDGET = 256, 16_384
 
 
@@ -41,11 +44,14 @@ def variants_of(plan: Plan) -> list[Variant]:
     for number in varied[:_CANDIDATES]:
         planned = planned_variant(plan, number)
         found.setdefault(planned)
+        busy = plan.candidates[number].pools[0].utilisation.value * planned.replicas
         for replicas in _near(planned.replicas, _REPLICAS, 1, 1 << 20, math.ceil):
+            if busy / replicas > _MOST_BUSY:
+                continue
             for budget in _near(planned.token_budget, _BUDGETS, _LEAST_BUDGET, _MOST_BUDGET):
-                for sequences in _near(planned.max_num_seqs, _SEQUENCES, 1, 4096):
-                    variant = Variant(candidate=number, replicas=replicas, token_budget=budget, max_num_seqs=sequences)
-                    found.setdefault(variant)
+                found.setdefault(replace(planned, replicas=replicas, token_budget=budget))
+            for sequences in _near(planned.max_num_seqs, _SEQUENCES, 1, 4096):
+                found.setdefault(replace(planned, replicas=replicas, max_num_seqs=sequences))
     return list(found)
 
 
