@@ -1,82 +1,61 @@
 """Traffic of agents and of strangers, made from seeds: what clients will do, whatever the engine's speed.
 
-The shape of the agents' sessions is that of vLLM's AgentX traffic (vllm#57103: long contexts that nearly all hit), made
-smaller; gaps are log-normal, as llm-d-router#2928 learns them.
+Agents are those of `kvarn bench --traffic agentic` (`kvarn.traffic.presets`), made smaller; they start no sub-agents.
 """
 
 from __future__ import annotations
 
-import math
 import random
-from dataclasses import dataclass
+from itertools import islice
+
+import msgspec
 
 from kvarn.shapes import BLOCK_SIZE
+from kvarn.traffic.arrivals import ArrivalPattern, arrivals
+from kvarn.traffic.conversation import Conversation
+from kvarn.traffic.distributions import LogNormal
+from kvarn.traffic.scaling import apart
+from kvarn.traffic.sessions import SHARED_KEYS, SessionShape, sessions, single_requests
+from kvarn.traffic.workload import Segment, Vocabulary
 
-VOCABULARY = 3000
+VOCABULARY = Vocabulary(300, 3300)
 PREFIX_TOKENS = 1500  # of a system prompt, a document
-
-
-@dataclass(frozen=True)
-class Turn:
-    new_tokens: int  # tool's result, or what the person writes
-    output_tokens: int
-    calls_tools: bool
-    gap_s: float  # until the next turn
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """What a client will do, whatever the engine's speed."""
-
-    number: int
-    begins_s: float
-    prefix: int  # number of its system prompt
-    turns: list[Turn]
-    has_session: bool = True
-
-    @property
-    def tokens(self) -> int:
-        """At its end, and another block."""
-        return PREFIX_TOKENS + BLOCK_SIZE + sum(turn.new_tokens + turn.output_tokens for turn in self.turns)
-
-
-def log_normal(chance: random.Random, median: float, sigma: float, most: float = math.inf) -> float:
-    return min(median * math.exp(chance.gauss(0.0, sigma)), most)
+AGENTS = SessionShape(
+    turns=LogNormal(24, 0.6, low=2, high=80),
+    system_tokens=PREFIX_TOKENS,
+    kinds=4,
+    first_tokens=LogNormal(900, 0.8, high=4000),
+    new_tokens=LogNormal(300, 0.8, high=4000),
+    output_tokens=LogNormal(60, 0.6, high=400),
+    tool_share=5 / 6,
+    tool_s=LogNormal(3.0, 1.2, high=300.0),
+    person_s=LogNormal(60.0, 1.0, high=1200.0),
+)
+"""Agents at work for a person: runs of tools, and the person's pauses one turn in six; some 500 new tokens a turn."""
 
 
 def agents(count: int, every_s: float, seed: int) -> list[Conversation]:
-    """Agents at work for a person: runs of tools (median 3 s), and the person's pauses (median 60 s) one turn in six;
-    24 turns in the median, some 500 new tokens each."""
-    chance, begins_s, made = random.Random(seed), 0.0, []
-    for number in range(count):
-        begins_s += chance.expovariate(1.0 / every_s)
-        turns = []
-        for place in range(max(2, int(log_normal(chance, 24, 0.6, 80)))):
-            calls = chance.random() > 1 / 6
-            turns.append(
-                Turn(
-                    new_tokens=int(log_normal(chance, 900 if place == 0 else 300, 0.8, 4000)) + 1,
-                    output_tokens=int(log_normal(chance, 60, 0.6, 400)) + 1,
-                    calls_tools=calls,
-                    gap_s=log_normal(chance, 3.0, 1.2, 300) if calls else log_normal(chance, 60.0, 1.0, 1200),
-                )
-            )
-        made.append(Conversation(number, begins_s, chance.randrange(4), turns))
-    return made
+    """Sessions of `AGENTS`, one in `every_s` seconds on average."""
+    return list(islice(sessions(arrivals(ArrivalPattern(), 1 / every_s, seed), AGENTS, seed, "agent"), count))
 
 
 def strangers(count: int, every_s: float, seed: int) -> list[Conversation]:
     """Single requests without sessions: few-shot prompts and documents that many share, by Zipf's law."""
-    chance, begins_s, made = random.Random(seed), 0.0, []
     weights = [1.0 / rank for rank in range(1, 401)]
-    prefixes = chance.choices(range(100, 500), weights, k=count)
-    for number in range(count):
-        begins_s += chance.expovariate(1.0 / every_s)
-        turn = Turn(int(log_normal(chance, 80, 0.5, 400)) + 1, int(log_normal(chance, 40, 0.5, 200)) + 1, False, 0.0)
-        made.append(Conversation(10_000_000 + number, begins_s, prefixes[number], [turn], has_session=False))
-    return made
+    prefixes = random.Random(seed).choices(range(400), weights, k=count)
+    moments = arrivals(ArrivalPattern(), 1 / every_s, seed + 1)
+    own, answer = LogNormal(80, 0.5, high=400), LogNormal(40, 0.5, high=200)
+    requests = apart(single_requests(moments, own, answer, seed), 1)
+    return [_behind(prefix, each) for prefix, each in zip(prefixes, requests, strict=False)]
 
 
-def text(seed: int, length: int) -> list[int]:
-    chance = random.Random(seed)
-    return [300 + chance.randrange(VOCABULARY) for _ in range(length)]
+def _behind(prefix: int, request: Conversation) -> Conversation:
+    [turn] = request.turns
+    shared = Segment(SHARED_KEYS + AGENTS.kinds + prefix, PREFIX_TOKENS)
+    return msgspec.structs.replace(request, turns=(msgspec.structs.replace(turn, segments=(shared, *turn.segments)),))
+
+
+def context_tokens(conversation: Conversation) -> int:
+    """Tokens at its end, and another block."""
+    last = conversation.turns[-1]
+    return last.prompt_tokens + last.output_tokens + BLOCK_SIZE

@@ -21,26 +21,26 @@ import argparse
 import heapq
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-import msgspec
-
-from benchmarks.agent_sessions import PREFIX_TOKENS, Conversation, agents, strangers, text
+from benchmarks.agent_sessions import PREFIX_TOKENS, VOCABULARY, agents, context_tokens, strangers
 from kvarn.clock.virtual import VirtualClock
 from kvarn.config.engine import EngineConfig
+from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.costs.step_times import StepTimes
 from kvarn.engine.core import EngineCore, EngineParts
-from kvarn.engine.memory.block_inventory import BlockInventory
 from kvarn.engine.memory.block_value import ByValue
 from kvarn.engine.memory.eviction import EvictionOrder, LeastRecentlyUsed
 from kvarn.engine.memory.prefix_cache import PrefixNode
-from kvarn.engine.plan import BlockTransfer, StepPlan, StepResult
 from kvarn.engine.sessions.branch import Branch, TurnEnd
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.shapes import BLOCK_SIZE
-from kvarn.wire.messages import KVTierStats, Submit
+from kvarn.simulator.host_memory import host_memory, move_blocks
+from kvarn.traffic.conversation import Conversation
+from kvarn.traffic.course import DueTurn, first_turn
+from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.wire.sessions import SessionEvent, SessionNews, SessionTurn
 from kvarn.worker.modelled import ModelledExecutor
@@ -48,7 +48,8 @@ from kvarn.worker.modelled import ModelledExecutor
 TIMES = StepTimes(fixed_s=8e-3, prefill_token_s=5e-5, prefill_pair_s=4e-9, decode_row_s=1e-4, decode_token_s=5e-8)
 """Of a GPU's size: 20,000 prompt tokens a second, 8 ms for a step of one sequence."""
 CONTEXT = 1 << 16
-LOAD_BLOCK_S = 1e-4  # of a block from main memory: 2 MB at 20 GB/s
+BLOCK_BYTES = 2 << 20
+LOAD_BLOCK_S = 1e-4  # of a block from main memory, at 20 GB/s
 Order = Callable[[Mapping[int, PrefixNode]], EvictionOrder]
 
 
@@ -83,62 +84,12 @@ class Oracle(Pinned):
         return 0.0 if branch.active else self._as_of_s - self._next_s.get(branch, math.inf)
 
 
-class MainMemory:
-    """A tier that holds every block that was ever computed."""
-
-    def __init__(self) -> None:
-        self.names: set[bytes] = set()
-
-    def holds(self, name: bytes) -> bool:
-        return name in self.names
-
-    is_loadable = reserve = holds
-
-    def fetch(self, names: Sequence[bytes], tenant: str, scope: bytes) -> None:
-        """Nothing is further away."""
-
-    def fetch_s(self, num_blocks: int) -> float:
-        return 0.0
-
-    def store(self, transfers: Sequence[BlockTransfer], contents: object) -> None: ...
-
-    load = store
-
-    def forget(self, tenant: str) -> None: ...
-
-    def report_to(self, held: BlockInventory | None) -> None: ...
-
-    def stats(self) -> dict[str, KVTierStats]:
-        return {}
-
-    def close(self) -> None: ...
-
-
-class TieredExecutor(ModelledExecutor):
-    """Loads take their time before the step; stores are hidden behind it."""
-
-    def __init__(self, clock: VirtualClock, memory: MainMemory, num_blocks: int) -> None:
-        super().__init__(TIMES.seconds, clock, num_blocks=num_blocks, max_context_length=CONTEXT)
-        self._virtual = clock
-        self._memory = memory
-        self._load_s = 0.0
-
-    def submit(self, plan: StepPlan) -> None:
-        self._memory.names.update(transfer.name for transfer in plan.kv_stores)
-        self._load_s = len(plan.kv_loads) * LOAD_BLOCK_S
-        self._virtual.sleep(self._load_s)
-        super().submit(plan)
-
-    def collect(self) -> StepResult:
-        result = super().collect()
-        return msgspec.structs.replace(result, elapsed_s=result.elapsed_s + self._load_s, transfer_s=self._load_s)
-
-
 @dataclass
 class Running:
-    conversation: Conversation
-    tokens: list[int]
-    turn: int = 0
+    due: DueTurn
+    number: int  # of its conversation
+    tokens: list[int] = field(default_factory=list)
+    answers: dict[int, list[int]] = field(default_factory=dict)  # by the keys by which later turns repeat them
     sent_s: float = 0.0
     waits: bool = True  # for its first token
 
@@ -169,8 +120,14 @@ class Run:
     def __init__(self, conversations: list[Conversation], num_blocks: int, order: str) -> None:
         self._clock = VirtualClock()
         self._next_s = next_s = dict[Branch, float]()  # when each conversation comes back
-        memory = MainMemory()
-        executor = TieredExecutor(self._clock, memory, num_blocks)
+        memory = host_memory(KVTiersConfig(host_gib=2048), BLOCK_BYTES)  # it holds every block that was ever computed
+        executor = ModelledExecutor(
+            TIMES.seconds,
+            self._clock,
+            num_blocks=num_blocks,
+            max_context_length=CONTEXT,
+            transfer=lambda plan: move_blocks(memory, plan).loaded * LOAD_BLOCK_S,  # stores are hidden
+        )
         config = EngineConfig(max_waiting_requests=1_000_000, max_waiting_tokens=1_000_000_000)
         eviction = partial(Oracle, next_s=next_s) if order == "oracle" else ORDERS[order]
         connector = memory if order == "tiered" else None
@@ -182,8 +139,8 @@ class Run:
         self._arrivals: list[tuple[float, int, Running]] = []
         self._live = 0
         self.outcome = Outcome()
-        for each in conversations:
-            self._arrive(each.begins_s, Running(each, text(-1 - each.prefix, PREFIX_TOKENS)))
+        for number, each in enumerate(conversations, start=1):
+            self._arrive(Running(first_turn(each), number))
 
     def finish(self) -> Outcome:
         while self._arrivals or self._core.has_work():
@@ -197,20 +154,22 @@ class Run:
         self.outcome.ends_s = self._clock.now()
         return self.outcome
 
-    def _arrive(self, moment: float, running: Running) -> None:
+    def _arrive(self, running: Running) -> None:
         self._order += 1
-        heapq.heappush(self._arrivals, (moment, self._order, running))
+        heapq.heappush(self._arrivals, (running.due.at_s, self._order, running))
 
     def _send(self, running: Running) -> None:
-        what, turn = running.conversation, running.conversation.turns[running.turn]
-        if running.turn == 0:
-            self._live += len(running.tokens)
-        running.tokens += text(what.number * 1000 + running.turn, turn.new_tokens)
+        due, turn, before = running.due, running.due.turn, len(running.tokens)
+        running.tokens = [
+            token
+            for segment in turn.segments
+            for token in running.answers.get(segment.key) or segment.token_ids(VOCABULARY, 0)
+        ]
         running.sent_s, running.waits = self._clock.now(), True
-        self._live += turn.new_tokens + turn.output_tokens
-        request_id = f"{what.number}-{running.turn}"
+        self._live += len(running.tokens) - before + turn.output_tokens
+        request_id = f"{running.number}-{due.number}"
         self._running[request_id] = running
-        session = SessionTurn(id=what.number.to_bytes(8)) if what.has_session else None
+        session = SessionTurn(id=running.number.to_bytes(8)) if due.conversation.session else None
         sampling = SamplingParams(seed=0, max_tokens=turn.output_tokens)
         self._core.add(
             Submit(request_id=request_id, prompt_token_ids=list(running.tokens), sampling=sampling, session=session)
@@ -219,10 +178,9 @@ class Run:
     def _step(self) -> None:
         for delta in self._core.step().deltas:
             running = self._running[delta.request_id]
-            what = running.conversation
             if running.waits:
                 running.waits = False
-                if running.turn or not what.has_session:
+                if running.due.number or not running.due.conversation.session:
                     self.outcome.ttft_s.append(self._clock.now() - running.sent_s)
                     self.outcome.prompt += len(running.tokens)
                     self.outcome.cached += delta.cached_tokens
@@ -232,26 +190,22 @@ class Run:
                 del self._running[delta.request_id]
 
     def _end_turn(self, running: Running) -> None:
-        what, turn = running.conversation, running.conversation.turns[running.turn]
+        due, turn, name = running.due, running.due.turn, running.number.to_bytes(8)
         self.outcome.live_tokens.append(self._live)
-        running.turn += 1
-        if turn.calls_tools and what.has_session:
-            self._core.take_session_news(
-                SessionNews(
-                    session=what.number.to_bytes(8),
-                    event=SessionEvent.CALLED_TOOLS,
-                    turn=f"{what.number}-{running.turn - 1}",
-                )
-            )
-        ends_s = self._clock.now()
-        if running.turn < len(what.turns):
-            self._arrive(ends_s + turn.gap_s, running)
-        else:
+        if turn.answer_key is not None:
+            running.answers[turn.answer_key] = running.tokens[turn.prompt_tokens :]
+        if turn.is_tool_call:
+            called = SessionNews(session=name, event=SessionEvent.CALLED_TOOLS, turn=f"{running.number}-{due.number}")
+            self._core.take_session_news(called)
+        following = due.answered(self._clock.now())
+        for each in following:
+            running.due = each
+            self._arrive(running)
+        if not following:
             self._live -= len(running.tokens)
-        session = self._core.scheduler.memory.sessions.get(what.number.to_bytes(8))
+        session = self._core.scheduler.memory.sessions.get(name)
         if session is not None:
-            is_over = running.turn == len(what.turns)
-            self._next_s[session.branches[-1]] = math.inf if is_over else ends_s + turn.gap_s
+            self._next_s[session.branches[-1]] = following[0].at_s if following else math.inf
 
 
 ORDERS: dict[str, Order | None] = {
@@ -304,10 +258,10 @@ def main() -> None:
     arguments = parser.parse_args()
     sessions = agents(arguments.sessions, arguments.every_s, arguments.seed)
     alone = resident(sessions)
-    cache_tokens = max(live_tokens(alone) / arguments.oversubscription, *(each.tokens for each in sessions))
+    cache_tokens = max(live_tokens(alone) / arguments.oversubscription, *map(context_tokens, sessions))
     compare("agents", sessions, alone, cache_tokens, (*ORDERS, "oracle"))
     others = strangers(arguments.strangers, 0.4, arguments.seed)
-    half = PREFIX_TOKENS * len({each.prefix for each in others}) / 2
+    half = PREFIX_TOKENS * len({each.turns[0].segments[0].key for each in others}) / 2
     compare("no sessions", others, resident(others), half, ("lru", "value"))
     last = max(each.begins_s for each in sessions)
     both = sessions + [each for each in others if each.begins_s < last]

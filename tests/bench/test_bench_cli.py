@@ -119,7 +119,7 @@ def test_turns_of_a_conversation_are_sent_when_the_one_before_is_answered(serve,
     agent = {"t": 1, "type": "subagent", "requests": [{"t": 1, "in": 10, "out": 2, "hash_ids": [7], "api_time": 1}]}
     calls = [{"t": 0, "in": 64, "out": 2, "hash_ids": [1], "api_time": 1}, agent]
     calls.append({"t": 3, "in": 128, "out": 3, "hash_ids": [1, 2]})
-    trace.write_text(json.dumps({"id": "a", "requests": calls}))
+    trace.write_text(json.dumps({"id": "a\nb", "requests": calls}))
     arguments = ("--url", server.url, "--model", "m", "--trace", str(trace), "--time-scale", "0.01", "--warmup", "0")
     done = CliRunner().invoke(app, [*arguments])
     assert done.exit_code == 0, done.stderr
@@ -127,6 +127,8 @@ def test_turns_of_a_conversation_are_sent_when_the_one_before_is_answered(serve,
     assert (len(first), len(agents), len(second)) == (64, 10, 128)
     assert second[:64] == first
     assert server.most_running == 1
+    told = [re.search(r"x-session-id: (.*)\r", head)[1] for head in server.headers]
+    assert told == ["a%0Ab", "a%0Ab/0", "a%0Ab"]
     server.bodies.clear()
     done = CliRunner().invoke(app, [*arguments, "--rate", "90", "--duration", "0.1"])
     assert done.exit_code == 0, done.stderr

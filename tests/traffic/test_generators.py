@@ -13,7 +13,7 @@ import pytest
 
 from kvarn.traffic.arrivals import ArrivalPattern, arrivals
 from kvarn.traffic.conversation import turns_of
-from kvarn.traffic.distributions import LogNormal, Quantiles, tokens
+from kvarn.traffic.distributions import Fixed, LogNormal, Quantiles, Uniform, tokens
 from kvarn.traffic.draws import Draws, exp, log, normal_quantile
 from kvarn.traffic.presets import PRESETS, traffic_of
 
@@ -32,12 +32,12 @@ def test_the_same_seed_gives_the_same_bits_on_every_machine():
     draws = Draws(7, 1)
     blocks = [draws.uniform(500), draws.exponential(500), draws.normal(500), next(draws.gamma(0.4, 500))]
     digest = hashlib.sha256(b"".join(block.tobytes() for block in blocks)).hexdigest()
-    assert digest == "b250f7530eb1e45c2a454aabd7c0ded7cdc1f693197868e9a4073b8a2dfe07ee"
+    assert digest == "90904234cf3166e1f129c88cd55cdd1c6ddc6700ce2b676aedfb448f08c72b96"
     traffic = [each for name in PRESETS for each in islice(traffic_of(name, rps=3, seed=5), 4)]
     turns = [(turn.segments, turn.output_tokens, turn.gap_s) for each in traffic for turn in turns_of(each)]
     made = msgspec.msgpack.encode([[each.begins_s for each in traffic], turns])
     digest = hashlib.sha256(made).hexdigest()
-    assert digest == "a5f035e27fa3cd3e6ba00b8b9b63b403e6ae9d84cd8c7fd915fdf06e15fde5df"
+    assert digest == "eaa4e964cd5f31f5d2f58f85c64ca32f69675fe908a1554f9b5b92b4f80c432b"
 
 
 def test_lengths_do_not_move_arrivals():
@@ -92,6 +92,9 @@ def test_distributions_have_their_quantiles():
     drawn = tokens(LogNormal.of_mean(1500, 2048), Draws(1), 50_000)
     assert statistics.median(drawn) == pytest.approx(1500, rel=0.02)
     assert statistics.fmean(drawn) == pytest.approx(2048, rel=0.02)
+    drawn = tokens(Uniform.whole(3, 5), Draws(1), 3000)
+    assert [drawn.count(number) / 1000 for number in (2, 3, 4, 5, 6)] == pytest.approx([0, 1, 1, 1, 0], abs=0.1)
+    assert tokens(Fixed(7), Draws(1), 2) == [7, 7]
     drawn = tokens(Quantiles(((0, 10), (0.5, 100), (1, 1000))), Draws(1), 50_000)
     assert (min(drawn), max(drawn)) == (10, 1000)
     assert statistics.quantiles(drawn, n=4) == pytest.approx([55, 100, 550], rel=0.03)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvarn.traffic.conversation import Conversation, ConversationTurn, turns_of
 from kvarn.traffic.entries import TraceError
 from kvarn.traffic.presets import traffic_of
-from kvarn.traffic.scaling import Scaling, beginning_at, repeated, scaled, until
+from kvarn.traffic.scaling import Scaling, apart, beginning_at, repeated, scaled, until
 from kvarn.traffic.trace import form_of, open_trace, parse_trace
 from kvarn.traffic.workload import Segment, Vocabulary
 
@@ -274,6 +274,14 @@ def test_traffic_is_repeated_to_fill_a_duration_with_new_prompts_in_each_pass():
         list(repeated(lambda: iter([conversation(0.0)]), 15.0))
     with pytest.raises(ValueError, match="too short for this duration"):
         list(repeated(lambda: iter([conversation(0.0), conversation(1e-3)]), 100.0, copies=100))
+
+
+def test_streams_that_are_kept_apart_share_nothing():
+    one, other = (next(apart(iter([conversation()]), number)) for number in (0, 1))
+    assert one == conversation()
+    assert other.session == one.session
+    keys = [{segment.key for turn in turns_of(each) for segment in turn.segments} for each in (one, other)]
+    assert keys[0].isdisjoint(keys[1])
 
 
 def test_conversations_begin_at_other_times():

@@ -130,7 +130,7 @@ async def ask(
     stream = AnswerStream(start)
     try:
         async with asyncio.timeout(target.timeout_s):
-            status = await client.request("POST", target.path, body, stream.feed)
+            status = await client.request("POST", target.path, body, stream.feed, request.session)
     except TimeoutError:
         record.error, record.message = ErrorKind.TIMEOUT, f"no end within {target.timeout_s:g} s"
     except HttpConnectError as error:

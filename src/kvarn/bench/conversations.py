@@ -72,6 +72,9 @@ class ConversationSender:
 
     def _made(self, due: DueTurn) -> tuple[BenchRequest, bytes]:
         request = BenchRequest(
-            index=next(self._numbers), segments=due.turn.segments, output_tokens=due.turn.output_tokens
+            index=next(self._numbers),
+            segments=due.turn.segments,
+            output_tokens=due.turn.output_tokens,
+            session=due.conversation.session,
         )
         return request, self._encode(request)

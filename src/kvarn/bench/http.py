@@ -10,11 +10,14 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from typing import cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httptools
 
 from kvarn.clock import SYSTEM_CLOCK
+
+MAX_SESSION = 256
+"""Characters of a session's name that are sent."""
 
 OnBody = Callable[[float, int, bytes], None]
 """Called with the time (`Clock.now`), the status and a piece of the body."""
@@ -49,10 +52,11 @@ class HttpClient:
             self._headers += f"Authorization: Bearer {api_key}\r\n"
         self._idle: list[_Connection] = []
 
-    async def request(self, method: str, path: str, body: bytes, on_body: OnBody) -> int:
+    async def request(self, method: str, path: str, body: bytes, on_body: OnBody, session: str = "") -> int:
         """Send a request and feed the response's body to `on_body` as it comes; returns the status.
 
-        A kept connection that the server closed meanwhile is replaced once, unseen. Cancelling closes the connection.
+        `session` is told in the header `x-session-id`. A kept connection that the server closed meanwhile is replaced
+        once, unseen. Cancelling closes the connection.
 
         Raises:
             HttpConnectError: The server cannot be reached.
@@ -60,6 +64,8 @@ class HttpClient:
             HttpProtocolError: The response is not HTTP.
         """
         head = f"{method} {path} HTTP/1.1\r\n{self._headers}"
+        if session:
+            head += f"x-session-id: {quote(session, safe='/+:')[:MAX_SESSION]}\r\n"
         if body:
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         message = head.encode() + b"\r\n" + body

@@ -22,6 +22,7 @@ from kvarn.bench.table import print_summary
 from kvarn.bench.target import Endpoint, Target
 from kvarn.cli.application import application, expand_options
 from kvarn.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, stop
+from kvarn.cli.profile import profile
 from kvarn.cli.roofline import roofline
 from kvarn.cli.values import api_key as read_api_key
 from kvarn.config.environment import API_KEY, SERVER_URL
@@ -154,7 +155,8 @@ class BenchOptions:
 @app.callback(invoke_without_command=True)
 @expand_options
 def bench(context: typer.Context, options: BenchOptions) -> None:
-    """Measure an OpenAI-compatible server: TTFT, TPOT, throughput, goodput (`roofline`: this machine's engine).
+    """Measure an OpenAI-compatible server: TTFT, TPOT, throughput, goodput (`roofline`, `profile`: this machine's
+    engine).
 
     Closed loop by --concurrency, open loop by --rate; --traffic and --trace say what is sent. Exit code: 0 all
     requests succeeded, 1 some failed or the server is away, 2 wrong options, 130 interrupted.
@@ -196,6 +198,7 @@ def bench(context: typer.Context, options: BenchOptions) -> None:
 
 
 app.command()(roofline)
+app.command()(profile)
 
 
 def _is_open_loop(options: BenchOptions) -> bool:

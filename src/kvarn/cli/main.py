@@ -36,6 +36,10 @@ _COMMANDS = {
     "keys": ("administration.keys", "Create, list and revoke API keys."),
     "tenants": ("administration.tenants", "Manage organisations."),
     "usage": ("administration.usage", "Show usage and its cost."),
+    "export-trace": (
+        "administration.export_trace",
+        "Export recorded requests as a trace: times and lengths, no texts.",
+    ),
     "prompts": ("administration.prompts", "Show stored prompts of projects that allow it."),
     "meter": ("administration.meter", "Build the billing tables from the usage events in Kafka."),
     "backup": ("administration.backup", "Back up the database and the contents of files, while servers run."),

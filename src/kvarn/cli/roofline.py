@@ -58,7 +58,7 @@ def roofline(
     from kvarn.kernels.device.ceilings import Arithmetic, operations_per_s, read_bytes_per_s
     from kvarn.replica.server.cpu import kernel_threads
 
-    model = _load(path, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype, kernels=kernels)
+    model = load_decoder(path, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype, kernels=kernels)
     cases = [Case(size, context) for size in batch or (1, 8, 32)] + [Case(0, tokens) for tokens in prompt or (512,)]
     longest = max(case.longest(steps) for case in cases)
     if longest > model.spec.max_context_length:
@@ -85,7 +85,7 @@ def roofline(
         json_path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def _load(path: str, **settings: Any) -> Decoder:
+def load_decoder(path: str, **settings: Any) -> Decoder:
     """Load the model, or end the command with the reason. `settings`: see `load_model`."""
     from kvarn.kernels.errors import KernelError
     from kvarn.models import Decoder, load_model

@@ -60,6 +60,11 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds of a step that only decodes; `context` is summed over its rows."""
         return self.fixed_s + rows * self.decode_row_s + context * self.decode_token_s
 
+    def decodes_s(self, rows: int, contexts: range) -> list[float]:
+        """`seconds` of steps that only decode, the same to the last bit; `contexts` as in `decode_s`."""
+        rows_s, token_s = self.fixed_s + rows * self.decode_row_s, self.decode_token_s
+        return [rows_s + context * token_s for context in contexts]
+
     def prompt_s(self, tokens: float, num_pairs: float | None = None) -> float:
         """Seconds that tokens of prompts add to the steps that compute them; None: they are one whole prompt."""
         if num_pairs is None:
@@ -69,6 +74,21 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     def scaled(self, factor: float) -> StepTimes:
         """The times of a device that takes `factor` times as long."""
         return StepTimes(**{name: factor * getattr(self, name) for name in self.__struct_fields__})
+
+
+class SlowedTimes:
+    """The times of a device that may be slow for a while."""
+
+    def __init__(self, times: StepTimes) -> None:
+        self.times = times
+        self.factor = 1.0
+
+    def seconds(self, shape: StepShape) -> float:
+        return self.times.seconds(shape) * self.factor
+
+    def decodes_s(self, rows: int, contexts: range) -> list[float]:
+        factor = self.factor
+        return [seconds * factor for seconds in self.times.decodes_s(rows, contexts)]
 
 
 ExpectedStep = tuple[StepShape, float]

@@ -10,6 +10,8 @@ from kvarn.config.engine import EngineConfig
 from kvarn.engine.errors import AdmissionError
 from kvarn.engine.memory.kv_cache_manager import blocks_for
 from kvarn.engine.request import Request
+from kvarn.shapes import BLOCK_SIZE
+from kvarn.wire.block_names import NamedPrompt
 from kvarn.wire.messages import RefusalReason, Submit
 
 MAX_TOKEN_ID = 2**31  # token ids are below this in every vocabulary; the replica's server checks the model's own
@@ -60,7 +62,8 @@ class AdmissionControl:
         sampling, prompt = message.sampling, message.prompt_token_ids
         problems = (
             (not prompt, "the prompt is empty: send at least one token"),
-            (bool(prompt) and not 0 <= min(prompt) <= max(prompt) < MAX_TOKEN_ID, "a token id is out of range"),
+            (not _has_valid_tokens(prompt), "a token id is out of range"),
+            (not _has_names(message), "a prompt without tokens needs one answer, and the names of all its blocks"),
             (sampling.n < 1, "`n` must be at least 1"),
             (sampling.max_tokens < 0, "`max_tokens` must not be negative"),
             (not _may_go_on(message), "`resume_token_ids` must have an entry for each choice, one of them not ended"),
@@ -96,6 +99,20 @@ class AdmissionControl:
         else:
             return
         raise AdmissionError(RefusalReason.QUEUE_FULL, text, retry_after_s())
+
+
+def _has_valid_tokens(prompt: list[int]) -> bool:
+    if not prompt or isinstance(prompt, NamedPrompt):
+        return True
+    return min(prompt) >= 0 and max(prompt) < MAX_TOKEN_ID
+
+
+def _has_names(message: Submit) -> bool:
+    prompt, sampling = message.prompt_token_ids, message.sampling
+    if not isinstance(prompt, NamedPrompt):
+        return True
+    computed = len(prompt) + max(0, sampling.max_tokens - 1)
+    return sampling.n == 1 and len(prompt.names) >= computed // BLOCK_SIZE
 
 
 def _may_go_on(message: Submit) -> bool:

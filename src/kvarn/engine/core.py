@@ -12,6 +12,7 @@ from kvarn.config.engine import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.admission import AdmissionControl
 from kvarn.engine.errors import AdmissionError, IntegrityError
+from kvarn.engine.fast_forward import DecodeSteps, ForwardingExecutor
 from kvarn.engine.memory.adapters import AdapterStore
 from kvarn.engine.memory.block_value import ByValue, RecomputeCosts
 from kvarn.engine.memory.eviction import EvictionOrder
@@ -70,6 +71,7 @@ class EngineParts:
     """Copies of recurrent states that the executor has room for; None: the model has no such states."""
     eviction: Callable[[Mapping[int, PrefixNode]], EvictionOrder] | None = None
     """Makes the order in which idle blocks go, from the nodes of cached ones; None: by their value."""
+    step_log: StepLog = field(default_factory=StepLog)
 
 
 class EngineCore:
@@ -78,6 +80,7 @@ class EngineCore:
     def __init__(self, parts: EngineParts, clock: Callable[[], float]) -> None:
         executor, config, step_time, connector = parts.executor, parts.config, parts.step_time, parts.connector
         self._executor = executor
+        self.forwarding = executor if isinstance(executor, ForwardingExecutor) else None
         self._clock = clock
         self._max_in_flight = executor.max_in_flight
         self._masks = parts.masks
@@ -104,7 +107,7 @@ class EngineCore:
         self._masked: dict[str, Request] = {}
         self._num_arrived = 0
         self._recorder = StatsRecorder(self.scheduler)
-        self.step_log = StepLog()
+        self.step_log = parts.step_log
 
     def _work(self) -> tuple[Collection[Sequence], WaitingQueue]:
         return self.scheduler.running, self.scheduler.queue
@@ -221,6 +224,28 @@ class EngineCore:
             if request.request_id in self._requests:
                 self._forget(request, now)
                 self._recorder.finished += 1
+
+    # Many steps at once (`kvarn.engine.fast_forward`) ----------------------------------------------------------------
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether the next steps only decode, as long as nothing comes and no answer ends."""
+        return not self._preparing and not self._masked and self.scheduler.only_decodes
+
+    @property
+    def num_changes(self) -> tuple[int, int, int]:
+        """Another one once a request has come or gone, or a step was made."""
+        return self.scheduler.totals.steps, self._num_arrived, len(self._requests)
+
+    @property
+    def now(self) -> float:
+        return self._clock()
+
+    def advance(self, steps: DecodeSteps, tokens: list[list[int]]) -> None:
+        """Take steps that have run, and whose sequences drew these tokens."""
+        free_blocks = self.scheduler.advance(steps, tokens)
+        self._recorder.count_decodes(len(tokens), steps.context, steps.elapsed_s)
+        self.step_log.add_decodes(steps, free_blocks)
 
     @property
     def num_collected(self) -> int:

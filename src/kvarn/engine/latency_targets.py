@@ -78,6 +78,18 @@ class LatencyTargets:
             return
         self._taken_s += PACE_FADE * (seconds - self._taken_s)
 
+    def advance(self, planned_s: list[float], elapsed_s: list[float]) -> None:
+        """Steps that were planned at these times, one after the other, and took so long by themselves."""
+        between_s, taken_s, planned_at = self._between_s, self._taken_s, self._planned_at
+        for now, seconds in zip(planned_s[:-1], elapsed_s[:-1], strict=True):
+            if planned_at is not None:
+                between_s += PACE_FADE * (now - planned_at - between_s)
+            planned_at = now
+            taken_s += PACE_FADE * (seconds - taken_s)
+        self._between_s, self._taken_s, self._planned_at = between_s, taken_s, planned_at
+        self.planned(planned_s[-1], is_busy=True)
+        self.took(elapsed_s[-1], warming=False)
+
     def learn(self, request: Request) -> None:
         self._ended += 1
         fade = max(FADE, 1 / self._ended)

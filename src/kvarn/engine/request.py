@@ -19,7 +19,7 @@ from kvarn.engine.sessions.branch import Branch
 from kvarn.engine.tenants import TenantAccount
 from kvarn.engine.turn import TurnRecorder
 from kvarn.fairness.trees import TreeRequest
-from kvarn.wire.block_names import PrefixScope
+from kvarn.wire.block_names import NamedPrompt, PrefixScope
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit
 from kvarn.wire.sampling import SamplingParams, choice_seed
 
@@ -68,6 +68,7 @@ class Request:
     __slots__ = (
         "account",
         "arrival_s",
+        "block_names",
         "branch",
         "cached_tokens",
         "first_step_s",
@@ -106,6 +107,8 @@ class Request:
     ) -> None:
         self.request_id = message.request_id
         self.prompt = message.prompt_token_ids
+        self.block_names = self.prompt.names if isinstance(self.prompt, NamedPrompt) else None
+        """Names of prompt's and answer's blocks, where their tokens are not known (`NamedPrompt`)."""
         self.sampling: SamplingParams = message.sampling
         self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
         self.scope = PrefixScope(message.tenant, message.cache_salt, message.adapter)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kvarn.engine.errors import ProtocolError
+from kvarn.engine.fast_forward import DecodeSteps, advance_blocks
 from kvarn.engine.latency_targets import LatencyTargets
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager
 from kvarn.engine.memory.pressure import MemoryReserve
@@ -15,6 +16,7 @@ from kvarn.engine.proposals.speculation import Speculation
 from kvarn.engine.request import Request, Sequence
 from kvarn.engine.running import RunningSequences
 from kvarn.engine.step import SubmittedStep
+from kvarn.engine.step_time import StepTimeModel
 from kvarn.engine.tenants import TenantAccounts
 from kvarn.engine.waiting_queue import WaitingQueue
 from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
@@ -66,6 +68,21 @@ class StepResults:
                 kept = self._take_row(sequence, row, row_result, update, now)
             update.drawn.append(kept)
         return update
+
+    def advance(self, steps: DecodeSteps, tokens: list[list[int]], step_time: StepTimeModel) -> list[int]:
+        """Take steps of single tokens at once; returns the blocks that were free once each was planned."""
+        count = len(steps)
+        self.targets.advance(steps.planned_s, steps.elapsed_s)
+        self.reserve.growth.advance(count)
+        self.totals.steps += count
+        self.totals.output_tokens += count * len(tokens)
+        for sequence, drawn in zip(steps.sequences, tokens, strict=True):
+            sequence.tokens += drawn
+            sequence.last_step = self.totals.steps
+            self.tenants.charge_outputs(sequence.account, count)
+        free_blocks = advance_blocks(self.memory, steps, step_time)
+        self.memory.pool.now = steps.ends_s[-1]
+        return free_blocks
 
     def stop(self, sequence: Sequence, now: float) -> None:
         self.memory.release(sequence)

@@ -123,6 +123,8 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     readings: list[float]
     planned: list[PlannedStep]
     taken: TakenResult | None
+    busy: bool = True
+    """Whether something was left to do after it."""
     guesses: list[list[tuple[list[int], int]]] = []
     """Answers of the proposer, call by call: tokens and grade for each sequence."""
     prices: list[float] = []
@@ -187,7 +189,7 @@ class RecordingCore(EngineCore):
     def step(self) -> EngineOutput:
         output = super().step()
         guesses, prices = ([], []) if self._proposer is None else self._proposer.drain()
-        self._tell(Step(self._drain_readings(), self._planned, self._taken, guesses, prices))
+        self._tell(Step(self._drain_readings(), self._planned, self._taken, self.has_work(), guesses, prices))
         self._planned, self._taken = [], None
         return output
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from kvarn.config.engine import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.errors import OutOfBlocksError
+from kvarn.engine.fast_forward import DecodeSteps
 from kvarn.engine.latency_targets import CREDIT_REQUESTS, LatencyTargets
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager, PrefixMatch
 from kvarn.engine.memory.pressure import MemoryReserve
@@ -176,6 +177,31 @@ class Scheduler:
         if self.memory.tiers is not None:
             self.memory.tiers.observe(len(step.plan.kv_stores) + len(step.plan.kv_loads), result)
         return update
+
+    # Many steps at once (`kvarn.engine.fast_forward`) ----------------------------------------------------------------
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether nothing but tokens of those that run is to be computed, in steps that nothing else is part of."""
+        return (
+            0 < len(self.running) <= self._config.token_budget
+            and not self.queue
+            and not self._in_flight
+            and self.speculation is None
+            and self._micro_batches == 1
+            and not self.memory.has_parts
+        )
+
+    def drain_released(self) -> list[int]:
+        return self._running.drain_released()
+
+    def advance(self, steps: DecodeSteps, tokens: list[list[int]]) -> list[int]:
+        """Take steps that have run: `tokens` are those that each sequence drew. Returns the free blocks of each."""
+        for planned_s in (steps.planned_s[0], steps.planned_s[-1]):
+            self.waits.hold(Phase.WAIT_SLOT, planned_s)
+        free_blocks = self._results.advance(steps, tokens, self.step_time)
+        self._now = steps.ends_s[-1]
+        return free_blocks
 
     # Going on --------------------------------------------------------------------------------------------------------
 

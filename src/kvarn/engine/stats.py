@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from kvarn.costs.step_times import StepShape
 from kvarn.engine.memory.adapters import AdapterResidency
@@ -51,6 +52,22 @@ class StatsRecorder:
         if result.elapsed_s > 0:
             speed = self._last_tokens / result.elapsed_s
             self._tokens_per_s += (speed - self._tokens_per_s) * (0.02 if self._tokens_per_s else 1.0)
+
+    def count_decodes(self, rows: int, context: int, elapsed_s: Sequence[float]) -> None:
+        """Steps of so many decodes: `context` tokens in the first, one more for each row in each that follows."""
+        steps = len(elapsed_s)
+        contexts = steps * context + rows * (steps * (steps - 1) // 2)
+        self._last_tokens = self._last_rows = rows
+        self._step_tokens += steps * rows
+        self._steps_by_tokens[bisect_left(STEP_TOKENS, rows)] += steps
+        self._kv_tokens_read += contexts
+        self._pairs += contexts
+        self._last_step_s = elapsed_s[-1]
+        average = self._tokens_per_s
+        for seconds in elapsed_s:
+            if seconds > 0:
+                average += (rows / seconds - average) * (0.02 if average else 1.0)
+        self._tokens_per_s = average
 
     def retry_after_s(self, waiting_tokens: int) -> float:
         if not self._tokens_per_s:

@@ -18,6 +18,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
+from kvarn.engine.fast_forward import DecodeSteps
 from kvarn.engine.request import Request
 from kvarn.engine.step import SubmittedStep
 from kvarn.wire.step_records import StepTurn
@@ -175,6 +178,38 @@ class StepLog:
             )
         )
 
+    def add_decodes(self, decodes: DecodeSteps, free_blocks: list[int]) -> None:
+        """Add steps that only decode. `free_blocks`: as of each one's plan."""
+        singles = array("I", [sequence.request.order & _LARGEST for sequence in decodes.sequences])
+        rows, steps, done, first = len(singles), len(decodes), 0, decodes.first
+        at_us = np.rint(np.array(decodes.planned_s) * 1e6).astype(np.int64)
+        at_us[0] = max(int(at_us[0]), self._last_result_us)
+        last_end_us = _us(decodes.ends_s[-1])
+        took_us = np.diff(at_us, append=last_end_us)
+        while done < steps:
+            segment = self._segments[-1]
+            if self._follows and len(segment):
+                segment.sizes[-_NUMBERS] = min(int(at_us[done]) - segment.at_us[-1], _LARGEST)
+            if segment.is_full or first + done != segment.first_number + len(segment):
+                segment = self._next_segment(first + done)
+            if singles != self._singles:
+                self._singles = singles
+                segment.singles += singles
+            count = 1 if segment.is_full else min(steps - done, _SEGMENT_STEPS - len(segment))
+            end, end_other = len(segment.singles), len(segment.others)
+            sizes = np.empty((count, _NUMBERS), np.uint32)
+            sizes[:] = (0, 0, rows, 0, 0, end - rows, end, end_other, end_other)
+            sizes[:, 0] = np.minimum(took_us[done : done + count], _LARGEST)
+            sizes[:, 4] = free_blocks[done : done + count]
+            work = np.zeros((count, 2))
+            work[:, 1] = decodes.context + rows * np.arange(done, done + count)
+            segment.at_us.frombytes(at_us[done : done + count].tobytes())
+            segment.sizes.frombytes(sizes.tobytes())
+            segment.work.frombytes(work.tobytes())
+            done += count
+            self._follows = self._live > 0
+            self._last_result_us = last_end_us if done == steps else _us(decodes.ends_s[done - 1])
+
     def _next_segment(self, number: int | None = None) -> Segment:
         last = self._segments[-1]
         if number is None:
@@ -232,6 +267,20 @@ class StepLog:
             if first or len(found) == limit:
                 break
         return found[::-1]
+
+
+class NoStepLog(StepLog):
+    """Keeps nothing: nobody asks a modelled engine about its steps."""
+
+    def accept(self, request: Request) -> None: ...
+
+    def end(self, request: Request, now: float) -> None: ...
+
+    def idle(self) -> None: ...
+
+    def add(self, step: SubmittedStep, drawn: list[int], now: float) -> None: ...
+
+    def add_decodes(self, decodes: DecodeSteps, free_blocks: list[int]) -> None: ...
 
 
 def _split_rows(step: SubmittedStep, drawn: list[int]) -> tuple[array[int], array[int]]:

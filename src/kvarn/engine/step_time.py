@@ -62,6 +62,11 @@ class StepTimeModel:
         return cls(expected=[(shape, times.seconds(shape)) for shape in typical_steps()])
 
     @property
+    def learns(self) -> bool:
+        """Whether what it expects changes with what it sees."""
+        return True
+
+    @property
     def is_settled(self) -> bool:
         """Whether the parts of a step's time can be told from each other: by what was expected, or by enough steps."""
         return self._expects or self.is_measured
@@ -91,6 +96,12 @@ class StepTimeModel:
         if self._unfitted == self.FIT_EVERY or self._samples < self.FEW_STEPS:
             self._fit()
         self._largest_prefill = max(self._largest_prefill, shape.prefill_tokens)
+
+    def observe_decodes(self, rows: int, context: int, elapsed_s: Sequence[float]) -> None:
+        """Learn from steps of so many decodes: `context` tokens in the first, one more for each row in each that
+        follows."""
+        for number, seconds in enumerate(elapsed_s):
+            self.observe(StepShape(decode_rows=rows, decode_context=context + number * rows), seconds)
 
     def prefill_room(self, shape: StepShape, start: int, target_s: float) -> int:
         """Largest chunk from position `start` on that keeps a step of `shape` within `target_s`, and at most twice
@@ -152,6 +163,28 @@ class StepTimeModel:
         self._weights = weights
         seconds = [weight / scale for weight, scale in zip(weights, _SCALES, strict=True)]
         self.fitted = StepTimes(**dict(zip(StepTimes.__struct_fields__, seconds, strict=True)))
+
+
+class FixedStepTimes(StepTimeModel):
+    """Step times that are known: it learns nothing but how large a prompt's part was. For modelled devices, on which
+    learning would take most of the time."""
+
+    def __init__(self, times: StepTimes) -> None:
+        super().__init__()
+        self.fitted = times
+        self._expects = True
+        self._largest_prefill = max(shape.prefill_tokens for shape in typical_steps())
+
+    @property
+    def learns(self) -> bool:
+        return False
+
+    def observe(self, shape: StepShape, elapsed_s: float) -> None:
+        self._samples += 1
+        self._largest_prefill = max(self._largest_prefill, shape.prefill_tokens)
+
+    def observe_decodes(self, rows: int, context: int, elapsed_s: Sequence[float]) -> None:
+        self._samples += len(elapsed_s)
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:

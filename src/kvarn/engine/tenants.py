@@ -59,6 +59,11 @@ class TenantAccounts:
         account.served_tokens += tokens
         account.charge(tokens * self._output_cost)
 
+    def charge_outputs(self, account: TenantAccount, times: int) -> None:
+        """Charge single tokens, so many times."""
+        account.served_tokens += times
+        account.charge_times(self._output_cost, times)
+
     def charge_rejected(self, account: TenantAccount, tokens: int) -> None:
         """Charge proposals that were computed and not drawn: as prompt tokens, but not as tokens served."""
         account.charge(tokens * self._input_cost)

@@ -23,6 +23,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from kvarn.fairness.late_share import LateShare
 
+_EXACT = 2.0**53
+"""Sums of whole numbers below this are exact in any order."""
+
 
 class Account:
     """Service that one tenant has received."""
@@ -38,6 +41,17 @@ class Account:
     def charge(self, cost: float) -> None:
         """Charge what it was served; a negative cost takes a charge back."""
         self.counter += cost / self.weight
+
+    def charge_times(self, cost: float, times: int) -> None:
+        """`charge` so many times: the same sum, to the last bit."""
+        each = cost / self.weight
+        if each.is_integer() and self.counter.is_integer() and self.counter + times * each < _EXACT:
+            self.counter += times * each
+            return
+        counter = self.counter
+        for _ in range(times):
+            counter += each
+        self.counter = counter
 
 
 class Waiting(Protocol):

@@ -15,10 +15,9 @@ import torch.nn.functional as F
 
 from kvarn.kernels.batch import KVCache
 from kvarn.kernels.errors import KernelInputError
-
-LINE = 64
-"""Bytes of a line: one or two inputs of sixteen outputs."""
-PANEL = 16
+from kvarn.shapes.packing import LINE as LINE
+from kvarn.shapes.packing import PANEL as PANEL
+from kvarn.shapes.packing import adapter_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ def unpack(lines: torch.Tensor, rows: int, columns: int, dtype: torch.dtype) -> 
 
 def num_lines(rows: int, columns: int, dtype: torch.dtype) -> int:
     """Lines of a weight [rows, columns]."""
-    return -(-rows // PANEL) * -(-columns // (LINE // PANEL // dtype.itemsize))
+    return adapter_lines(rows, columns, dtype.itemsize)
 
 
 def _panels(weight: torch.Tensor, per_line: int) -> torch.Tensor:

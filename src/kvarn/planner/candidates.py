@@ -21,8 +21,8 @@ QUEUES = (
     "sequences by Little's law and their square root (Halfin and Whitt), prompts as M/G/c (Sakasegawa 1977), one queue "
     "for all replicas"
 )
-_TTFT_ERROR = 0.5
-"""Error of the time to first token: under-predicted by as much at light load on H100s (docs/internals)."""
+_TTFT_ERROR = 0.45
+"""Error of the time to first token: it was under-predicted by as much under load on an H100."""
 _RATE_ERROR = 0.1
 """Error of a rate beside that of steps: the queues' formulas."""
 

@@ -51,6 +51,10 @@ class PromptQueue:
     """Part of the time that prompts get, which they need; from 1 on the queue grows without end."""
     own_s: tuple[float, ...]
     """Equally likely."""
+    idle_s: float
+    """Steps under way, and planned ahead, before a prompt that does not wait for others."""
+    ahead_s: float
+    """A prompt's step that was planned ahead, before one that waits."""
     waiting: float
     """Part of the prompts that wait."""
     mean_wait_s: float
@@ -60,14 +64,16 @@ class PromptQueue:
         """Part of the requests with a first token within the limit."""
         met = 0.0
         for each in self.own_s:
-            if each <= limit_s:
-                late = math.exp((each - limit_s) / self.mean_wait_s) if self.mean_wait_s > 0 else 0.0
-                met += 1 - self.waiting * late
+            if each + self.idle_s <= limit_s:
+                met += 1 - self.waiting
+            spare = limit_s - each - self.ahead_s
+            if spare >= 0:
+                met += self.waiting * (1 - (math.exp(-spare / self.mean_wait_s) if self.mean_wait_s > 0 else 0.0))
         return met / len(self.own_s)
 
     def quantile(self, percentile: float) -> float:
         """Seconds within which so large a part of the requests has its first token."""
-        low, high = 0.0, max(self.own_s)
+        low, high = 0.0, max(self.own_s) + max(self.idle_s, self.ahead_s)
         while self.share(high) < percentile:
             low, high = high, 2 * high + self.mean_wait_s
         for _ in range(_HALVINGS):
@@ -184,7 +190,7 @@ class ReplicaCapacity:
     def _queue(self, rate: float, replicas: int, rows: float) -> PromptQueue:
         """The queue of prompts: each one's own time beside so many decodes, and the wait before it."""
         if not self.does_prompts:
-            return PromptQueue(0.0, (0.0,), 0.0, 0.0)
+            return PromptQueue(0.0, (0.0,), 0.0, 0.0, 0.0, 0.0)
         predictor, work = self._predictor, self.workload
         context = rows * work.context
         prefill = predictor.prefill(predictor.token_s(work.mix), rows, context)
@@ -192,18 +198,20 @@ class ReplicaCapacity:
         under_way = min(1.0, rows) * (0.5 + self.steps_ahead) * predictor.decode_s(rows, context)
         computing = self._computing(prefill, rows)
         own = tuple(
-            self.answer_s + under_way + seconds + whole * self.transfer_s_per_token
+            self.answer_s + seconds + whole * self.transfer_s_per_token
             for whole, seconds in zip(work.prompt.values, computing, strict=True)
         )
         load = rate / replicas * work.mix.prompt_tokens / speed
         if load >= 1:
-            return PromptQueue(load, own, 1.0, math.inf)
+            return PromptQueue(load, own, 0.0, 0.0, 1.0, math.inf)
         service_s = sum(computing) / len(computing)
         variation = sum(each * each for each in computing) / len(computing) / (service_s * service_s) - 1
         busy = min(1.0, rate / replicas * service_s)  # prompts that share a step keep it busy together
         return PromptQueue(
             load,
             own,
+            idle_s=under_way,
+            ahead_s=max(under_way, self.steps_ahead * service_s),
             waiting=busy ** (math.sqrt(2 * (replicas + 1)) - 1),
             mean_wait_s=(self.burstiness + variation) / 2 * service_s / (replicas * (1 - load)),
         )

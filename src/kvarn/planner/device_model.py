@@ -51,10 +51,16 @@ class DeviceModel:
     layout: Layout
     costs: DecoderCosts
     shape: DecoderShape
+    given: Efficiency | None = None
+    """Efficiencies in place of those of its kind of device."""
+
+    @property
+    def efficiency(self) -> Efficiency:
+        return self.given or efficiency_of(self.device)
 
     def step(self, step: StepShape) -> StepSeconds:
         """Seconds of a step. All stages of a pipeline count: a step goes through one after the other."""
-        efficiency, weights, ranks = efficiency_of(self.device), self._held, self.layout.tensor_parallel
+        efficiency, weights, ranks = self.efficiency, self._held, self.layout.tensor_parallel
         bandwidth, peak = self.device.bytes_per_s, self.device.operations_per_s
         rows = step.decode_rows + step.proposals
         work = self.costs.step(

@@ -42,9 +42,9 @@ class Efficiency:
 GPU = Efficiency(
     layer_s=30e-6,
     prompt_token_s=3.1e-6,
-    read={"plain": 0.92, "fp8": 0.79, "int8": 0.80, "int4": 0.55},
+    read={"plain": 0.92, "fp8": 0.74, "int8": 0.75, "int4": 0.575},
     products={"plain": 0.70, "fp8": 0.315, "int8": 0.33, "int4": 0.32},
-    cache={"bfloat16": 0.76, "fp8": 0.385, "int8": 0.385, "float32": 0.76},
+    cache={"bfloat16": 0.76, "fp8": 0.41, "int8": 0.41, "float32": 0.76},
     attention=0.30,
     uncaptured_s=60e-6,
     note="fitted to the engine's steps on H100s",

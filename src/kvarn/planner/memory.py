@@ -1,18 +1,10 @@
-"""Memory of a replica by part, and what its KV cache holds: the engine's own functions, without a device.
-
-A GPU's memory, as an engine divides it:
-
-    | driver | weights by part | step: activations, logits, graphs, scratch | states, snapshots | KV blocks | unused |
-    |<-------------------------- gpu_memory_utilization of the device --------------------------------------------->|
-"""
+"""Memory of a replica on devices: what fits, planned by the engine's own functions without a device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
-from kvarn.config.engine import EngineConfig
 from kvarn.costs.cache_plan import (
     CachePlan,
     CachePlanError,
@@ -25,23 +17,19 @@ from kvarn.costs.cache_plan import (
 from kvarn.costs.decoder import DecoderCosts, loaded_costs
 from kvarn.costs.device_memory import DRIVER_BYTES, DeviceMemory
 from kvarn.planner.errors import PlanError
+from kvarn.planner.memory_plan import MemoryPlan as MemoryPlan
+from kvarn.planner.memory_plan import ReplicaSetting as ReplicaSetting
+from kvarn.planner.memory_plan import num_bytes
 from kvarn.planner.models import PlannedModel
-from kvarn.planner.quantity import Part, Quantity
+from kvarn.planner.quantity import Quantity
 from kvarn.shapes import BLOCK_SIZE, KvDtype
 from kvarn.shapes.attention import AttentionKind, GroupedDimensions
-from kvarn.shapes.packing import Dtype, Kernels, Quantization
 from kvarn.specs.errors import ModelError
 from kvarn.specs.held import cache_type
 from kvarn.specs.place import ParallelError, Place, Stage
-from kvarn.specs.rank_weights import WeightPart
-from kvarn.specs.weight_bytes import WeightForms, product_bytes, weight_bytes
+from kvarn.specs.weight_bytes import WeightForms, adapter_bytes, product_bytes, weight_bytes
 
 GB = 1e9
-_STEP_ERROR = 0.5
-"""The engine's estimate of a step's memory is on the large side: what it does not need is not used."""
-_DRIVER_ERROR = 0.25
-_RUNTIME_BYTES = 640 * 1024**2
-"""A process with torch, its libraries and a tokenizer, on processors."""
 
 
 class ModelTooLargeError(PlanError):
@@ -51,133 +39,6 @@ class ModelTooLargeError(PlanError):
         super().__init__(message)
         self.tokens = tokens
         """Tokens of the longest sequence that would fit; 0: none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaSetting:
-    """Settings of a replica that its memory follows from, by their names in the configuration where there are some."""
-
-    kernels: Kernels = "gpu"
-    dtype: Dtype = "bfloat16"
-    quantization: Quantization | None = None
-    kv_cache_dtype: KvDtype | Literal["auto"] = "auto"
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    expert_parallel: bool = False
-    max_num_seqs: int | None = None
-    """None: the default, which is lowered where recurrent states of so many do not fit."""
-    token_budget: int = EngineConfig().token_budget
-    max_context_length: int | None = None
-    """None: the model's."""
-    kv_cache_gib: float | None = None
-    gpu_memory_utilization: float = 0.9
-    guesses: int = 0
-    """Tokens that a sequence proposes in a step, with speculation."""
-
-    @property
-    def ranks(self) -> int:
-        return self.tensor_parallel * self.pipeline_parallel
-
-    @property
-    def sequences(self) -> int:
-        return self.max_num_seqs or EngineConfig().max_num_seqs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
-    """Division of the memory of one replica's devices."""
-
-    model: PlannedModel
-    setting: ReplicaSetting
-    kv_dtype: KvDtype
-    weights: Mapping[WeightPart, int]
-    """Bytes of the rank that holds most."""
-    weight_bytes: int
-    """Bytes of all ranks together."""
-    step: StepMemory
-    device_bytes: int
-    cache: CachePlan
-    block_bytes: int
-    """Bytes of a block in all layers and on all ranks."""
-    rank_block_bytes: int
-    """Bytes of a block on the rank that holds most of it."""
-
-    @property
-    def kv_tokens(self) -> Quantity:
-        """Tokens that the KV cache holds."""
-        blocks = self.cache.num_blocks
-        return Quantity(
-            value=blocks * BLOCK_SIZE, unit="tokens", formula=f"{blocks:,} blocks of {BLOCK_SIZE} tokens", error=0.0
-        )
-
-    def users(self, context: int) -> Quantity:
-        """Sequences of `context` tokens that the cache holds at once."""
-        each = -(-context // BLOCK_SIZE)
-        count = self.cache.num_blocks // each
-        if self.model.spec.has_states:
-            count = min(count, self.cache.max_num_seqs)
-        return Quantity(
-            value=count,
-            unit="sequences",
-            formula=f"{self.cache.num_blocks:,} blocks / {each:,} blocks of {context:,} tokens",
-            assumption="no prefix is shared",
-            error=0.0,
-        )
-
-    def largest_batch(self, length: float) -> Quantity:
-        """Sequences of a mean length that run at once: as many as the cache holds, up to `max_num_seqs`."""
-        held = self.cache.num_blocks * BLOCK_SIZE / (length + BLOCK_SIZE / 2)
-        return Quantity(
-            value=min(int(held), self.cache.max_num_seqs),
-            unit="sequences",
-            formula=f"min({self.kv_tokens.value:,.0f} tokens / ({length:,.0f} + half a block), max_num_seqs "
-            f"{self.cache.max_num_seqs})",
-            assumption="no prefix is shared",
-            error=0.0,
-        )
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """Bytes of the fullest device. They add up to what the engine may take of it."""
-        named = [*self._fixed(), *self._cached()]
-        usable = int(self.device_bytes * self._share)
-        left = usable - int(sum(part.quantity.value for part in named))
-        unused = _bytes(left, f"{usable:,} B - all others", "what max_num_seqs full contexts do not need")
-        return (*named, Part("unused", unused))
-
-    @property
-    def _share(self) -> float:
-        return self.setting.gpu_memory_utilization if self.setting.kernels == "gpu" else 1.0
-
-    def _fixed(self) -> Iterator[Part]:
-        for part, count in self.weights.items():
-            form = self.setting.quantization or self.setting.dtype
-            yield Part(part, _bytes(count, f"weights as the engine packs them ({form}), scales and biases included"))
-        if self.setting.kernels == "cpu":
-            yield Part("runtime", _bytes(_RUNTIME_BYTES, "", "a process with torch and a tokenizer", _DRIVER_ERROR))
-            return
-        driver = "a process's share of a GPU: context and code of kernels"
-        yield Part("driver", _bytes(DRIVER_BYTES, "", driver, _DRIVER_ERROR))
-        of = {
-            "activations": f"({self.setting.token_budget} + {self.setting.sequences} tokens) x "
-            f"{self.model.spec.activations:,} numbers x 16 B",
-            "logits": f"rows x {self.model.spec.vocab_size:,} x 8 B",
-            "graphs": "captured steps x layers x kernels x 32 KiB",
-            "scratch": "memory of kernels",
-        }
-        for name, formula in of.items():
-            large = "the engine's own estimate, on the large side"
-            yield Part(name, _bytes(getattr(self.step, name), formula, large, _STEP_ERROR))
-
-    def _cached(self) -> Iterator[Part]:
-        plan, ranks = self.cache, self.setting.ranks
-        state = self.model.spec.state_bytes
-        if state:
-            of_one = f"{state:,} B a sequence, over {ranks} ranks"
-            yield Part("states", _bytes(plan.max_num_seqs * state // ranks, f"{plan.max_num_seqs} x {of_one}"))
-            yield Part("snapshots", _bytes(plan.num_snapshots * state // ranks, f"{plan.num_snapshots} x {of_one}"))
-        formula = f"{plan.num_blocks:,} blocks x {self.rank_block_bytes:,} B"
-        yield Part("kv_cache", _bytes(plan.num_blocks * self.rank_block_bytes, formula))
 
 
 def plan_memory(model: PlannedModel, setting: ReplicaSetting, device_bytes: int) -> MemoryPlan:
@@ -219,6 +80,8 @@ def plan_memory(model: PlannedModel, setting: ReplicaSetting, device_bytes: int)
         raise ModelTooLargeError(f"{model.name}: {error}", tokens=error.tokens) from error
     except CachePlanError as error:
         raise ModelTooLargeError(f"{model.name}: {error}") from error
+    rank_block_bytes = _rank_block_bytes(model, setting, kv_dtype)
+    adapter_blocks = _adapter_blocks(model, setting, rank_block_bytes, cache)
     return MemoryPlan(
         model=model,
         setting=setting,
@@ -229,7 +92,8 @@ def plan_memory(model: PlannedModel, setting: ReplicaSetting, device_bytes: int)
         device_bytes=device_bytes,
         cache=cache,
         block_bytes=spec.kv_bytes_per_token(kv_dtype) * BLOCK_SIZE * copies,
-        rank_block_bytes=_rank_block_bytes(model, setting, kv_dtype),
+        rank_block_bytes=rank_block_bytes,
+        adapter_blocks=adapter_blocks,
     )
 
 
@@ -248,7 +112,7 @@ def kv_bytes_per_token(model: PlannedModel, kv_dtype: KvDtype = "bfloat16") -> Q
             terms.append(f"{layers} layers x {heads}")
         elif each:
             terms.append(f"{layers} layers x {each} B")
-    return _bytes(spec.kv_bytes_per_token(kv_dtype), " + ".join(terms))
+    return num_bytes(spec.kv_bytes_per_token(kv_dtype), " + ".join(terms))
 
 
 def kv_bytes_read(model: PlannedModel, context: int, kv_dtype: KvDtype = "bfloat16") -> int:
@@ -285,9 +149,8 @@ def _kv_dtype(model: PlannedModel, setting: ReplicaSetting) -> KvDtype:
     unknown = "fp8" if setting.kernels == "cpu" else "int8"
     if wanted == unknown:
         raise ValueError(f"a KV cache in {wanted} needs the kernels of {'GPUs' if wanted == 'fp8' else 'processors'}")
-    quantized = setting.quantization or (model.stored.quant_method if model.stored else None)
-    widened = ("fp8", "mxfp4")
-    return cache_type(model.spec, setting.dtype, None if quantized in widened else quantized, wanted)
+    stored = None if model.stored is None else model.stored.packed_method
+    return cache_type(model.spec, setting.dtype, stored or setting.quantization, wanted)
 
 
 def _gpu_budget(setting: ReplicaSetting, device_bytes: int, weights: int, step: int) -> GpuBudget | None:
@@ -323,5 +186,18 @@ def _rank_block_bytes(model: PlannedModel, setting: ReplicaSetting, kv_dtype: Kv
     return whole // setting.tensor_parallel
 
 
-def _bytes(value: float, formula: str, assumption: str = "", error: float = 0.0) -> Quantity:
-    return Quantity(value=value, unit="B", formula=formula, assumption=assumption, error=error)
+def _adapter_blocks(model: PlannedModel, setting: ReplicaSetting, block_bytes: int, cache: CachePlan) -> int:
+    """Blocks of all adapters. Raises ModelTooLargeError where they leave less than one context."""
+    if not setting.adapters:
+        return 0
+    sizes = [adapter_bytes(model.spec, place, setting.dtype, setting.adapter_rank) for place in _places(setting)]
+    blocks = setting.adapters * max(1, -(-max(sizes) // block_bytes))
+    room = cache.num_blocks - blocks
+    if room * BLOCK_SIZE < cache.max_context_length:
+        raise ModelTooLargeError(
+            f"{model.name}: {setting.adapters} adapters of rank {setting.adapter_rank} take {blocks:,} of "
+            f"{cache.num_blocks:,} blocks of the KV cache, which leaves {max(0, room) * BLOCK_SIZE:,} tokens, less "
+            f"than one context of {cache.max_context_length:,}: take fewer adapters or a shorter context",
+            tokens=max(0, room) * BLOCK_SIZE,
+        )
+    return blocks

@@ -56,17 +56,19 @@ def find_model(text: str, *, max_context_length: int | None = None) -> PlannedMo
 
     Raises PlanError for a file that describes no model, UnknownModelError for a name that is neither.
     """
-    path = local_path(text)
-    if path.is_dir():
-        path /= "config.json"
-        if not path.is_file():
-            raise PlanError(f"there is no config.json in {text}: name a folder that holds one")
-    if not path.is_file():
-        return preset(text, max_context_length=max_context_length)
     try:
+        path = local_path(text)
+        if path.is_dir():
+            path /= "config.json"
+            if not path.is_file():
+                raise PlanError(f"there is no config.json in {text}: name a folder that holds one")
+        if not path.is_file():
+            return preset(text, max_context_length=max_context_length)
         config = read_json(path)
     except CheckpointError as error:
         raise PlanError(str(error)) from error
+    except OSError:  # a name that the file system refuses
+        return preset(text, max_context_length=max_context_length)
     name = path.resolve().parent.name
     return described(config, name=name, source=str(path), max_context_length=max_context_length)
 

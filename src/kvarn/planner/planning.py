@@ -13,6 +13,7 @@ from kvarn.planner.candidates import Group, candidate, groups_for, split_groups,
 from kvarn.planner.devices import Device, DeviceTable, device_table
 from kvarn.planner.errors import PlanError
 from kvarn.planner.layouts import layout_name, layouts
+from kvarn.planner.lengths import Workload
 from kvarn.planner.memory import kv_bytes_per_token
 from kvarn.planner.models import PlannedModel, described, preset
 from kvarn.planner.money import per_million
@@ -99,7 +100,7 @@ def plan(request: PlanRequest, table: DeviceTable | None = None, model: PlannedM
         candidates=tuple(_compared(candidates)),
         rejected=tuple(_different(rejected)),
         curves=tuple(curves(each, found.name) for each, found in list(zip(chosen, candidates, strict=True))[:_CURVES]),
-        notes=tuple(_notes(request, candidates)),
+        notes=tuple(_notes(request, model, candidates)),
     )
 
 
@@ -245,7 +246,7 @@ def _facts(model: PlannedModel) -> tuple[Part, ...]:
     )
 
 
-def _notes(request: PlanRequest, candidates: list[Candidate]) -> Iterator[str]:
+def _notes(request: PlanRequest, model: PlannedModel, candidates: list[Candidate]) -> Iterator[str]:
     traffic = request.traffic
     if not isinstance(traffic.input_tokens, tuple) and traffic.length_variation:
         yield (
@@ -256,5 +257,11 @@ def _notes(request: PlanRequest, candidates: list[Candidate]) -> Iterator[str]:
         f"Targets hold for {request.slo.percentile:.0%} of the requests in the busiest period: "
         f"{traffic.rate_rps:g} requests/s. Plan for your peak, not for the mean of a day."
     )
+    longest = Workload.of(traffic, 0.0).longest
+    if longest > model.spec.max_context_length:
+        yield (
+            f"Some requests have {longest:,.0f} tokens, more than the model's context of "
+            f"{model.spec.max_context_length:,}: they are refused, and counted here all the same."
+        )
     if candidates and any(each.money.device_hour.source != "given" for each in candidates):
         yield "Prices of the table are offers seen on the dates given: ask for your own and give them (--price)."

@@ -25,8 +25,12 @@ INT4_GROUP = 128
 SUB_GROUP = 32
 """Inputs that share a sub_scale."""
 
-_PANEL, _IN_STEP, _LINE = 16, 64, 64
-"""Processors: outputs of a panel, inputs are a multiple of this, sections begin on a line."""
+LINE = 64
+"""Bytes of a line: sections of packed weights begin with one, adapters are made of them."""
+PANEL = 16
+"""Outputs that lie together."""
+_IN_STEP = 64
+"""Processors: inputs are a multiple of this."""
 _TILE, _SPLIT_STEP = 64, 128
 """GPUs: outputs of a tile, inputs of 8-bit weights are a multiple of this."""
 
@@ -58,18 +62,18 @@ class PackedForm:
         return self._on_cpu(out, inputs, gated) if kernels == "cpu" else self._on_gpu(out, inputs, gated)
 
     def _on_cpu(self, out: int, inputs: int, gated: bool) -> int:
-        width, panels = _up(inputs, _IN_STEP), 2 * _parts(out // 2, _PANEL) if gated else _parts(out, _PANEL)
+        width, panels = _up(inputs, _IN_STEP), 2 * _parts(out // 2, PANEL) if gated else _parts(out, PANEL)
         match self.format:
             case "int8":
-                return panels * width * _PANEL + 2 * _up(4 * panels * _PANEL, _LINE)
+                return panels * width * PANEL + 2 * _up(4 * panels * PANEL, LINE)
             case "int4":
-                outputs, groups = panels * _PANEL, _parts(width, self.group)
-                scales = _up(2 * outputs * groups, _LINE) + _up(outputs * groups * self.has_zeros, _LINE)
-                return outputs * width // 2 + scales + _up(outputs * (width // SUB_GROUP) * self.has_sub_scales, _LINE)
+                outputs, groups = panels * PANEL, _parts(width, self.group)
+                scales = _up(2 * outputs * groups, LINE) + _up(outputs * groups * self.has_zeros, LINE)
+                return outputs * width // 2 + scales + _up(outputs * (width // SUB_GROUP) * self.has_sub_scales, LINE)
             case "fp8":
                 raise ValueError("the compiled kernels of processors hold no fp8 weights: take int8")
             case plain:
-                return panels * width * _PANEL * DTYPE_BYTES[plain]
+                return panels * width * PANEL * DTYPE_BYTES[plain]
 
     def _on_gpu(self, out: int, inputs: int, gated: bool) -> int:
         if self.format == "float32" or self.format == "bfloat16":
@@ -81,6 +85,11 @@ class PackedForm:
         width = _up(inputs, group)
         word = 8 if self.has_sub_scales and group > 2 * SUB_GROUP else 4
         return outputs * (width // 2 + word * (width // group))
+
+
+def adapter_lines(rows: int, columns: int, number_bytes: int) -> int:
+    """Lines of a matrix [rows, columns] of an adapter, whose numbers take so many bytes each."""
+    return _parts(rows, PANEL) * _parts(columns, LINE // PANEL // number_bytes)
 
 
 def _parts(size: int, step: int) -> int:

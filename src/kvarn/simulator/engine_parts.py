@@ -2,41 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from kvarn.clock import Clock
 from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.model import ModelConfig
 from kvarn.costs.replica_model import ReplicaModel
-from kvarn.costs.step_times import StepShape
+from kvarn.costs.step_times import StepShape, StepTimes
 from kvarn.engine.core import EngineParts
 from kvarn.engine.memory.remote_prefill import PrefillPeer
+from kvarn.engine.step_log import NoStepLog
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.kvstore import TieredStore
 from kvarn.simulator.host_memory import HostLink, host_memory
 from kvarn.worker.modelled import ModelledExecutor
 
 
+class DeviceSpeed:
+    """Times of a device's steps, which a fault makes longer."""
+
+    def __init__(self, times: StepTimes) -> None:
+        self.slowness = 1.0
+        self._times = times
+
+    def seconds(self, shape: StepShape, /) -> float:
+        return self._times.seconds(shape) * self.slowness
+
+    def decodes_s(self, rows: int, contexts: range, /) -> list[float]:
+        seconds = self._times.decodes_s(rows, contexts)
+        return seconds if self.slowness == 1.0 else [each * self.slowness for each in seconds]
+
+
 def engine_parts(
     config: ModelConfig,
     model: ReplicaModel,
-    seconds: Callable[[StepShape], float],
+    speed: DeviceSpeed,
     clock: Clock,
     store: TieredStore | None,
     peer: PrefillPeer | None,
 ) -> EngineParts:
-    """The parts of one engine. `seconds`: of a step; `store`: see `memory_of`."""
+    """The parts of one engine. `store`: see `memory_of`."""
     transfer = None
     if store is not None:
         assert model.host_link is not None, "a scenario with tiers has a link"
         transfer = HostLink(store, model.host_link, model.block_bytes).transfer
     executor = ModelledExecutor(
-        seconds, clock, num_blocks=model.kv_blocks, max_context_length=model.max_context_length, transfer=transfer
+        speed, clock, num_blocks=model.kv_blocks, max_context_length=model.max_context_length, transfer=transfer
     )
     return EngineParts(
         executor,
         config.engine,
         step_time=StepTimeModel.knowing(model.step_times),
+        step_log=NoStepLog(),
         connector=store,
         prefill_peer=peer,
         disaggregation=config.disaggregation,

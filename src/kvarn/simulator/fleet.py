@@ -128,7 +128,7 @@ class SimulatedFleet:
     # Replicas --------------------------------------------------------------------------------------------------------
 
     def supervisors(self, model: str) -> list[SimulatedSupervisor]:
-        """Of a model's replicas, in the order in which they were started."""
+        """Those of a model's replicas, in the order in which they were started."""
         return [each for name, each in self._supervisors.items() if self._version_of[name][0] == model]
 
     def _start(self, model: FleetModel, version: int, *, warm: bool = False, start_s: float | None = None) -> None:

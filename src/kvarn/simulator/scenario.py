@@ -21,6 +21,7 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
 from kvarn.config.yaml import parse_yaml
 from kvarn.costs.replica_model import ReplicaModel
+from kvarn.replica.server.generate import GAUGES_EVERY_S
 from kvarn.traffic.arrivals import ArrivalPattern
 from kvarn.traffic.presets import PRESETS
 from kvarn.traffic.trace import TraceFormat
@@ -68,6 +69,9 @@ class TrafficConfig(Section):
 
     trace_format: TraceFormat = "auto"
     """Format of that file."""
+
+    length_scale: float = Field(1.0, gt=0)
+    """Factor of the lengths in that file; shared beginnings stay."""
 
     rate: float | None = Field(None, gt=0)
     """Requests a second on average. Default: as recorded, or 1."""
@@ -192,6 +196,12 @@ class Scenario(Section):
 
     drain_s: float = Field(600.0, ge=0)
     """Seconds after `duration_s` at most; requests that are not answered by then have failed."""
+
+    stats_interval_s: float = Field(GAUGES_EVERY_S, gt=0)
+    """Seconds between two statistics of an engine at work. Default: as engines have it."""
+
+    fast_forward: bool = True
+    """Take steps that only decode together. The outcome is the same."""
 
     client_timeout_s: float | None = Field(None, gt=0)
     """Seconds after which a client leaves that has no answer yet. Default: it waits."""

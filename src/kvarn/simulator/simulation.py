@@ -43,7 +43,9 @@ class Simulation:
         attach: tuple[Attach, ...] = (),
     ) -> None:
         self.scenario = scenario
-        self.world = World(scenario.seed, log)
+        self.world = World(
+            scenario.seed, log, stats_interval_s=scenario.stats_interval_s, forwards=scenario.fast_forward
+        )
         self.deployments: dict[str, Deployment] = {}
         self.choose: Callable[[SimulatedRequest], Deployment] = lambda request: self.deployments[request.model]
         self.on_arrival: list[Callable[[SimulatedRequest], None]] = []

@@ -228,7 +228,7 @@ class SimulatedSupervisor:
         self._do(self.lifecycle.ended(run, "", self._world.now))
 
     def _end_process(self) -> None:
-        """What its process had is lost, and what struck it with it."""
+        """End its process: what it had is lost, and what struck it is over."""
         self._faults.clear()
         self._slow.clear()
         if self.replica.state in _RUNS:

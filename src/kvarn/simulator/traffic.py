@@ -14,8 +14,8 @@ from kvarn.traffic.arrivals import ArrivalPattern, arrivals
 from kvarn.traffic.conversation import Conversation, ConversationTurn, Traffic
 from kvarn.traffic.entries import TraceError
 from kvarn.traffic.presets import traffic_of
-from kvarn.traffic.scaling import Scaling, scaled
-from kvarn.traffic.trace import open_trace
+from kvarn.traffic.replay import replay
+from kvarn.traffic.scaling import Scaling
 from kvarn.traffic.workload import Segment
 
 
@@ -26,7 +26,7 @@ def conversations(config: TrafficConfig, seed: str, duration_s: float) -> Traffi
     number = chance.getrandbits(32)
     pattern = ArrivalPattern.parse(config.pattern)
     if config.trace is not None:
-        found = _recorded(config, Path(config.trace))
+        found = _recorded(config, number, duration_s)
     elif config.preset is not None:
         found = traffic_of(config.preset, rps=config.rate or 1.0, duration_s=duration_s, seed=number, pattern=pattern)
     else:
@@ -57,17 +57,18 @@ def _between(bounds: tuple[int, int], chance: random.Random) -> int:
     return low + int(chance.random() * (high - low + 1))
 
 
-def _recorded(config: TrafficConfig, path: Path) -> Traffic:
-    """A trace as it was recorded, or at another rate: its times stretched."""
+def _recorded(config: TrafficConfig, seed: int, duration_s: float) -> Traffic:
+    assert config.trace is not None, "it names a trace"
+    pattern = None if config.pattern == "poisson" else ArrivalPattern.parse(config.pattern)
     try:
-        read = open_trace(path, config.trace_format)
-        if config.rate is None:
-            yield from read
-            return
-        last, count = 0.0, 0
-        for each in read:
-            last, count = each.begins_s, count + 1
-        time = count / config.rate / last if last else 1.0
-        yield from scaled(open_trace(path, config.trace_format), Scaling(time=time))
-    except TraceError as error:
+        yield from replay(
+            Path(config.trace),
+            config.trace_format,
+            scaling=Scaling(length=config.length_scale),
+            rps=config.rate,
+            pattern=pattern,
+            duration_s=duration_s,
+            seed=seed,
+        )
+    except (TraceError, ValueError) as error:
         raise ScenarioError(str(error)) from None

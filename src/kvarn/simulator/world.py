@@ -8,23 +8,42 @@ from collections.abc import Callable
 from typing import Any
 
 from kvarn.clock.virtual import VirtualClock
+from kvarn.replica.server.generate import GAUGES_EVERY_S
 from kvarn.simulator.event_log import EventLog
+
+_ENDS, _ORDINARY, _BEGINS = 0, 1, 2
 
 
 class World:
     """The clock, the agenda, chance and the log of one simulation.
 
-    Whatever lives in it is called at moments that it asks for (`at`); of two at the same moment, the one asked for
-    first comes first. All that is drawn comes from `chance`, a stream of its own for each name.
+    Whatever lives in it is called at moments that it asks for. All that is drawn comes from `chance`, a stream of its
+    own for each name. At one moment there come, in this order::
+
+        ends of steps       engine by engine
+        everything else     as it was asked for
+        beginnings of steps engine by engine: a message that comes at the moment of a beginning is read by that step
     """
 
-    def __init__(self, seed: int = 0, log: EventLog | None = None) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        log: EventLog | None = None,
+        *,
+        stats_interval_s: float = GAUGES_EVERY_S,
+        forwards: bool = True,
+    ) -> None:
+        """`stats_interval_s`: between two statistics of an engine; `forwards`: whether engines take several steps at
+        once (`engine_loop`)."""
+        self.stats_interval_s = stats_interval_s
+        self.forwards = forwards
         self.clock = VirtualClock()
         self.log = EventLog() if log is None else log
         self.num_events = 0
         self._seed = seed
-        self._agenda: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._agenda: list[tuple[float, int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._asked = 0
+        self._engines = 0
 
     @property
     def now(self) -> float:
@@ -35,10 +54,25 @@ class World:
         """Have something called at a moment, or now where that has passed. It cannot be taken back: what is called
         looks whether it is still wanted."""
         self._asked += 1
-        heapq.heappush(self._agenda, (moment, self._asked, call, arguments))
+        heapq.heappush(self._agenda, (moment, _ORDINARY, 0, self._asked, call, arguments))
 
     def after(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
         self.at(self.clock.now() + seconds, call, *arguments)
+
+    def new_engine(self) -> int:
+        """The number of one engine more, for `at_end` and `at_beginning`."""
+        self._engines += 1
+        return self._engines
+
+    def at_end(self, moment: float, engine: int, call: Callable[..., None], *arguments: Any) -> None:
+        """Have the end of an engine's step taken."""
+        self._asked += 1
+        heapq.heappush(self._agenda, (moment, _ENDS, engine, self._asked, call, arguments))
+
+    def at_beginning(self, moment: float, engine: int, call: Callable[..., None], *arguments: Any) -> None:
+        """Have an engine's next step begin."""
+        self._asked += 1
+        heapq.heappush(self._agenda, (moment, _BEGINS, engine, self._asked, call, arguments))
 
     def chance(self, *names: object) -> random.Random:
         """A stream of chance for whoever has these names: it does not depend on what others draw."""
@@ -56,7 +90,7 @@ class World:
             if agenda[0][0] > end_s:
                 move_to(end_s)
                 return
-            moment, _, call, arguments = pop(agenda)
+            moment, _, _, _, call, arguments = pop(agenda)
             move_to(moment)
             call(*arguments)
             self.num_events += 1

@@ -57,6 +57,19 @@ class HeldWeight:
     held: Held
     times: int = 1
 
+    @property
+    def parameters(self) -> int:
+        """Numbers of the whole weight in the checkpoint, once, were it not divided among ranks."""
+        match self.held:
+            case LinearSpec() as product:
+                return sum(each.size for each in product.outputs) * (product.inputs.size + product.bias)
+            case Table(rows, size):
+                return rows * size
+            case HeadWeights(heads, out, inputs):
+                return heads * out * inputs
+            case Numbers(count, _, stored):
+                return count if stored is None else stored
+
 
 def rank_weights(spec: DecoderSpec, place: Place, *, by_layer: bool = False) -> Iterator[HeldWeight]:
     """The weights of one rank. Layers that are alike are counted; `by_layer`: each by itself, with its own names.
@@ -66,8 +79,8 @@ def rank_weights(spec: DecoderSpec, place: Place, *, by_layer: bool = False) -> 
     names, stage = FAMILIES[spec.architecture].names, place.stage
     alike: dict[object, list[int]] = {}
     for index in stage.layers(spec.num_layers):
-        layer = spec.layers[index]
-        alike.setdefault(index if by_layer else (layer.attention, layer.is_moe), []).append(index)
+        layer, apart = spec.layers[index], by_layer or index in place.expert_load
+        alike.setdefault(index if apart else (layer.attention, layer.is_moe), []).append(index)
     for members in alike.values():
         for each in _layer(members[0], spec, names, place):
             yield HeldWeight(each.part, each.held, each.times * len(members))

@@ -19,6 +19,7 @@ from kvarn.specs.products import LinearSpec
 from kvarn.specs.quantization import QuantizationConfig, QuantizedLayers, QuantizedWeights
 from kvarn.text.json_file import validate
 
+_WIDENED = ("fp8", "mxfp4")
 _GROUP_STEP = 32
 _WHOLE_ROW_STEP = 64
 """Groups that kernels know: see `kvarn.models.formats.quantized_values`."""
@@ -63,6 +64,11 @@ class StoredQuantization(QuantizationConfig):
         return validate(StoredQuantization, found, where) if isinstance(found, dict) and found else None
 
     @property
+    def packed_method(self) -> str | None:
+        """The method whose numbers the kernels multiply; None for one whose weights are widened when they are read."""
+        return None if self.quant_method in _WIDENED else self.quant_method
+
+    @property
     def differs_by_layer(self) -> bool:
         """Whether layers of one kind may be held in different forms."""
         return bool(self._left_plain)
@@ -98,7 +104,7 @@ class StoredQuantization(QuantizationConfig):
                 group = scheme.group_size or -1 if scheme.resolved_strategy == "group" else -1
                 ordered = scheme.actorder in ("group", True) and 0 < group < inputs
                 return _form(scheme.num_bits, inputs, group, has_zeros=not scheme.symmetric, reordered=ordered)
-            case _:  # fp8 and mxfp4 are widened when they are read
+            case _:  # widened
                 return None
 
     @property

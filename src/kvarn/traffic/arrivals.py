@@ -117,7 +117,7 @@ def _stretched(gaps: Iterator[float], steps: Iterator[RateStep], duration_s: flo
     step = next(steps)
     now, ends = 0.0, step.duration_s
     for gap in gaps:
-        while gap > (ends - now) * step.rate if step.rate else True:
+        while gap > (ends - now) * step.rate:
             if ends > duration_s:
                 return
             gap -= (ends - now) * step.rate

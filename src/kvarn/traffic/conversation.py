@@ -18,6 +18,8 @@ class ConversationTurn(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     gap_s: float = 0.0
     """Seconds between the end of the turn before it (with its sub-agents) and this one; of the first turn, 0."""
+    took_s: float = 0.0
+    """Seconds that its answer took when it was recorded, where that is known. Whoever plays it has times of its own."""
     is_tool_call: bool = False
     """Whether its answer ends with a tool call: the next turn brings the tool's result."""
     answer_key: int | None = None

@@ -25,10 +25,15 @@ class Fixed(msgspec.Struct, frozen=True):
 
 
 class Uniform(msgspec.Struct, frozen=True):
-    """Uniform over both ends and all between."""
+    """Uniform between both ends."""
 
     low: float
     high: float
+
+    @classmethod
+    def whole(cls, low: int, high: int) -> Uniform:
+        """The one that `tokens` rounds to whole numbers from `low` to `high`, each as likely."""
+        return cls(low - 0.5, high + 0.5)
 
     def numbers(self, draws: Draws, count: int) -> Floats:
         return self.low + draws.uniform(count) * (self.high - self.low)

@@ -42,9 +42,9 @@ class Draws:
         self._bits = np.random.PCG64(np.random.SeedSequence([seed, *stream]))
 
     def uniform(self, count: int) -> Floats:
-        """Numbers strictly between 0 and 1, multiples of 2**-54."""
-        raw = np.asarray(self._bits.random_raw(count)) >> np.uint64(11)
-        return (raw.astype(np.float64) + 0.5) * 2.0**-53
+        """Numbers strictly between 0 and 1, odd multiples of 2**-53: all are exact."""
+        raw = np.asarray(self._bits.random_raw(count)) >> np.uint64(12)
+        return (raw.astype(np.float64) + 0.5) * 2.0**-52
 
     def exponential(self, count: int) -> Floats:
         """Numbers of mean 1."""

@@ -121,6 +121,7 @@ class _Open:
                 segments=segments,
                 output_tokens=max(1, entry.output_tokens),
                 gap_s=gap_s,
+                took_s=entry.took_s,
                 answer_key=self._answer.key if self._answer else None,
             )
         )

@@ -31,8 +31,8 @@ AGENTIC = SessionShape(
     summary_tokens=LogNormal(80_000, 0.5),
     subagents=SubagentShape(
         session_share=0.44,
-        starts=Uniform(0.5, 3.5),
-        at_once=Uniform(0.5, 3.5),
+        starts=Uniform.whole(1, 3),
+        at_once=Uniform.whole(1, 3),
         turns=LogNormal(8, 0.6, low=1, high=40),
         first_tokens=LogNormal(2000, 0.8, high=20_000),
     ),

@@ -15,7 +15,8 @@ from kvarn.traffic.workload import Segment
 
 COPY_BITS = 49
 """A copy's segment keys are those of the original plus its number, shifted by so many bits."""
-MAX_COPIES = 1 << (62 - COPY_BITS)
+_KEY_BITS = 62
+MAX_COPIES = 1 << (_KEY_BITS - COPY_BITS)
 SPREAD_S = 5.0
 """Seconds within which copies of a conversation begin, after it."""
 _BLOCK = 256
@@ -98,6 +99,11 @@ def endless(again: Callable[[], Traffic], copies: int = 1) -> Traffic:
     raise ValueError(f"the trace is too short: it can be repeated {MAX_COPIES // copies} times")
 
 
+def apart(traffic: Traffic, number: int) -> Traffic:
+    """Traffic whose prompts share nothing with those of other streams that have another number, from 0 on."""
+    return (_copy(each, number << (_KEY_BITS - COPY_BITS), each.begins_s, is_named=False) for each in traffic)
+
+
 def _multiplied(traffic: Traffic, factor: float, seed: int) -> Traffic:
     """Copies of each: the whole part of the factor, and another one by chance."""
     chances = _uniform(seed, 30)
@@ -122,8 +128,11 @@ def _uniform(seed: int, stream: int) -> Iterator[float]:
         yield from draws.uniform(_BLOCK).tolist()
 
 
-def _copy(conversation: Conversation, number: int, begins_s: float) -> Conversation:
-    """A conversation with the same lengths, and other tokens than the copies with other numbers."""
+def _copy(conversation: Conversation, number: int, begins_s: float, *, is_named: bool = True) -> Conversation:
+    """A conversation with the same lengths, and other tokens than the copies with other numbers.
+
+    `is_named`: its session gets a name of its own.
+    """
     if not number:
         return msgspec.structs.replace(conversation, begins_s=begins_s)
     shift = number << COPY_BITS
@@ -137,10 +146,10 @@ def _copy(conversation: Conversation, number: int, begins_s: float) -> Conversat
             each,
             segments=tuple(map(other, each.segments)),
             answer_key=None if each.answer_key is None else each.answer_key + shift,
-            subagents=tuple(_copy(agent, number, agent.begins_s) for agent in each.subagents),
+            subagents=tuple(_copy(agent, number, agent.begins_s, is_named=is_named) for agent in each.subagents),
         )
 
-    session = f"{conversation.session}+{number}" if conversation.session else ""
+    session = f"{conversation.session}+{number}" if conversation.session and is_named else conversation.session
     turns = tuple(map(turn, conversation.turns))
     return msgspec.structs.replace(conversation, begins_s=begins_s, session=session, turns=turns)
 
@@ -165,6 +174,7 @@ def _resized_turn(turn: ConversationTurn, scaling: Scaling) -> ConversationTurn:
         segments=_cut(segments, scaling.max_prompt_tokens),
         output_tokens=min(output, scaling.max_output_tokens or output),
         gap_s=turn.gap_s * scaling.time,
+        took_s=turn.took_s * scaling.time,
         subagents=tuple(_resized(each, scaling) for each in turn.subagents),
     )
 

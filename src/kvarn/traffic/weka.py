@@ -97,6 +97,7 @@ class _Reader:
                     segments=self._prompt(call),
                     output_tokens=max(1, call.out),
                     gap_s=max(0.0, call.t - ready_s),
+                    took_s=call.end_s - call.t,
                     is_tool_call=call.stop == "tool_use",
                     subagents=tuple(started),
                 )

@@ -7,10 +7,14 @@ nothing until then.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import islice
 
 import msgspec
 import numpy as np
+
+from kvarn.traffic.arrivals import ArrivalPattern, arrivals
 
 WARM_UP_KEY = 1 << 62
 """Segment keys of warm-up prompts start here, far from those of any measured request."""
@@ -94,6 +98,8 @@ class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     arrival_s: float | None = None
     """Seconds after the start of the run when it is due; None in a closed loop."""
+    session: str = ""
+    """Name of the session whose turn it is."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -168,19 +174,10 @@ def poisson_arrivals(
 
     Ends after `duration_s` or `count` arrivals, whichever comes first; at least one must be given (ValueError).
     """
-    if rate <= 0:
-        raise ValueError("the rate must be above 0 requests per second")
     if duration_s is None and count is None:
         raise ValueError("an open loop needs an end: give a duration or a number of requests")
-    generator = np.random.default_rng([seed, 0x9015503])
-    arrivals: list[float] = []
-    now = 0.0
-    while count is None or len(arrivals) < count:
-        now += float(generator.exponential(1.0 / rate))
-        if duration_s is not None and now > duration_s:
-            break
-        arrivals.append(now)
-    return arrivals
+    moments = arrivals(ArrivalPattern(), rate, seed, math.inf if duration_s is None else duration_s)
+    return list(islice(moments, count))
 
 
 def _generator(seed: int, key: int) -> np.random.Generator:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kvarn.shapes import BLOCK_SIZE
@@ -48,3 +48,48 @@ def block_hashes(tokens: list[int], scope: PrefixScope, namespace: str = "") -> 
     for start in range(0, len(tokens), BLOCK_SIZE):
         hashes.append(chain_hash(hashes[-1], tokens[start : start + BLOCK_SIZE]))
     return hashes[1:]
+
+
+def segment_names(root: bytes, segments: Iterable[tuple[int, int]]) -> list[bytes]:
+    """Names of the full blocks of a prompt that is known as segments: the key of each, of at most 95 bits, and how many
+    tokens it has. Equal keys stand for equal tokens, a shorter length for the first of them. So blocks have equal names
+    where their tokens, and all before them, are the same; they are other names than `block_hashes` gives.
+
+    A block's name depends on the keys and lengths of all segments that begin before its end, but not on the length of
+    the last of them.
+    """
+    names: list[bytes] = []
+    state, position, before = root, 0, 0
+    for key, length in segments:
+        if not length:
+            continue
+        parts = before.to_bytes(4, "little") + key.to_bytes(12, "little", signed=True)
+        state = hashlib.blake2b(state + parts, digest_size=16).digest()
+        count = (position + length) // BLOCK_SIZE - position // BLOCK_SIZE
+        if count:
+            raw = hashlib.shake_128(state).digest(16 * count)
+            names += [raw[start : start + 16] for start in range(0, 16 * count, 16)]
+        position, before = position + length, length
+    return names
+
+
+class NamedPrompt(list[int]):
+    """A prompt for a modelled engine, in place of its token ids: only the names of its blocks matter, and those of the
+    answer's. All its tokens are 0."""
+
+    __slots__ = ("names",)
+
+    def __init__(self, num_tokens: int, names: list[bytes]) -> None:
+        """`names`: of all full blocks of prompt and answer, the answer's last token left out."""
+        super().__init__([0] * num_tokens)
+        self.names = names
+
+    @classmethod
+    def of(cls, root: bytes, segments: Sequence[tuple[int, int]], answer: tuple[int, int]) -> NamedPrompt:
+        """The prompt made of these segments, whose answer is that one. `root`: see `root_hash`."""
+        return cls(sum([length for _, length in segments]), segment_names(root, [*segments, answer]))
+
+    @property
+    def index_names(self) -> bytes:
+        """The prompt's full blocks, as the index of replicas' blocks has them (`kvarn.wire.block_events`)."""
+        return b"".join([name[:8] for name in self.names[: len(self) // BLOCK_SIZE]])

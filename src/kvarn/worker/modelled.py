@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Protocol
 
 from kvarn.clock import Clock
+from kvarn.clock.virtual import VirtualClock
 from kvarn.costs.step_times import StepShape
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import LAST_SAMPLED, NewSequence, Row, RowMasks, RowResult, StepPlan, StepResult
@@ -23,9 +25,13 @@ NextToken = Callable[[int, NewSequence], int]
 """The token that follows a token of a sequence. It may raise, as a device would."""
 
 
+_FIRST_SUCCESSOR, _NUM_SUCCESSORS = 300, 3000
+_SUCCESSORS = [*range(_FIRST_SUCCESSOR, _FIRST_SUCCESSOR + _NUM_SUCCESSORS)] * 2
+
+
 def successor(token: int, _sequence: NewSequence | None = None) -> int:
     """The next id of 300 to 3299, which are ordinary text in most vocabularies, round and round."""
-    return 300 + (token - 299) % 3000
+    return _FIRST_SUCCESSOR + (token - _FIRST_SUCCESSOR + 1) % _NUM_SUCCESSORS
 
 
 def shape_of(plan: StepPlan) -> StepShape:
@@ -38,14 +44,26 @@ def shape_of(plan: StepPlan) -> StepShape:
     return shape
 
 
+class DeviceTimes(Protocol):
+    """Times of a device's steps, such as `StepTimes`."""
+
+    def seconds(self, shape: StepShape, /) -> float: ...
+
+    def decodes_s(self, rows: int, contexts: range, /) -> list[float]:
+        """Seconds of steps that only decode, each of so many rows, by the tokens that they read."""
+
+
 class ModelledExecutor:
-    """Runs plans one after the other. `seconds` gives a step's duration (`StepTimes.seconds`, for one); `clock`
-    sleeps until it has ended; where a mask forbids `next_token`'s, the next token that it allows is drawn. `transfer`
-    moves the blocks of a plan to and from a tier, and returns the seconds that this adds to the step."""
+    """Runs plans one after the other. `seconds` gives a step's duration; `clock` sleeps until it has ended; where a
+    mask forbids `next_token`'s, the next token that it allows is drawn. `transfer` moves the blocks of a plan to and
+    from a tier, and returns the seconds that this adds to the step.
+
+    On a virtual clock it can be forwarded (`kvarn.engine.fast_forward`), faster where `seconds` are `DeviceTimes`.
+    """
 
     def __init__(
         self,
-        seconds: Callable[[StepShape], float] = lambda shape: 0.01,
+        seconds: DeviceTimes | Callable[[StepShape], float] = lambda shape: 0.01,
         clock: Clock | None = None,
         next_token: NextToken = successor,
         *,
@@ -57,7 +75,8 @@ class ModelledExecutor:
         self.num_blocks = num_blocks
         self.max_context_length = max_context_length
         self.max_in_flight = max_in_flight
-        self._seconds = seconds
+        self._times = None if callable(seconds) else seconds
+        self._seconds = seconds if callable(seconds) else seconds.seconds
         self._clock = clock
         self._next_token = next_token
         self._transfer = transfer
@@ -85,9 +104,38 @@ class ModelledExecutor:
         for new in plan.new_sequences:
             self._sequences[new.slot] = new
         rows = [self._row(row, plan.masks.get(row.slot)) for row in plan.rows]
-        if self._clock is not None:
+        if isinstance(self._clock, VirtualClock):
+            self._clock.move_to(ends)  # a sleep would end the last bit of the sum away from it
+        elif self._clock is not None:
             self._clock.sleep(max(0.0, ends - self._clock.now()))
         return StepResult(plan.step, rows, elapsed_s, transfer_s)
+
+    # Many steps at once (`kvarn.engine.fast_forward.ForwardingExecutor`) ---------------------------------------------
+
+    @property
+    def forwards(self) -> bool:
+        return isinstance(self._clock, VirtualClock)
+
+    def decode_seconds(self, rows: int, contexts: range) -> list[float]:
+        if self._times is not None:
+            return self._times.decodes_s(rows, contexts)
+        return [self._seconds(StepShape(decode_rows=rows, decode_context=context)) for context in contexts]
+
+    def next_tokens(self, slot: int, last: int, steps: int) -> list[int]:
+        if self._next_token is successor and steps <= _NUM_SUCCESSORS:
+            place = (last - _FIRST_SUCCESSOR + 1) % _NUM_SUCCESSORS
+            return _SUCCESSORS[place : place + steps]
+        sequence, drawn = self._sequences[slot], [last]
+        for _ in range(steps):
+            drawn.append(self._next_token(drawn[-1], sequence))
+        return drawn[1:]
+
+    def skip(self, releases: list[int], ends_s: float) -> None:
+        assert isinstance(self._clock, VirtualClock), "only a virtual clock is forwarded"
+        for slot in releases:
+            del self._sequences[slot]
+        self._free_at = ends_s
+        self._clock.move_to(ends_s)
 
     def shutdown(self) -> None:
         self._submitted.clear()

@@ -156,6 +156,11 @@ class AdapterResidency:
         self.num_loads += 1
         return count
 
+    @property
+    def may_load(self) -> bool:
+        """Whether adapters take memory here, and may come at any moment."""
+        return self._store is not None
+
     def poll(self) -> bool:
         loaded = [] if self._store is None else self._store.drain_loaded()
         for adapter in loaded:

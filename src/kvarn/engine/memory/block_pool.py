@@ -75,33 +75,51 @@ class BlockPool:
 
     def allocate(self) -> int:
         """Take a block with one reference. Raises `OutOfBlocksError` where none is free or idle."""
+        return self.take(1)[0]
+
+    def take(self, most: int) -> list[int]:
+        """Take as many of so many blocks as are free, or one that was idle; raises as `allocate`."""
         if not self._free and not self.evict():
             raise OutOfBlocksError("no free KV block: preempt a sequence")
-        block = self._free.pop()
-        self._references[block] = 1
-        return block
+        taken = self._free[: -most - 1 : -1]
+        del self._free[-len(taken) :]
+        for block in taken:
+            self._references[block] = 1
+        return taken
 
     def acquire(self, block: int) -> None:
-        if self._references[block] == 0:
-            self.idle.discard(block)
-        self._references[block] += 1
+        self.acquire_all((block,))
+
+    def acquire_all(self, blocks: Iterable[int]) -> None:
+        references = self._references
+        for block in blocks:
+            if references[block] == 0:
+                self.idle.discard(block)
+            references[block] += 1
+
+    def count_idle(self, blocks: Iterable[int]) -> int:
+        """How many of these, all of them cached or held, nobody holds."""
+        references = self._references
+        return sum([references[block] == 0 for block in blocks])
 
     def release(self, block: int) -> None:
         """Drop a reference; the last one makes the block idle if the cache names it, else free."""
-        count = self._references[block] - 1
-        if count < 0:
-            raise IntegrityError(f"block {block} was released more often than it was acquired")
-        self._references[block] = count
-        if count == 0:
-            if self._owners[block] is None:
-                self._free.append(block)
-            else:
-                self.idle.add(block, self.now)
-                self.released_s[block] = self.now
+        self.release_all((block,))
 
     def release_all(self, blocks: Iterable[int]) -> None:
+        references, owners, now = self._references, self._owners, self.now
         for block in blocks:
-            self.release(block)
+            count = references[block] - 1
+            if count < 0:
+                raise IntegrityError(f"block {block} was released more often than it was acquired")
+            references[block] = count
+            if count:
+                continue
+            if owners[block] is None:
+                self._free.append(block)
+            else:
+                self.idle.add(block, now)
+                self.released_s[block] = now
 
     def cache(self, block: int, owner: BlockOwner) -> None:
         """Have a held block become idle, not free, at its last release."""

@@ -77,7 +77,7 @@ class KVCacheManager:
         turn = request.session
         if turn is None or not self._reuse:
             return 0
-        found = self.cache.match(request.prompt, request.scope, len(request.prompt))
+        found = self.cache.match(request.prompt, request.scope, len(request.prompt), request.block_names)
         blocks = len(request.prompt) // BLOCK_SIZE
         request.branch, spent = self.sessions.begin(turn, request.scope.tenant, found, blocks, now)
         if spent is not None:
@@ -126,7 +126,7 @@ class KVCacheManager:
         log-probabilities are outstanding, their positions are left to compute too.
         """
         request, limit = sequence.request, self._reusable(sequence)
-        nodes = self.cache.match(sequence.tokens, request.scope, limit) if self._reuse else []
+        nodes = self._cached(sequence, limit)
         matched = len(nodes) * BLOCK_SIZE
         if self.snapshots is not None:
             nodes = nodes[: self.snapshots.num_usable(nodes)]
@@ -147,6 +147,12 @@ class KVCacheManager:
             blocks, nodes, loads = leader.blocks[: blocks_for(shared)], leader.nodes[: shared // BLOCK_SIZE], []
             computed = cached = shared
         return PrefixMatch(computed, blocks, nodes, loads, self._needed(sequence, blocks, cached), matched)
+
+    def _cached(self, sequence: Sequence, limit: int) -> list[PrefixNode]:
+        if not self._reuse:
+            return []
+        request = sequence.request
+        return self.cache.match(sequence.tokens, request.scope, limit, request.block_names)
 
     def _reusable(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that need not be computed, if their keys and values are anywhere."""
@@ -169,7 +175,7 @@ class KVCacheManager:
         limit = self._reusable(sequence)
         if self._reuse:
             self.tiers.name(sequence, limit)
-        first = len(self.cache.match(sequence.tokens, sequence.request.scope, limit)) if self._reuse else 0
+        first = len(self._cached(sequence, limit))
         self.tiers.begin_fetch(sequence, first, blocks_for(limit), now)
 
     def must_wait(self, sequence: Sequence, now: float) -> bool:
@@ -190,7 +196,7 @@ class KVCacheManager:
             self.tiers.end_fetch(sequence)
 
     def _needed(self, sequence: Sequence, blocks: list[int], computed: int) -> int:
-        revived = sum(1 for block in blocks if not self.pool.references(block))
+        revived = self.pool.count_idle(blocks)
         adapter = self.adapters.blocks_needed(sequence.request.scope.adapter)
         return blocks_for(sequence.num_tokens) - computed // BLOCK_SIZE + revived + adapter
 
@@ -199,8 +205,7 @@ class KVCacheManager:
         if match.nodes and sequence.leads and not sequence.last_step:
             self.pool.idle.reused(match.nodes[-1], self.pool.now)
             self._claim(sequence.request, match.nodes)
-        for block in match.blocks:
-            self.pool.acquire(block)
+        self.pool.acquire_all(match.blocks)
         self.adapters.acquire(sequence.request.scope.adapter)
         sequence.num_computed_tokens = match.num_computed_tokens
         sequence.blocks = list(match.blocks)
@@ -228,16 +233,15 @@ class KVCacheManager:
         """Make positions `num_computed_tokens` to `end - 1` writable: append blocks, copy shared ones before the
         write. The copies that the plan must make are appended to `copies`. Where it raises `OutOfBlocksError`,
         what could be had is kept: call again with the same arguments once there is room."""
-        blocks = sequence.blocks
-        first, last = sequence.num_computed_tokens // BLOCK_SIZE, (end - 1) // BLOCK_SIZE
-        for index in range(first, last + 1):
-            if index == len(blocks):
-                blocks.append(self.pool.allocate())
-                sequence.pending_updates.append(BlockUpdate(index, blocks[index]))
-            elif not self.pool.is_writable(blocks[index]):
-                shared, own = blocks[index], self.pool.allocate()
+        blocks, pool, needed = sequence.blocks, self.pool, blocks_for(end)
+        for index in range(sequence.num_computed_tokens // BLOCK_SIZE, min(needed, len(blocks))):
+            if not pool.is_writable(blocks[index]):
+                shared, own = blocks[index], pool.allocate()
                 copies.append(BlockCopy(shared, own))
                 self._replace(sequence, index, own)
+        while (first := len(blocks)) < needed:
+            blocks += pool.take(needed - first)
+            sequence.pending_updates += map(BlockUpdate, range(first, len(blocks)), blocks[first:])
 
     def can_extend(self, sequence: Sequence, end: int) -> bool:
         return blocks_for(end) - len(sequence.blocks) <= self.pool.num_available
@@ -252,10 +256,12 @@ class KVCacheManager:
         if len(nodes) == num_full or not self._reuse:
             return
         scope, branch = sequence.request.scope, sequence.request.branch or Branch.ONCE
+        tokens, names, blocks = sequence.tokens, sequence.request.block_names, sequence.blocks
+        node = nodes[-1] if nodes else None
         for index in range(len(nodes), num_full):
-            key = tuple(sequence.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
-            node = self.cache.insert(scope, nodes[-1] if nodes else None, key, sequence.blocks[index])
-            if node.block != sequence.blocks[index]:
+            key = tuple(tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]) if names is None else names[index]
+            node = self.cache.insert(scope, node, key, blocks[index])
+            if node.block != blocks[index]:
                 self.pool.acquire(node.block)
                 self._replace(sequence, index, node.block)
             elif self.tiers is not None:
@@ -294,6 +300,11 @@ class KVCacheManager:
         names = self.tiers.suspend(sequence, computed)
         self.release(sequence)
         sequence.num_computed_tokens, sequence.fetch.block_names = computed, names
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether steps do more with memory than to take blocks of the cache: tiers, snapshots, adapters."""
+        return self.tiers is not None or self.snapshots is not None or self.adapters.may_load
 
     @property
     def has_transfers(self) -> bool:

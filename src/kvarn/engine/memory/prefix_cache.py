@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from kvarn.engine.errors import IntegrityError
 from kvarn.engine.memory.block_inventory import BlockInventory
@@ -25,11 +25,15 @@ if TYPE_CHECKING:
     from kvarn.engine.sessions.branch import Branch
 
 
+BlockKey: TypeAlias = tuple[int, ...] | bytes
+"""A block below the one before it: its tokens or, where nobody knows them, its name (`NamedPrompt`)."""
+
+
 class PrefixNode:
     """One cached block. A root has no block and no parent."""
 
     __slots__ = (
-        *("block", "branch", "children", "depth", "hash", "parent", "scope", "scope_number", "snapshot", "tokens"),
+        *("_name", "block", "branch", "children", "depth", "key", "parent", "scope", "scope_number", "snapshot"),
     )
     depth: int
 
@@ -38,22 +42,36 @@ class PrefixNode:
         scope: PrefixScope,
         scope_number: int,
         parent: PrefixNode | None,
-        tokens: tuple[int, ...],
+        key: BlockKey,
         block: int,
-        name: bytes,
+        name: bytes | None = None,
     ) -> None:
         self.scope = scope
         self.scope_number = scope_number
         self.parent = parent
-        self.tokens = tokens
+        self.key = key
         self.block = block
-        self.hash = name
+        self._name = name
         self.depth = 0 if parent is None else parent.depth + 1  # number of blocks from the root up to this one
         self.branch: Branch | None = None
         """The conversation whose path it lies on, or a mark (`kvarn.engine.sessions.branch`)."""
-        self.children: dict[tuple[int, ...], PrefixNode] = {}
+        self.children: dict[BlockKey, PrefixNode] = {}
         self.snapshot: int | None = None
         """Snapshot of the recurrent states after its tokens (`kvarn.engine.memory.snapshots`), if there is one."""
+
+    @property
+    def hash(self) -> bytes:
+        """The block's name in other processes, computed when it is first asked for."""
+        unnamed: list[PrefixNode] = []
+        node = self
+        while node._name is None:
+            assert node.parent is not None, "a root has its name"
+            unnamed.append(node)
+            node = node.parent
+        name = node._name
+        for node in reversed(unnamed):
+            name = node._name = node.key if isinstance(node.key, bytes) else chain_hash(name, node.key)
+        return name
 
 
 class PrefixCache:
@@ -83,34 +101,36 @@ class PrefixCache:
         """The node of each cached block."""
         return self._by_block
 
-    def match(self, tokens: list[int], scope: PrefixScope, max_tokens: int) -> list[PrefixNode]:
-        """The longest cached path that begins `tokens`, of at most `max_tokens` tokens."""
+    def match(
+        self, tokens: list[int], scope: PrefixScope, max_tokens: int, names: list[bytes] | None = None
+    ) -> list[PrefixNode]:
+        """The longest cached path that begins `tokens`, of at most `max_tokens` tokens. `names`: of its blocks, in
+        place of the tokens."""
         nodes: list[PrefixNode] = []
         node = self._roots.get(scope)
         end = min(max_tokens, len(tokens))
         for start in range(0, end - BLOCK_SIZE + 1, BLOCK_SIZE):
             if node is None:
                 break
-            node = node.children.get(tuple(tokens[start : start + BLOCK_SIZE]))
+            node = node.children.get(
+                tuple(tokens[start : start + BLOCK_SIZE]) if names is None else names[start // BLOCK_SIZE]
+            )
             if node is not None:
                 nodes.append(node)
         return nodes
 
-    def insert(
-        self, scope: PrefixScope, parent: PrefixNode | None, block_tokens: tuple[int, ...], block: int
-    ) -> PrefixNode:
+    def insert(self, scope: PrefixScope, parent: PrefixNode | None, key: BlockKey, block: int) -> PrefixNode:
         """Name a held, full, computed block below `parent` (None: the scope's root), whose path the caller holds.
-        Returns the node for these tokens: one that was there before makes the caller's own block superfluous."""
+        Returns the node of this key: one that was there before makes the caller's own block superfluous."""
         if parent is None:
             parent = self._roots.get(scope)
             if parent is None:
                 parent = self._add_root(scope)
-        existing = parent.children.get(block_tokens)
+        existing = parent.children.get(key)
         if existing is not None:
             return existing
         number = parent.scope_number
-        node = PrefixNode(scope, number, parent, block_tokens, block, chain_hash(parent.hash, block_tokens))
-        parent.children[block_tokens] = node
+        node = parent.children[key] = PrefixNode(scope, number, parent, key, block)
         self._by_block[block] = node
         self.scope_numbers[block] = number
         self._pool.cache(block, self)
@@ -156,7 +176,7 @@ class PrefixCache:
         parent = node.parent
         if parent is None:
             raise IntegrityError("a root holds no block and cannot be evicted")
-        del parent.children[node.tokens]
+        del parent.children[node.key]
         self.scope_numbers[node.block] = 0
         if self._on_removal is not None:
             self._on_removal(node)
@@ -174,7 +194,9 @@ class PrefixCache:
             if self._by_block.get(node.block) is not node or not self._pool.is_cached(node.block):
                 raise IntegrityError(f"block {node.block} is in the tree, but not in the books")
             parent = node.parent
-            if parent is None or node.hash != chain_hash(parent.hash, node.tokens):
+            if parent is None or node.hash != (
+                node.key if isinstance(node.key, bytes) else chain_hash(parent.hash, node.key)
+            ):
                 raise IntegrityError(f"block {node.block} does not carry the hash of its path")
             if parent.parent is not None and self._pool.references(parent.block) < self._pool.references(node.block):
                 raise IntegrityError(f"block {node.block} is held by a sequence that does not hold its parent")

@@ -38,6 +38,13 @@ class GrowthReserve:
         else:
             self.share = max(self.MIN, self.share * self.FALL)
 
+    def advance(self, steps: int) -> None:
+        """So many steps preempted nothing."""
+        for _ in range(steps):
+            if self.share == self.MIN:
+                return
+            self.observe(preempted=False)
+
     def blocks(self, sequence: Sequence) -> float:
         """Blocks to keep for the rest of this sequence's answer."""
         outstanding = sequence.num_prompt + sequence.request.sampling.max_tokens - sequence.num_tokens

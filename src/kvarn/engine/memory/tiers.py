@@ -16,7 +16,7 @@ from kvarn.engine.plan import BlockTransfer, KVConnector, KVFetch, StepResult
 from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.shapes import BLOCK_SIZE
-from kvarn.wire.block_names import PrefixScope, block_hashes, root_hash
+from kvarn.wire.block_names import PrefixScope, block_hashes, chain_hash, root_hash
 
 _SMOOTHING = 0.1
 _LONG_S = 1.0
@@ -57,8 +57,17 @@ class KVTiers:
     def name(self, sequence: Sequence, limit: int) -> None:
         """Name the full blocks of the first `limit` tokens, unless the sequence has names from its preemption."""
         if not sequence.fetch.block_names and limit >= BLOCK_SIZE:
-            tokens = sequence.tokens[: limit // BLOCK_SIZE * BLOCK_SIZE]
-            sequence.fetch.block_names = block_hashes(tokens, sequence.request.scope, self._namespace)
+            sequence.fetch.block_names = self._names(sequence, limit // BLOCK_SIZE * BLOCK_SIZE)
+
+    def _names(self, sequence: Sequence, num_tokens: int) -> list[bytes]:
+        """Names of the blocks of its first tokens; the last may not be full."""
+        request = sequence.request
+        if request.block_names is None:
+            return block_hashes(sequence.tokens[:num_tokens], request.scope, self._namespace)
+        names, rest = request.block_names[: num_tokens // BLOCK_SIZE], num_tokens % BLOCK_SIZE
+        if rest:
+            names.append(chain_hash(names[-1] if names else b"", [rest]))
+        return names
 
     def loadable(self, sequence: Sequence, first: int, end: int) -> list[bytes]:
         """Names of the blocks from entry `first` on, before entry `end`, that the next plan shall load."""
@@ -121,7 +130,7 @@ class KVTiers:
         """Have the blocks of a preempted sequence stored, the last perhaps not full, if that pays twice; returns
         their names."""
         scope = sequence.request.scope
-        names = block_hashes(sequence.tokens[:computed], scope, self._namespace)
+        names = self._names(sequence, computed)
         if self._gain_s(0, len(names), 0) >= self.transfer_s * len(names):
             for block, name in zip(sequence.blocks, names, strict=False):
                 self.store(block, name, scope)

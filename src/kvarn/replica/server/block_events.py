@@ -34,7 +34,7 @@ class BlockEventPublisher:
         self._epoch = int(clock.time() * 1e9)
         self._sequences: dict[int, int] = {}
         """Number of the next event, by gateway process that wants events."""
-        self._due_s = 0.0
+        self.due_s = 0.0  # time from which on changes are sent
 
     def subscribe(self, gateway: int, *, wanted: bool) -> None:
         """Send a gateway process all that is held and, from now on, what changes; or no more."""
@@ -57,11 +57,11 @@ class BlockEventPublisher:
 
     def send_due(self, *, idle: bool) -> None:
         """Send changes whose time has come: all of them before a rest (`idle`)."""
-        if self._sequences and (idle or self._clock() >= self._due_s):
+        if self._sequences and (idle or self._clock() >= self.due_s):
             self.flush()
 
     def flush(self) -> None:
-        self._due_s = self._clock() + SEND_EVERY_S
+        self.due_s = self._clock() + SEND_EVERY_S
         if not self._held:
             return
         self._tell_all(*self._held.take())

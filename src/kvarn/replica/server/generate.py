@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,16 @@ import msgspec
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.costs.decoder import DecoderCosts
+from kvarn.costs.draws import Draws
 from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.errors import AdmissionError
+from kvarn.engine.fast_forward import DecodeRun, Forwarded, decode_run
 from kvarn.engine.memory.block_inventory import BlockPlace
 from kvarn.engine.step_reports import FloorOf
 from kvarn.replica.server.engine_answers import EngineAnswers
 from kvarn.replica.server.prefill.client import PrefillClient
 from kvarn.replica.server.prefill.server import PrefillServer
+from kvarn.wire.block_names import NamedPrompt
 from kvarn.wire.messages import (
     AdapterChanged,
     Adapters,
@@ -39,7 +43,7 @@ if TYPE_CHECKING:  # these bring torch
     from kvarn.replica.server.sleep import SleepingModel
 
 MakeCore = Callable[[EngineParts, Callable[[], float]], EngineCore]
-_GAUGES_EVERY_S = 0.25
+GAUGES_EVERY_S = 0.25
 """Interval of the gauges that change with each step; they are shown once a second."""
 
 
@@ -55,6 +59,7 @@ class GenerateService:
         floor_of: The least seconds that the device needs for a step.
         sleep: Takes the model off its device once this service is shut down; None: it cannot sleep.
         make_core: Makes the engine of its parts and clock: a recording one, perhaps.
+        gauges_every_s: Interval of the statistics while it works.
     """
 
     def __init__(
@@ -72,7 +77,9 @@ class GenerateService:
         sleep: Callable[[], SleepingModel] | None = None,
         clock: Callable[[], float] = SYSTEM_CLOCK.now,
         make_core: MakeCore = EngineCore,
+        gauges_every_s: float = GAUGES_EVERY_S,
     ) -> None:
+        self.gauges_every_s = gauges_every_s
         self.sleep = sleep
         self.card = msgspec.structs.replace(card, cache_namespace=parts.namespace)
         self.parts = parts
@@ -85,7 +92,7 @@ class GenerateService:
         self._adapters = None if adapter_host is None else adapter_host(self._core)
         self._clock = clock
         self._answers = EngineAnswers(self._core, floor_of, self._adapter_name, clock)
-        self._gauges_due_s = clock()
+        self.gauges_due_s = clock()
 
     @property
     def block_places(self) -> list[BlockPlace]:
@@ -165,7 +172,21 @@ class GenerateService:
             self._prefill_server.after_step(self._core, output.deltas)
         if not output.computed and not output.refused:
             return told
-        return [*told, *output.refused, StepOutput(deltas=output.deltas, stats=self._due_stats())]
+        return [*told, *output.refused, StepOutput(deltas=output.deltas, stats=self.due_stats())]
+
+    def decode_run(self, until_s: float = math.inf, overheads: Draws | None = None) -> DecodeRun | None:
+        """Steps that only decode, for `forward`; see `kvarn.engine.fast_forward`."""
+        if self._adapters is not None or self._prefill_server is not None:
+            return None
+        return decode_run(self._core, until_s, overheads)
+
+    def forward(self, run: DecodeRun, until_s: float = math.inf) -> tuple[Forwarded, StepOutput] | None:
+        """Take the steps of a run that begin before `until_s`, up to the first with which the gauges are due; None
+        where there is none."""
+        forwarded = run.take(until_s, due_s=self.gauges_due_s)
+        if forwarded is None:
+            return None
+        return forwarded, StepOutput(deltas=forwarded.deltas, stats=self.due_stats())
 
     def _poll_adapters(self) -> list[Refused | StepOutput | AdapterChanged | Adapters]:
         """Changes of adapters: the list of adapters comes before the answer to the request for the change."""
@@ -189,10 +210,6 @@ class GenerateService:
             stats = self._experts.enter(stats)
         return stats if self._costs is None else _with_work(stats, self._costs)
 
-    def check_integrity(self) -> None:
-        """Recount all that is held. Valid between steps. Raises `IntegrityError`."""
-        self._core.check_integrity()
-
     def shutdown(self) -> None:
         if self._adapters is not None:
             self._adapters.close()
@@ -200,12 +217,12 @@ class GenerateService:
         for close in self._closing:
             close()
 
-    def _due_stats(self) -> EngineStats | None:
+    def due_stats(self) -> EngineStats | None:
         """The gauges, with the first step after a rest, the last before one, and at an interval between."""
         now, idle = self._clock(), not self._core.has_work()
-        if now < self._gauges_due_s and not idle:
+        if now < self.gauges_due_s and not idle:
             return None
-        self._gauges_due_s = now if idle else now + _GAUGES_EVERY_S
+        self.gauges_due_s = now if idle else now + self.gauges_every_s
         return self.stats()
 
 
@@ -238,7 +255,7 @@ def _find_problem(request: Submit, card: ModelCard, *, has_grammars: bool) -> st
         return "this engine keeps answers to no grammar"
     if not all(card.has_tokens(drawn or ()) for drawn in request.resume_token_ids):
         return f"resume_token_ids must be in 0 to {card.vocab_size - 1}"
-    if not card.has_tokens(request.prompt_token_ids):
+    if not isinstance(request.prompt_token_ids, NamedPrompt) and not card.has_tokens(request.prompt_token_ids):
         return f"prompt_token_ids must be in 0 to {card.vocab_size - 1}"
     allowed = request.sampling.allowed_token_ids
     if allowed is not None and not any(0 <= token < card.vocab_size for token in allowed):

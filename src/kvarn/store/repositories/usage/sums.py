@@ -69,7 +69,7 @@ def _part(table: _Table, where: UsageFilter, start: int, end: int, width: int, g
             table.currency,
             *[_group(table, name).label(name) for name in group_by],
         )
-        .where(at >= start, at < end, *_conditions(table, where))
+        .where(at >= start, at < end, *conditions(table, where))
         .group_by("bucket", table.currency, *group_by)
     )
 
@@ -81,7 +81,8 @@ def _group(table: _Table, name: str) -> ColumnElement[Any]:
     return func.nullif(column, "") if name in _MAY_LACK else column
 
 
-def _conditions(table: _Table, where: UsageFilter) -> list[ColumnElement[bool]]:
+def conditions(table: _Table, where: UsageFilter) -> list[ColumnElement[bool]]:
+    """Conditions of a filter on events or hours."""
     wanted = (
         ("project_id", where.project_ids),
         ("user_id", where.user_ids),
