@@ -42,6 +42,7 @@ SMOKE = {
         "--sets generated --pages 3 --questions 4 --tokens 100 --overlap 20",
         r"hybrid \+ rerank \| \d+(.|\n)*groundedness 100\.0%",
     ),
+    "planner_accuracy": ("", r"Judged: H200[\s\S]+Median 10%"),
     "routing": ("--requests 40 --rate 20", r"prefix .+ \d+\.\d% .+ busiest / mean \d"),
     "run": ("--shape demo --workloads W1", r"W1 +\d.* 0  "),
     "sandboxes": ("--repeats 1 README.md", r"README\.md +\d"),

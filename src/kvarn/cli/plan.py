@@ -55,6 +55,10 @@ class PlanOptions:
     owned: Annotated[bool, Option("--owned", help="Count devices as bought, by their list prices.")] = False
     services: Annotated[float, Option(min=0, max=500, help="Egress and services, per cent of devices.")] = 40.0
     api_price: Annotated[str | None, Option(metavar="IN:OUT", help="An API's $ for a million tokens.")] = None
+    training: Annotated[
+        list[str] | None, Option(metavar="JOB", help="Memory of a job: sft, sft-lora, dpo, ppo, grpo; repeatable.")
+    ] = None
+    training_length: Annotated[int, Option(min=1, help="Tokens of a sequence in training.")] = 4096
     devices: Annotated[Path | None, Option(help="TOML file with devices of your own.")] = None
     json_path: Annotated[Path | None, Option("--json", help="Write the whole plan; - is standard output.")] = None
     html_path: Annotated[Path | None, Option("--html", help="Write a page with plots: one file, opens offline.")] = None
@@ -102,7 +106,7 @@ def plan(
 
 
 def _request(model: str, options: PlanOptions) -> PlanRequest:
-    from kvarn.planner.request import Choices, MoneyRequest, PlanRequest, SloRequest
+    from kvarn.planner.request import Choices, MoneyRequest, PlanRequest, SloRequest, TrainingRequest
 
     names = [name.strip() for each in options.gpu or () for name in each.split(",") if name.strip()]
     return PlanRequest(
@@ -126,6 +130,7 @@ def _request(model: str, options: PlanOptions) -> PlanRequest:
             headroom=options.headroom / 100,
             max_devices=options.max_devices,
         ),
+        training=TrainingRequest(jobs=tuple(options.training or ()), length=options.training_length),
         max_context_length=options.max_model_len,
         gpu_memory_utilization=options.gpu_memory_utilization,
     )
