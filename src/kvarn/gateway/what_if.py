@@ -52,7 +52,7 @@ class WhatIfRuns:
     async def run(
         self, tenant: str, question: str, window: Window, asked: WhatIf
     ) -> AsyncGenerator[Progress | Simulated, None]:
-        """How far it is, and in the end the answer. Whoever stops listening ends the simulation. Raises `ApiError`:
+        """Progress, and in the end the answer. Whoever stops listening ends the simulation. Raises `ApiError`:
         400, it cannot be simulated, or takes more than it may; 503, the server stops."""
         payload = msgspec.json.encode(asked)
         yield Progress(0.0)

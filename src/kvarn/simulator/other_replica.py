@@ -109,7 +109,7 @@ def _on_device(asked: WhatIf, device: str) -> OtherReplica:
     note = f"Steps on {device} are the planner's ({best.name}), not measured: the error is that of its device model"
     error = "." if best.replica.error is None else f", {best.replica.error:.0%} of a step."
     return OtherReplica(
-        best.replica, (note + error, "What the machine now running adds between steps is not carried over.")
+        best.replica, (note + error, "Time that the machine now running adds between steps is not carried over.")
     )
 
 

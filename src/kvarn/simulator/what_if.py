@@ -1,4 +1,4 @@
-"""What a model's recent requests would have met with other settings: the simulator on recorded arrivals, run twice.
+"""Simulations of a model's recent requests, as they came and with other settings.
 
 A module of `kvarn.sandbox.worker`: a gateway asks it, and its time and memory are bounded.
 """

@@ -24,7 +24,7 @@ class RecordedRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What would be otherwise. None: as it was."""
+    """Settings that would be otherwise. None: as it was."""
 
     replicas: int | None = None
     whole_prompts: bool = False
@@ -58,7 +58,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the requests: as measured, or simulated. Quantiles are None where nothing was answered."""
+    """Outcome of the requests: as measured, or simulated. Quantiles are None where nothing was answered."""
 
     requests: int
     answered: int
@@ -88,7 +88,7 @@ class Simulated(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     settings: list[str]
     """The settings that were changed, as `path=value`."""
     notes: list[str]
-    """What is taken for granted, and what the simulation cannot know."""
+    """Assumptions, and limits of what the simulation knows."""
     logs: tuple[str, str]
     """SHA-256 of both event logs: the same question gives the same."""
 

@@ -66,7 +66,7 @@ class PlanChoices(Struct, frozen=True, kw_only=True):
 
 @router.get("/plan")
 async def get_choices(gateway: GatewayDep, viewer: ConsoleViewer) -> PlanChoices:
-    """What a plan may be asked of."""
+    """Models, devices and kinds of traffic that a plan may be asked for."""
     served = await asyncio.to_thread(_with_config, gateway, viewer)
     return PlanChoices(
         served=served, presets=preset_names(), devices=_devices(), traffic=await asyncio.to_thread(_traffic)

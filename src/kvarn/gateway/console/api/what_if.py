@@ -163,7 +163,7 @@ def _choice(model: ServedModel) -> SimulatedModel:
 
 
 def _times_of(model: ServedModel) -> list[StepTimes]:
-    """What its ready engines know of their steps."""
+    """Step times as its ready engines know them."""
     return [each.stats.step_times for each in model.replicas.ready_clients() if each.stats.step_times is not None]
 
 

@@ -17,7 +17,7 @@ class LedgerRequest:
     """One request that a model of this server answered."""
 
     at_s: float
-    """When it came, seconds since 1970, to the millisecond."""
+    """Its arrival, seconds since 1970, to the millisecond."""
     project_id: str
     input_tokens: int
     cached_tokens: int
