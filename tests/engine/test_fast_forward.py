@@ -16,7 +16,7 @@ from kvarn.config.engine import EngineConfig
 from kvarn.costs.replica_model import Distribution
 from kvarn.engine import EngineCore, EngineParts
 from kvarn.engine.errors import ProtocolError
-from kvarn.engine.fast_forward import decode_run, fast_forward
+from kvarn.engine.fast_forward import decode_run
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.wire.sessions import SessionEvent, SessionNews, SessionTurn
@@ -245,21 +245,21 @@ def test_an_engine_is_not_forwarded_where_its_next_steps_may_do_more_than_decode
     made.add(submit(1, max_tokens=20))
     made.step()
     made.step()
-    assert fast_forward(made.core) is None
+    assert decode_run(made.core) is None
 
 
 def test_log_probabilities_are_left_to_steps() -> None:
     engine = Engine()
     engine.add(submit(sampling=SamplingParams(seed=1, max_tokens=20, logprobs=2)))
     engine.step()
-    assert fast_forward(engine.core) is None
+    assert decode_run(engine.core) is None
 
 
 def test_an_engine_on_the_machines_clock_is_not_forwarded() -> None:
     engine = EngineCore(EngineParts(ModelledExecutor(), EngineConfig()), VirtualClock().now)
     engine.add(submit())
     engine.step()
-    assert fast_forward(engine) is None
+    assert decode_run(engine) is None
 
 
 def test_tokens_and_times_of_any_function_are_forwarded() -> None:

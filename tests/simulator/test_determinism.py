@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import random
 import subprocess
 import sys
 import time
@@ -95,16 +96,18 @@ def test_another_seed_gives_another_log() -> None:
     assert simulate(everything(**short)).log_sha256 != simulate(everything(seed=1, **short)).log_sha256
 
 
-def test_a_run_of_every_feature_reads_no_clock_of_the_machine() -> None:
+def test_a_run_of_every_feature_reads_no_clock_and_no_chance_of_the_machine() -> None:
     """Looks at every call of a built-in function, however it was reached."""
     forbidden = {
         getattr(time, name)
         for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep")
     }
+    forbidden.add(os.urandom)
+    shared_chance = random.random.__self__  # that of the module's own functions
     found: list[str] = []
 
     def look(frame: Any, event: str, argument: Any) -> None:
-        if event == "c_call" and argument in forbidden:
+        if event == "c_call" and (argument in forbidden or getattr(argument, "__self__", None) is shared_chance):
             found.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
     scenario = everything(duration_s=3, drain_s=20)

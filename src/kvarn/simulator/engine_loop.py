@@ -186,7 +186,7 @@ class EngineLoop:
                 self._publisher.send_due(idle=True)
             self._listener.has_nothing_to_do()
             return
-        run = self.service.decode_run(overheads=self._overheads) if self._forwards else None
+        run = self.service.decode_run(self._overheads) if self._forwards else None
         if run is not None and len(run.steps) >= _LEAST_RUN:
             self._run, self.quiet_until_s = run, 0.0
             self._world.at_end(run.ends_s, self._number, self._end_run, self._ticket)
