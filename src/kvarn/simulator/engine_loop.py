@@ -96,6 +96,10 @@ class EngineLoop:
         self._publishes = wanted
         self._publisher.subscribe(0, wanted=wanted)
 
+    def tell_all_blocks(self) -> None:
+        """Tell of all blocks again, at the moment for which it has just told of some."""
+        self._publisher.subscribe(0, wanted=True)
+
     def set_reading(self, reads: bool) -> None:
         """Whether messages get through."""
         self.settle()

@@ -238,7 +238,7 @@ class SimulatedReplica:
         if loop is None:
             return
         if watcher is not None:
-            self._reader = BlockEventReader(watcher, lambda: loop.subscribe(wanted=True))
+            self._reader = BlockEventReader(watcher, loop.tell_all_blocks)
         loop.subscribe(wanted=watcher is not None)
 
     # Faults ----------------------------------------------------------------------------------------------------------
