@@ -56,6 +56,9 @@ class SimulateOptions:
         Path | None,
         Option(help="Modelled replica: a file that `kvarn bench profile` wrote.", rich_help_panel=_DEPLOYMENT),
     ] = None
+    any_scheduler: Annotated[
+        bool, Option("--any-scheduler", help="Take one of other scheduling code.", rich_help_panel=_DEPLOYMENT)
+    ] = False
     replicas: Annotated[
         int | None, Option(min=1, max=256, help="Replicas of the first model.", rich_help_panel=_DEPLOYMENT)
     ] = None
@@ -158,6 +161,8 @@ def _with_flags(raw: dict[str, Any], options: SimulateOptions) -> dict[str, Any]
         raw["config"] = raw.get("config") or {"models": [{"name": name, "path": options.model}]}
         raw["devices"] = {name: {"device": options.gpu}}
         raw.setdefault("name", f"{name} on {options.gpu}")
+    if options.any_scheduler:
+        raw["any_scheduler"] = True
     stream: dict[str, Any] = {}
     if options.traffic is not None:
         is_preset = options.traffic in PRESETS

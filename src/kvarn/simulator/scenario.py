@@ -24,6 +24,7 @@ from kvarn.costs.replica_model import ReplicaModel
 from kvarn.planner.models import find_model
 from kvarn.planner.replicas import table_replica
 from kvarn.replica.server.generate import GAUGES_EVERY_S
+from kvarn.simulator.calibration import CalibrationError, read_calibration
 from kvarn.traffic.arrivals import ArrivalPattern
 from kvarn.traffic.presets import PRESETS
 from kvarn.traffic.trace import TraceFormat
@@ -219,6 +220,9 @@ class Scenario(Section):
     fast_forward: bool = True
     """Take steps that only decode together. The outcome is the same."""
 
+    any_scheduler: bool = False
+    """Take replicas that were measured with other scheduling code than this, too."""
+
     client_timeout_s: float | None = Field(None, gt=0)
     """Seconds after which a client leaves that has no answer yet. Default: it waits."""
 
@@ -300,7 +304,10 @@ def scenario_of(raw: dict[str, Any], folder: Path, where: str) -> Scenario:
     replicas = raw.get("replicas")
     if isinstance(replicas, dict):
         raw["replicas"] = {
-            name: read_replica(folder / each) if isinstance(each, str) else each for name, each in replicas.items()
+            name: read_replica(folder / each, any_scheduler=raw.get("any_scheduler") is True)
+            if isinstance(each, str)
+            else each
+            for name, each in replicas.items()
         }
     if isinstance(raw.get("config"), str):
         raw["config"] = read_mapping(folder / raw["config"])
@@ -314,9 +321,15 @@ def _with_path(part: Any, key: str, folder: Path) -> Any:
     return part | {key: str(folder / part[key])} if known else part
 
 
-def read_replica(path: Path) -> Any:
-    """A modelled replica's file: the replica itself, or an object that has it as `replica`."""
+def read_replica(path: Path, *, any_scheduler: bool = False) -> Any:
+    """A modelled replica's file: the replica itself, an object that has it as `replica`, or a calibration, which must
+    be of this scheduling code unless `any_scheduler`."""
     raw = read_mapping(path)
+    if str(raw.get("format")).startswith("kvarn-calibration"):
+        try:
+            return read_calibration(path, any_scheduler=any_scheduler).replica
+        except CalibrationError as error:
+            raise ScenarioError(str(error)) from None
     return raw.get("replica", raw)
 
 
