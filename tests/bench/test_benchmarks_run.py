@@ -47,7 +47,17 @@ SMOKE = {
     "routing": ("--requests 40 --rate 20", r"prefix .+ \d+\.\d% .+ busiest / mean \d"),
     "run": ("--shape demo --workloads W1", r"W1 +\d.* 0  "),
     "sandboxes": ("--repeats 1 README.md", r"README\.md +\d"),
+    "schedule_identity": (
+        f"--model {DEMO} --seconds 1 --only bursts --methods ngram",
+        r"bursts \| ngram \| 1 \| \d+ \| \d+ \| 100\.00 %",
+    ),
     "sessions": ("--sessions 3 --strangers 20", r"value .+ \d+\.\d%"),
+    "simulation_cost": ("--concurrency 2 --requests 3 --rounds 1 --prompts 200", r" 2 +\d+ +\d+\.\d\d +\d"),
+    "simulated_fleet": ("--deployments 1 --replicas 2 --duration 20", r"16 devices, .+ µs a request"),
+    "simulator_validation": (
+        f"--model {DEMO} --smoke --only bursts",
+        r"bursts \| TTFT p50 \| \d+\.\d+ \|.*\d %",
+    ),
     "speculation": ("--smoke --streams 1,2", r"draft_model: \d+ proposals"),
     "startup": ("--runs 1", r"first token +\d"),
     "state_changes": ("--rows 1000 --writers 2", r"\| backup \| \d.* 0 \|"),

@@ -66,6 +66,20 @@ def test_a_setting_that_cannot_be_is_explained(setting: str, words: str) -> None
         scenario().changed([setting])
 
 
+def test_a_device_of_the_table_makes_the_replica_that_the_settings_ask_for() -> None:
+    raw = {
+        "config": {"models": [{"name": "m", "path": "Qwen/Qwen3-8B"}]},
+        "devices": {"m": {"device": "h100"}},
+    }
+    plain = scenario_of(raw, Path(), "here")
+    quantised = plain.changed(["models.0.quantization=fp8"])
+    two = plain.changed(["models.0.tensor_parallel_size=2"])
+    assert quantised.replicas["m"].kv_blocks > plain.replicas["m"].kv_blocks
+    assert two.replicas["m"].devices == 2
+    with pytest.raises(ScenarioError, match="here: there is no device 'h999'"):
+        scenario_of(raw | {"devices": {"m": {"device": "h999"}}}, Path(), "here")
+
+
 @pytest.mark.parametrize(
     ("part", "words"),
     [

@@ -1,4 +1,4 @@
-"""What a server adds to its engine's steps: the time between them, and the time around them.
+"""Measurement of a server under load: the time between its engine's steps, and the time around them.
 
 A server is started with a record of its engine's schedule and loaded by several numbers of clients. The record tells
 when each step began and ended and how long the executor took; the clients tell when they had their first tokens.
@@ -38,6 +38,10 @@ _PARTS = 200
 """Equal parts of the measured values, each kept as its mean: so the whole keeps its mean, however long its tail is."""
 
 
+_FEW = 3
+"""Steps whose median is trusted."""
+
+
 class ProfileError(Exception):
     """The server cannot be profiled; the message says why."""
 
@@ -46,7 +50,10 @@ class LoadProfile(msgspec.Struct, kw_only=True):
     """Measurements under load."""
 
     overhead_s: Distribution
-    """Seconds from the end of a step to the beginning of the next one's work, where work was there."""
+    """Seconds from the end of a step to the beginning of the next one's work, where work was there, less those of its
+    sequences."""
+    overhead_row_s: float
+    """Seconds that each sequence of a step adds to them."""
     answer_s: Distribution
     """Seconds of a request until its first token that no step accounts for."""
     start_s: float
@@ -85,13 +92,16 @@ def profile_under_load(
             target = Target(url=url, model="profiled", vocabulary=vocabulary)
             alone, prompts = _load(target, 0, 1, requests, prompt, output)
             for number, concurrency in enumerate(clients, start=1):
-                _load(target, number, concurrency, requests, prompt, output)
+                _load(target, number, concurrency, max(requests, 2 * concurrency), prompt, output)
         (path,) = (folder / "schedules").iterdir()
         events = list(read_schedule(path))
         start_s = _engine_start_s(folder / "serve.log")
     steps = timed_steps(events)
+    between = overheads(steps)
+    row_s = _slope(between)
     return LoadProfile(
-        overhead_s=distribution(overheads(steps)),
+        overhead_s=distribution([max(0.0, seconds - row_s * rows) for rows, seconds in between]),
+        overhead_row_s=row_s,
         answer_s=distribution(_answer_times(events, steps, alone, prompts)),
         start_s=start_s,
         steps=[StepSample(step.shape, step.elapsed_s) for step in steps],
@@ -137,10 +147,26 @@ def timed_steps(events: Sequence[Event]) -> list[_Timed]:
     return steps
 
 
-def overheads(steps: Sequence[_Timed]) -> list[float]:
-    """Seconds that passed from the end of a step to that of the one after it, less the executor's work."""
+def overheads(steps: Sequence[_Timed]) -> list[tuple[int, float]]:
+    """Sequences of each step that followed another at once, and the seconds from the end of that one to its own, less
+    the executor's work."""
     pairs = itertools.pairwise(steps)
-    return [after.end_s - before.end_s - after.elapsed_s for before, after in pairs if after.follows]
+    return [
+        (after.shape.decode_rows, after.end_s - before.end_s - after.elapsed_s)
+        for before, after in pairs
+        if after.follows and not after.shape.prefill_tokens
+    ]
+
+
+def _slope(points: Sequence[tuple[int, float]]) -> float:
+    """Seconds for each sequence: of the line through the medians at each number of sequences, at least 0."""
+    found: dict[int, list[float]] = {}
+    for rows, seconds in points:
+        found.setdefault(rows, []).append(seconds)
+    medians = [(rows, statistics.median(own)) for rows, own in found.items() if len(own) >= _FEW]
+    if len(medians) < 2:
+        return 0.0
+    return max(0.0, statistics.linear_regression(*zip(*medians, strict=True)).slope)
 
 
 def _answer_times(

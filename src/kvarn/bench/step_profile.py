@@ -1,4 +1,4 @@
-"""A designed set of steps, timed on the model itself, and the step times fitted to them.
+"""Designed steps, timed on the model itself, and the step times fitted to them.
 
 Each step is a plan made here, so that every size is as it is meant: batches by contexts, prompts behind cached tokens,
 both together, and rows that verify proposals. Only the executor's work is timed.
@@ -12,18 +12,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from kvarn.costs.step_times import StepShape, StepTimes
+from kvarn.costs.step_times import FEW_ROWS, FEW_TOKENS, StepShape, StepTimes
 from kvarn.engine.plan import BlockUpdate, Executor, NewSequence, Row, StepPlan
-from kvarn.engine.step_time import StepTimeModel
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.simulator.calibration import RegionFit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.modelled import shape_of
 
+Floats = NDArray[np.float64]
 _FILL_TOKENS = 256
 """Prompt tokens of a step that fills the cache before anything is timed."""
-_SLOWEST = 2.0
+_FITS = 4
+_SLOWEST = 4.0
 """Times what is expected that a step counts as at most: one that the machine has held up is no example."""
 
 
@@ -56,7 +59,7 @@ class StepCase:
 
 def designed_cases(max_seqs: int, max_context: int, max_tokens: int = 8192) -> list[StepCase]:
     """Steps whose times tell the parts of a step apart, of at most `max_tokens` cached tokens each."""
-    batches = [batch for batch in (1, 2, 4, 8, 16, 32, 64) if batch <= max_seqs]
+    batches = [batch for batch in (1, 2, 4, 8, 16, 32, 64, 128) if batch <= max_seqs]
     contexts = [context for context in (64, 256, 1024, 4096) if context < max_context]
     cases = [
         StepCase(rows=rows, context=context) for rows in batches for context in contexts if rows * context <= max_tokens
@@ -64,7 +67,7 @@ def designed_cases(max_seqs: int, max_context: int, max_tokens: int = 8192) -> l
     for cached in (0, *contexts[1:]):
         cases += [
             StepCase(prompt=tokens, cached=cached)
-            for tokens in (8, 32, 128, 512, 1024)
+            for tokens in (8, 32, 128, 256, 512, 1024, 2048)
             if cached + tokens <= min(max_context, max_tokens)
         ]
     context = contexts[min(1, len(contexts) - 1)]
@@ -94,11 +97,50 @@ def blocks_for(cases: Sequence[StepCase]) -> int:
 
 
 def fit(samples: Sequence[StepSample]) -> StepTimes:
-    """Step times whose errors are smallest in proportion to the steps, no part of them below 0."""
-    known = [(sample.shape, sample.seconds) for sample in samples]
-    first = StepTimeModel(expected=known).times
-    held = [(shape, min(seconds, _SLOWEST * max(first.seconds(shape), 1e-9))) for shape, seconds in known]
-    return StepTimeModel(expected=held).times
+    """Step times that are right on average, errors counted in proportion to the steps; no part of them is below 0.
+
+    Errors are divided by what is expected, not by what was measured: else a slow step would count for less than a fast
+    one, and the sum of many steps would come out too small.
+    """
+    features = np.array([_features(sample.shape) for sample in samples])
+    seconds = np.array([sample.seconds for sample in samples])
+    found = _least_squares(features, seconds, seconds)
+    for _ in range(_FITS):
+        expected = np.maximum(features @ found, 1e-9)
+        found = _least_squares(features, np.minimum(seconds, _SLOWEST * expected), expected)
+    return StepTimes(**dict(zip(_FEATURES, found.tolist(), strict=True)))
+
+
+_FEATURES = (
+    "fixed_s",
+    "prefill_token_s",
+    "prefill_pair_s",
+    "decode_row_s",
+    "decode_token_s",
+    "further_row_s",
+    "further_token_s",
+)
+
+
+def _features(shape: StepShape) -> tuple[float, ...]:
+    rows = shape.decode_rows + shape.proposals
+    further_rows, further_tokens = max(0, rows - FEW_ROWS), max(0, shape.prefill_tokens - FEW_TOKENS)
+    return (1.0, shape.prefill_tokens, shape.prefill_pairs, rows, shape.decode_context, further_rows, further_tokens)
+
+
+def _least_squares(features: Floats, seconds: Floats, scale: Floats) -> Floats:
+    """Coefficients >= 0 with the least squares of errors over `scale`: one that would be negative is 0, and the rest is
+    fitted anew."""
+    weighted, wanted = features / scale[:, None], seconds / scale
+    sizes = np.maximum(np.abs(weighted).max(axis=0), 1e-30)
+    found, free = np.zeros(features.shape[1]), np.arange(features.shape[1])
+    while len(free):
+        solved = np.linalg.lstsq(weighted[:, free] / sizes[free], wanted, rcond=1e-9)[0]
+        if (solved >= 0).all():
+            found[free] = solved / sizes[free]
+            break
+        free = free[solved >= 0]
+    return found
 
 
 def errors_by_region(times: StepTimes, samples: Sequence[tuple[str, StepSample]]) -> list[RegionFit]:
@@ -112,8 +154,18 @@ def errors_by_region(times: StepTimes, samples: Sequence[tuple[str, StepSample]]
     ]
 
 
+def spread(samples: Sequence[StepSample], most: int = 40) -> list[StepSample]:
+    """Samples in which rare steps count as much as frequent ones: at most `most` of about the same sizes."""
+    found: dict[tuple[int, ...], list[StepSample]] = {}
+    for sample in samples:
+        shape = sample.shape
+        sizes = (shape.prefill_tokens, shape.decode_rows, shape.decode_context)
+        found.setdefault(tuple(size.bit_length() for size in sizes), []).append(sample)
+    return [sample for own in found.values() for sample in own[:: -(-len(own) // most)]]
+
+
 def region_of(shape: StepShape) -> str:
-    """The region of a step that was seen under load."""
+    """Region of a step that was seen under load."""
     case = StepCase(rows=shape.decode_rows, proposals=shape.proposals, prompt=shape.prefill_tokens)
     return case.region
 

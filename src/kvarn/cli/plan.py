@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
     from kvarn.planner.answer import Plan
     from kvarn.planner.devices import DeviceTable
     from kvarn.planner.request import PlanRequest, TrafficRequest
+    from kvarn.simulator.optimised import Optimised
 
 app = application()
+
+_MOST_JOBS = 8
+"""Processes of a search at most; each takes some 100 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +65,9 @@ class PlanOptions:
     ] = None
     training_length: Annotated[int, Option(min=1, help="Tokens of a sequence in training.")] = 4096
     devices: Annotated[Path | None, Option(help="TOML file with devices of your own.")] = None
+    optimise: Annotated[
+        bool, Option("--optimise", help="Search settings and replicas near the plan with the simulator: minutes.")
+    ] = False
     json_path: Annotated[Path | None, Option("--json", help="Write the whole plan; - is standard output.")] = None
     html_path: Annotated[Path | None, Option("--html", help="Write a page with plots: one file, opens offline.")] = None
 
@@ -86,6 +94,7 @@ def plan(
         described = find_model(model)
         table = _table(options)
         found = make_plan(_request(model, options), table, described)
+        searched = _searched(found) if options.optimise and found.candidates else None
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         stop(f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}", EXIT_USAGE)
@@ -96,13 +105,35 @@ def plan(
 
         _write(options.html_path, html_report(found))
     if options.json_path is not None:
-        _write(options.json_path, _json(found))
+        _write(options.json_path, _json(found, searched))
     if options.json_path != Path("-"):
         from kvarn.planner.table import print_plan
 
         print_plan(found, Console())
+        if searched is not None:
+            from kvarn.simulator.optimised_table import print_optimised
+
+            print_optimised(searched, Console())
     if not found.candidates:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _searched(found: Plan) -> Optimised:
+    """The best deployment near the plan. Raises PlanError: there is nothing to vary."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from kvarn.simulator.optimise import optimise
+
+    console = Console(stderr=True)
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("simulations: 0")
+
+        def tell(runs: int) -> None:
+            progress.update(task, description=f"simulations: {runs}")
+
+        return optimise(found, jobs=min(_MOST_JOBS, os.cpu_count() or 1), progress=tell)
 
 
 def _request(model: str, options: PlanOptions) -> PlanRequest:
@@ -186,10 +217,13 @@ def _table(options: PlanOptions) -> DeviceTable:
     return table if options.devices is None else table.with_file(options.devices)
 
 
-def _json(found: Plan) -> str:
+def _json(found: Plan, searched: Optimised | None = None) -> str:
     import msgspec
 
-    return msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n"
+    whole: Any = found
+    if searched is not None:
+        whole = {**msgspec.structs.asdict(found), "searched": searched}
+    return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode() + "\n"
 
 
 def _write(path: Path, text: str) -> None:

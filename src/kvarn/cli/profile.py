@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +23,7 @@ from kvarn.bench.step_profile import (
     errors_by_region,
     fit,
     region_of,
+    spread,
     time_steps,
 )
 from kvarn.cli.output import EXIT_FAILED, EXIT_USAGE, stop
@@ -48,12 +50,12 @@ def profile(
     path: Annotated[str, Argument(metavar="MODEL", help="Directory, hub id or packaged model.")] = "kvarn-demo",
     output: Annotated[Path, Option("--output", "-o", help="File of the calibration.")] = Path("calibration.json"),
     rounds: Annotated[int, Option(min=1, help="Times that each designed step is measured.")] = 5,
-    batch: Annotated[int, Option(min=1, help="Largest decode batch of the designed steps.")] = 32,
+    batch: Annotated[int, Option(min=1, help="Largest decode batch of the designed steps.")] = 128,
     context: Annotated[
         int | None, Option(min=65, help="Longest context of the designed steps.", show_default="4096, or the model's")
     ] = None,
     load: Annotated[bool, Option(help="Measure a server under load, too: what it adds to the steps.")] = True,
-    clients: Annotated[list[int] | None, Option(min=2, help="Clients; repeatable.", show_default="4, 12")] = None,
+    clients: Annotated[list[int] | None, Option(min=2, help="Clients; repeatable.", show_default="4, 16, 64")] = None,
     requests: Annotated[int, Option(min=4, help="Requests of each number of clients.")] = 60,
     kv_cache_gib: Annotated[float | None, Option(help="KV cache.", show_default="as `kvarn serve`")] = None,
     max_context_length: Annotated[int | None, Option(min=128, help="Context.", show_default="as `kvarn serve`")] = None,
@@ -88,8 +90,8 @@ def profile(
     loaded = None
     if load:
         console.print("loading a server ...", highlight=False)
-        loaded = _loaded(config, clients or [4, 12], requests, vocab_size, plan.max_context_length)
-    times = fit([*(sample for _, sample in samples), *([] if loaded is None else loaded.steps)])
+        loaded = _loaded(config, clients or [4, 16, 64], requests, vocab_size, plan.max_context_length)
+    times = fit([*(sample for _, sample in samples), *([] if loaded is None else spread(loaded.steps))])
     designed = errors_by_region(times, samples)
     under_load = [] if loaded is None else errors_by_region(times, [(region_of(s.shape), s) for s in loaded.steps])
     found = Calibration(
@@ -166,9 +168,9 @@ def _loaded(config: ModelConfig, clients: list[int], requests: int, vocab_size: 
 def _replica(
     times: StepTimes, plan: CachePlan, block_bytes: int, loaded: LoadProfile | None, source: str, fits: list[RegionFit]
 ) -> ReplicaModel:
-    nothing = Distribution()
+    nothing, row_s = Distribution(), 0.0 if loaded is None else loaded.overhead_row_s
     return ReplicaModel(
-        step_times=times,
+        step_times=msgspec.structs.replace(times, decode_row_s=times.decode_row_s + row_s),
         kv_blocks=plan.num_blocks,
         block_bytes=block_bytes,
         max_context_length=plan.max_context_length,

@@ -5,6 +5,9 @@
 *Pairs* are (query, key) pairs of prompt chunks and proposals: the part of attention that grows with the square of the
 length. A decode row that verifies proposals reads its context once; each proposal goes through the layers, the head and
 the sampler like the row's own token.
+
+A measured replica may have *further* seconds: a device takes longer for each row or token beyond the first ones, where
+it computes rather than reads, or where what it computes with leaves the caches. An engine learns none while it serves.
 """
 
 from __future__ import annotations
@@ -43,6 +46,9 @@ class StepShape:
         self.prefill_pairs += pairs(start, count)
 
 
+FEW_ROWS, FEW_TOKENS = 32, 256
+
+
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for each part of a step, all >= 0."""
 
@@ -51,6 +57,8 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     prefill_pair_s: float = 0.0  # for a (query, key) pair of a prompt's chunk
     decode_row_s: float = 0.0  # for a sequence that decodes, and for a proposal
     decode_token_s: float = 0.0  # for a cached token that a decoding sequence reads
+    further_row_s: float = 0.0  # more for each sequence and proposal beyond FEW_ROWS
+    further_token_s: float = 0.0  # more for each prompt token beyond FEW_TOKENS
 
     def seconds(self, shape: StepShape) -> float:
         prompts_s = self.prompt_s(shape.prefill_tokens, shape.prefill_pairs)
@@ -58,18 +66,24 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     def decode_s(self, rows: float, context: float) -> float:
         """Seconds of a step that only decodes; `context` is summed over its rows."""
-        return self.fixed_s + rows * self.decode_row_s + context * self.decode_token_s
+        return self._rows_s(rows) + context * self.decode_token_s
 
     def decodes_s(self, rows: int, contexts: range) -> list[float]:
         """`seconds` of steps that only decode, the same to the last bit; `contexts` as in `decode_s`."""
-        rows_s, token_s = self.fixed_s + rows * self.decode_row_s, self.decode_token_s
+        rows_s, token_s = self._rows_s(rows), self.decode_token_s
         return [rows_s + context * token_s for context in contexts]
 
     def prompt_s(self, tokens: float, num_pairs: float | None = None) -> float:
         """Seconds that tokens of prompts add to the steps that compute them; None: they are one whole prompt."""
         if num_pairs is None:
             num_pairs = tokens * (tokens + 1) / 2
-        return tokens * self.prefill_token_s + num_pairs * self.prefill_pair_s
+        further = tokens - FEW_TOKENS
+        further_s = further * self.further_token_s if further > 0 else 0.0
+        return tokens * self.prefill_token_s + num_pairs * self.prefill_pair_s + further_s
+
+    def _rows_s(self, rows: float) -> float:
+        further = rows - FEW_ROWS
+        return self.fixed_s + rows * self.decode_row_s + (further * self.further_row_s if further > 0 else 0.0)
 
     def scaled(self, factor: float) -> StepTimes:
         """The times of a device that takes `factor` times as long."""

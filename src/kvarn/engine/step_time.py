@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from kvarn.costs.step_times import ExpectedStep, StepShape, StepTimes, typical_steps
 
+_NAMES = ("fixed_s", "prefill_token_s", "prefill_pair_s", "decode_row_s", "decode_token_s")
 _SCALES = (1.0, 512.0, 512.0 * 1024.0, 32.0, 32.0 * 1024.0)
 """Typical sizes of the features, so that all coefficients are seconds of about the same size."""
 
@@ -162,7 +163,7 @@ class StepTimeModel:
             free = [i for i in free if i not in negative]
         self._weights = weights
         seconds = [weight / scale for weight, scale in zip(weights, _SCALES, strict=True)]
-        self.fitted = StepTimes(**dict(zip(StepTimes.__struct_fields__, seconds, strict=True)))
+        self.fitted = StepTimes(**dict(zip(_NAMES, seconds, strict=True)))
 
 
 class FixedStepTimes(StepTimeModel):

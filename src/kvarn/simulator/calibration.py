@@ -15,7 +15,7 @@ import msgspec
 import kvarn
 from kvarn.costs.replica_model import ReplicaModel
 
-FORMAT = "kvarn-calibration-1"
+FORMAT = "kvarn-calibration/1"
 _SCHEDULING = ("engine", "costs", "fairness")
 """Packages that decide what is in a step."""
 
@@ -49,7 +49,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     measured_at: str
     """ISO date."""
     settings: dict[str, str]
-    """What of the model's configuration was set: types, quantisation, kernels."""
+    """Settings of the model: types, quantisation, kernels."""
     designed: list[RegionFit]
     """Errors on the designed steps, to which the step times are fitted."""
     loaded: list[RegionFit] = []
