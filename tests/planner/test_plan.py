@@ -19,7 +19,7 @@ from kvarn.planner.money import per_million
 from kvarn.planner.replicas import table_replica
 from kvarn.planner.report import html_report, quantities_of
 from kvarn.planner.request import PlanRequest
-from profiles import examples
+from profiles import effort
 
 
 def request(model: str = "Qwen/Qwen3-8B", **fields: Any) -> PlanRequest:
@@ -231,7 +231,7 @@ def test_a_plan_without_candidates_has_a_page_with_the_reasons():
     assert "141.1 GB" in html_report(found)
 
 
-@settings(max_examples=examples(24), deadline=None)
+@settings(max_examples=effort(4, 60), deadline=None)
 @given(rates=st.lists(st.floats(0.1, 500), min_size=2, max_size=2), ttft=st.floats(0.2, 3), tpot=st.floats(0.02, 0.2))
 def test_more_traffic_never_needs_fewer_replicas(rates: list[float], ttft: float, tpot: float):
     low, high = sorted(rates)

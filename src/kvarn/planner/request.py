@@ -148,7 +148,7 @@ class PlanRequest(Section):
     training: TrainingRequest = TrainingRequest()
 
     calibration: dict[str, Any] | None = None
-    """A modelled replica that was measured (`kvarn bench profile`), in place of the device model: its times of steps and
+    """A modelled replica that was measured (`kvarn bench profile`), in place of the device model: its steps' times and
     its KV cache. The device gives the price alone, and memory by part."""
 
     max_context_length: Annotated[int, Field(ge=16, le=100_000_000)] | None = None
