@@ -3,8 +3,8 @@
     python -m benchmarks.routing --trace mooncake_conversation.jsonl --rate 16 --requests 4000
     python -m benchmarks.routing --decisions            a decision's time at 64 replicas with a million blocks each
 
-Replicas are real engines with the demo model's step times on a virtual clock (`replica_clock.py`): the figures do not
-depend on the machine, but for the decisions' microseconds. Without a trace, conversations are made.
+Replicas are simulated (`kvarn.simulator`) with the demo model's step times: the figures do not depend on the machine,
+but for the decisions' microseconds. Without a trace, conversations are made.
 """
 
 from __future__ import annotations
@@ -14,20 +14,27 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.replica_clock import Outcome, run
+from kvarn.config.schema import KvarnConfig
+from kvarn.costs.replica_model import ReplicaModel
 from kvarn.costs.step_times import StepTimes
 from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.index import block_names
 from kvarn.routing.policies import POLICIES
 from kvarn.routing.router import Router
 from kvarn.shapes import BLOCK_SIZE
-from kvarn.traffic.conversation import Conversation
+from kvarn.simulator.clients import Stream
+from kvarn.simulator.outcome import summary
+from kvarn.simulator.replica import SimulatedReplica
+from kvarn.simulator.scenario import Scenario
+from kvarn.simulator.simulation import Simulation
+from kvarn.traffic.conversation import Conversation, ConversationTurn
 from kvarn.traffic.scaling import Scaling, scaled
 from kvarn.traffic.trace import open_trace
 from kvarn.traffic.workload import BenchRequest, Segment
@@ -35,9 +42,83 @@ from kvarn.wire.block_events import NAME_BYTES
 from kvarn.wire.block_names import PrefixScope, root_hash
 from kvarn.wire.messages import EngineStats
 
+TIMES = StepTimes(
+    fixed_s=8.6e-4, prefill_token_s=4.7e-5, prefill_pair_s=6.3e-8, decode_row_s=3.7e-5, decode_token_s=4.3e-7
+)
+"""The demo model's on one core of the machine where this was written (`EngineStats.step_times`)."""
 PROMPTS = 200
 """Decisions that are timed, each on a prompt of its own: none finds its names in the processor's cache."""
+MAX_DURATION_S = 31 * 86400.0
 ORDER = ("random", "round_robin", "least_load", "prefix_only", "prefix")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a run."""
+
+    ttft_s: list[float]
+    hit_rate: float  # part of the prompts' tokens that was cached
+    busy_s: list[float]  # of each replica
+    elapsed_s: float
+
+    @property
+    def utilisation(self) -> float:
+        """Part of the time that a replica was busy, on average."""
+        return sum(self.busy_s) / len(self.busy_s) / self.elapsed_s
+
+    @property
+    def imbalance(self) -> float:
+        """The busiest replica's work over the mean."""
+        return max(self.busy_s) * len(self.busy_s) / max(sum(self.busy_s), 1e-9)
+
+
+def run(
+    requests: Iterable[BenchRequest],
+    policy: str,
+    *,
+    replicas: int,
+    num_blocks: int,
+    speed: float = 1.0,
+    tells: bool = True,
+) -> Outcome:
+    """Send the requests as they arrive to so many replicas, each with so many KV blocks. `speed` divides the times of
+    their steps; `tells`: they tell which blocks they have cached."""
+    model = {"name": "m", "path": "none", "replicas": replicas, "routing": {"policy": policy}}
+    engine = {"max_waiting_requests": 1_000_000, "max_waiting_tokens": 1_000_000_000}
+    replica = ReplicaModel(
+        step_times=TIMES.scaled(1 / speed), kv_blocks=num_blocks, block_bytes=1, max_context_length=1 << 15
+    )
+    scenario = Scenario(
+        config=KvarnConfig.model_validate({"models": [{**model, "engine": engine}]}),
+        replicas={"m": replica},
+        duration_s=MAX_DURATION_S,
+    )
+    turns = (
+        (each.arrival_s or 0.0, ConversationTurn(segments=each.segments, output_tokens=each.output_tokens))
+        for each in requests
+    )
+    traffic = (Conversation(begins_s=arrival_s, turns=(turn,)) for arrival_s, turn in turns)
+    simulation = Simulation(scenario, [Stream(traffic)], attach=() if tells else (_silence,))
+    outcome = simulation.run()
+    return Outcome(
+        ttft_s=outcome.requests.ttft_s.tolist(),
+        hit_rate=summary(outcome).cache_hit_rate,
+        busy_s=[each.busy_s for each in simulation.deployments["m"].replicas.values()],
+        elapsed_s=outcome.ended_s,
+    )
+
+
+def _silence(simulation: Simulation) -> None:
+    """Have replicas tell nobody which blocks they have."""
+    for deployment in simulation.deployments.values():
+        make = deployment.new_replica
+
+        def silent(make: Callable[[], SimulatedReplica] = make) -> SimulatedReplica:
+            replica = make()
+            replica.watch_blocks = lambda watcher: None
+            return replica
+
+        deployment.new_replica = silent
 
 
 def made_conversations(count: int, seed: int = 0) -> list[BenchRequest]:
@@ -91,8 +172,6 @@ def show(outcomes: dict[str, Outcome]) -> None:
             f"{outcome.hit_rate:>6.1%} {outcome.hit_rate / max(ideal.hit_rate, 1e-9):>9.1%} {outcome.utilisation:>6.0%}"
             f"  busiest / mean {outcome.imbalance:.2f}"
         )
-    median_us = statistics.median(outcomes["prefix"].decisions_s) * 1e6
-    print(f"a decision of `prefix` took {median_us:.0f} µs in the median")
 
 
 def median_us(call: Callable[[], object]) -> float:

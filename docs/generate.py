@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
+from tools.device_table import devices_page
 from tools.first_settings import first_settings
 from tools.operations import operations_page
 
@@ -175,6 +176,7 @@ def generated_files() -> dict[Path, str]:
 
     return {
         Path("docs/reference/configuration.md"): configuration_page(),
+        Path("docs/reference/devices.md"): devices_page(),
         Path("docs/reference/operations.md"): operations_page(),
         Path("docs/operate/runbook.md"): runbook_page(),
         Path("docs/reference/chart.md"): values_page(),

@@ -42,6 +42,8 @@ SMOKE = {
         "--sets generated --pages 3 --questions 4 --tokens 100 --overlap 20",
         r"hybrid \+ rerank \| \d+(.|\n)*groundedness 100\.0%",
     ),
+    "planner_accuracy": ("", r"Judged: H200[\s\S]+Median 10%"),
+    "planner_queues": ("--duration 5 --cases 1", r"azure-conv \| 1 \| 90%"),
     "routing": ("--requests 40 --rate 20", r"prefix .+ \d+\.\d% .+ busiest / mean \d"),
     "run": ("--shape demo --workloads W1", r"W1 +\d.* 0  "),
     "sandboxes": ("--repeats 1 README.md", r"README\.md +\d"),
@@ -50,6 +52,8 @@ SMOKE = {
         r"bursts \| ngram \| 1 \| \d+ \| \d+ \| 100\.00 %",
     ),
     "sessions": ("--sessions 3 --strangers 20", r"value .+ \d+\.\d%"),
+    "simulation_cost": ("--concurrency 2 --requests 3 --rounds 1 --prompts 200", r" 2 +\d+ +\d+\.\d\d +\d"),
+    "simulated_fleet": ("--deployments 1 --replicas 2 --duration 20", r"16 devices, .+ µs a request"),
     "simulator_validation": (
         f"--model {DEMO} --smoke --only bursts",
         r"bursts \| TTFT p50 \| \d+\.\d+ \|.*\d %",

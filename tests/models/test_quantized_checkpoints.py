@@ -16,12 +16,11 @@ from kvarn.kernels.linear import Linear
 from kvarn.kernels.packer import WeightPacker
 from kvarn.kernels.weights import Weight
 from kvarn.models import Decoder, load_model
-from kvarn.models.formats import UnsupportedQuantizationError
 from kvarn.models.formats.quantized_values import int8_weight
 from kvarn.models.loading.checkpoint import Checkpoint
 from kvarn.models.loading.weights import WeightLoader
 from kvarn.models.parallel import Parallel
-from kvarn.specs.errors import CheckpointError, WeightShapeError
+from kvarn.specs.errors import CheckpointError, UnsupportedQuantizationError, WeightShapeError
 from kvarn.specs.families.decoder_spec import decoder_spec
 from kvarn.specs.families.hf_config import DecoderConfig
 from kvarn.specs.place import ParallelError

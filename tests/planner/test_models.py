@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvarn.planner.errors import PlanError
+from kvarn.planner.memory import ReplicaSetting, plan_memory
 from kvarn.planner.models import UnknownModelError, described, find_model, preset, preset_names
 from published_configs import PUBLISHED
 
@@ -85,6 +87,28 @@ def test_a_folder_and_a_file_are_read_and_their_faults_named(tmp_path: Path) -> 
         find_model(str(folder))
     with pytest.raises(PlanError, match="BertModel"):
         described({"architectures": ["BertModel"], "model_type": "bert"})
+
+
+@pytest.mark.parametrize(
+    "method", [{"quant_method": "bitsandbytes"}, {"quant_method": "awq", "bits": 3}, {"quant_method": "fp8"}]
+)
+def test_a_quantization_that_the_engine_does_not_read_is_refused(method: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match=r"is not supported\. Kvarn reads GPTQ and AWQ"):
+        described({**PUBLISHED["gpt-oss-20b"][0], "quantization_config": method})
+
+
+def test_a_packaged_model_is_found_by_its_name() -> None:
+    assert find_model("kvarn-demo").spec.num_layers > 0
+
+
+def test_expressions_of_a_config_are_matched_in_linear_time_or_refused() -> None:
+    config = dict(PUBLISHED["gpt-oss-20b"][0])
+    slow = [f"re:(({'x' * 30}|model.*)+)+$", *(f"model.layers.{n}.self_attn.q_proj" for n in range(20_000))]
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 64, "ignore": slow}
+    assert plan_memory(described(config), ReplicaSetting(max_context_length=4096), 80 * 10**9).weight_bytes > 0
+    config["quantization_config"] = {"quant_method": "gptq", "ignore": ["re:(?!lm_head).*"]}
+    with pytest.raises(PlanError, match="names layers by an expression that is not read here"):
+        described(config)
 
 
 def test_planning_a_models_memory_imports_no_torch() -> None:

@@ -100,6 +100,24 @@ def test_a_bound_is_the_value_against_which_there_is_just_enough_evidence(seed: 
         assert above.log_evidence <= NEEDED + 1e-3
 
 
+@given(st.lists(st.floats(-0.7, 0.7), min_size=1, max_size=40), st.floats(-0.5, 0.5))
+def test_the_bound_is_no_lower_than_a_value_that_the_evidence_is_against(
+    differences: list[float], value: float
+) -> None:
+    test = DifferenceTest(tolerance=value)
+    for each in differences:
+        test.add(each)
+    assert test.log_evidence < NEEDED or test.lower_bound(FALSE_ALARM) >= value - 1e-6
+
+
+def test_few_pairs_that_are_all_slower_have_a_bound() -> None:
+    test = DifferenceTest(tolerance=0.05)
+    for number in range(18):
+        test.add(0.44 + 0.02 * (-1) ** number)
+    assert test.log_evidence > math.log(600)
+    assert test.lower_bound(1 / 600) > 0.05
+
+
 def test_the_bound_covers_the_true_difference_at_all_times() -> None:
     missed = 0
     for run in range(RUNS // 4):

@@ -69,3 +69,20 @@ async def test_a_process_that_starts_while_it_is_closed_is_ended(monkeypatch: py
     with pytest.raises(ClosedError):
         await sandbox.start()
     assert sandbox.pid is None and started[0].returncode is not None
+
+
+async def test_what_work_tells_comes_before_its_reply_and_never_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tells.py").write_text(
+        "from kvarn.sandbox.worker import tell\n"
+        "def answer(payload):\n    for each in payload:\n        tell(bytes([each]) * each)\n    return payload\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process, told = SandboxProcess("tells", LIMITS), list[bytes]()
+    try:
+        assert await process.call(bytes([3, 0, 1]), told.append) == bytes([3, 0, 1])
+        assert told == [bytes([3, 3, 3]), b"", bytes([1])]
+        assert await process.call(bytes([2])) == bytes([2])
+    finally:
+        await process.close()

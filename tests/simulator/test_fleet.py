@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from kvarn.costs.replica_model import Distribution
@@ -148,27 +148,42 @@ _FAULTS = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(
+    max_examples=20, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
+)  # shrinking takes minutes
 @given(
     faults=st.lists(_FAULTS, max_size=8),
     arrivals=st.lists(st.floats(0, 30), min_size=1, max_size=25),
     scaled=st.booleans(),
     start_s=st.floats(0, 15),
+    overhead_s=st.sampled_from([0.0, 0.02]),
+)
+@example(
+    faults=[
+        *(FaultConfig(kind="kill", at_s=moment, replica=number) for moment, number in ((0, 0), (0, 1), (1, 0), (1, 1))),
+        FaultConfig(kind="partition", at_s=0.5, replica=2, lasts_s=1),
+    ],
+    arrivals=[0.0],
+    scaled=False,
+    start_s=0.0,
+    overhead_s=0.0,
 )
 def test_whatever_fails_each_request_ends_once_and_an_answer_has_each_token_once(
-    faults: list[FaultConfig], arrivals: list[float], scaled: bool, start_s: float
+    faults: list[FaultConfig], arrivals: list[float], scaled: bool, start_s: float, overhead_s: float
 ) -> None:
     model: dict[str, Any] = {"replicas": 3, "update": {"drain_timeout_s": 5}}
     if scaled:
         model["autoscale"] = {"min_replicas": 1, "max_replicas": 3, "scale_in_delay_s": 10, "start_s": 5}
-    one = scenario(model, faults, modelled(start_s=Distribution((start_s,)), kv_blocks=64), duration_s=40)
+    times = {"start_s": Distribution((start_s,)), "overhead_s": Distribution((0.0, overhead_s))}
+    one = scenario(model, faults, modelled(kv_blocks=64, **times), duration_s=40)
     run = Run(one, requests(sorted(arrivals), output=40))
     ends = [each for each in run.events if each["event"] in set(End)]
     assert sorted(each["request"] for each in ends) == list(range(len(arrivals)))
     assert all(each["tokens"] == 40 for each in ends if each["event"] == "answered")
     lost = {each["request"] for each in run.named("lost")}
     assert {each["request"] for each in ends if each["event"] == "failed"} <= lost
-    assert Run(one, requests(sorted(arrivals), output=40)).outcome.log_sha256 == run.outcome.log_sha256
+    stepping = Run(one.model_copy(update={"fast_forward": False}), requests(sorted(arrivals), output=40))
+    assert stepping.events == run.events, "as if each step had been played"
 
 
 # Autoscaling ----------------------------------------------------------------------------------------------------------
@@ -198,6 +213,7 @@ def test_an_idle_model_has_no_replica_and_its_first_request_waits_for_one() -> N
     assert run.times("held") == [0.0, 200.0, 200.1]
     assert [each["replicas"] for each in run.named("scaled")] == [1, 0, 1]
     starts = run.times("replica", state="starting")
+    assert starts == [0.0, 200.0], "a held request has the autoscaler look at once"
     assert run.times("sent") == [starts[0] + 20, starts[1] + 20, starts[1] + 20]
 
 

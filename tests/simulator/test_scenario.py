@@ -66,6 +66,20 @@ def test_a_setting_that_cannot_be_is_explained(setting: str, words: str) -> None
         scenario().changed([setting])
 
 
+def test_a_device_of_the_table_makes_the_replica_that_the_settings_ask_for() -> None:
+    raw = {
+        "config": {"models": [{"name": "m", "path": "Qwen/Qwen3-8B"}]},
+        "devices": {"m": {"device": "h100"}},
+    }
+    plain = scenario_of(raw, Path(), "here")
+    quantised = plain.changed(["models.0.quantization=fp8"])
+    two = plain.changed(["models.0.tensor_parallel_size=2"])
+    assert quantised.replicas["m"].kv_blocks > plain.replicas["m"].kv_blocks
+    assert two.replicas["m"].devices == 2
+    with pytest.raises(ScenarioError, match="here: there is no device 'h999'"):
+        scenario_of(raw | {"devices": {"m": {"device": "h999"}}}, Path(), "here")
+
+
 @pytest.mark.parametrize(
     ("part", "words"),
     [
@@ -91,11 +105,11 @@ def test_a_scenario_without_traffic_says_so() -> None:
         simulate(scenario())
 
 
-def test_models_that_answer_for_each_other_are_simulated_together() -> None:
-    models = [{"name": name, "path": "none", "load_shedding": True} for name in "abcde"]
-    models[3]["fallback"] = "a"
+def test_models_that_share_waiting_engines_are_simulated_together() -> None:
     raw = {
-        "config": {"models": models, "routes": [{"name": "r", "targets": [{"model": "b"}, {"model": "c"}]}]},
-        "replicas": dict.fromkeys("abcde", REPLICA),
+        "config": {"models": [{"name": name, "path": "none"} for name in "ab"]},
+        "replicas": dict.fromkeys("ab", REPLICA),
     }
-    assert model_groups(scenario_of(raw, Path(), "here")) == [["a", "d"], ["b", "c"], ["e"]]
+    apart = scenario_of(raw, Path(), "here")
+    assert model_groups(apart) == [["a"], ["b"]]
+    assert model_groups(apart.changed(["fleet.warm_pool=1"])) == [["a", "b"]]

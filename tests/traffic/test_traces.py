@@ -104,6 +104,19 @@ def test_a_long_trace_is_never_read_as_a_whole():
     assert len(list(islice(parse_trace(lines()), 3000))) == 3000
 
 
+def test_a_conversation_whose_turns_are_counted_is_given_on_at_its_last():
+    read = 0
+
+    def lines():
+        nonlocal read
+        for number in range(10**9):
+            read += 1
+            yield mooncake(number * 10, 5, 5, session_id=f"s-{number // 2}", turns=2 if number % 2 == 0 else None)
+
+    assert [len(each.turns) for each in islice(parse_trace(lines()), 100)] == [2] * 100
+    assert read < 2000
+
+
 def test_turns_of_a_session_follow_each_other_and_their_prompts_grow():
     lines = [
         mooncake(0, 100, 10, session_id="a", duration=2000),

@@ -1,4 +1,5 @@
-// A chart over time: uPlot, drawn again when the theme or the width changes. Charts of a page share the cursor.
+// A chart over time, or over another quantity: uPlot, drawn again when the theme or the width changes. Charts over time share
+// the cursor with those of the page.
 import { useEffect, useRef } from "preact/hooks";
 import { useSignal } from "@preact/signals";
 import uPlot from "uplot";
@@ -13,18 +14,26 @@ interface Series {
 }
 
 interface Mark {
-  /** UNIX seconds. */
+  /** UNIX seconds, or a value of the quantity. */
   at: number;
   /** `chat-8b@4 deployed`. */
   label: string;
+}
+
+interface Over {
+  name: string;
+  unit?: string;
+  log?: boolean;
 }
 
 interface ChartProps {
   title: string;
   /** Unit as `withUnit` knows it: `s`, `share`, `bytes`, `USD`, or any word. */
   unit?: string;
-  /** UNIX seconds, rising; the same for every series. */
+  /** UNIX seconds, or values of the quantity `over`, rising; the same for every series. */
   times: number[];
+  /** The quantity in place of time: its name, its unit as `withUnit` knows it, and whether its axis is logarithmic. */
+  over?: Over;
   /** At most four. */
   series: Series[];
   /** Lines of targets: an SLO, a limit. */
@@ -62,7 +71,7 @@ function lastKnown(values: (number | null)[]): number | null {
 }
 
 export function Chart(props: ChartProps) {
-  const { title, unit = "", times, series, thresholds = [], marks = [], span, height = 160 } = props;
+  const { title, unit = "", times, series, over, thresholds = [], marks = [], span, height = 160 } = props;
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const hovered = useSignal<number | null>(null);
@@ -70,13 +79,13 @@ export function Chart(props: ChartProps) {
   const drawn = colours.value;
   const hasData = times.length > 0 && shown.some((line) => line.values.some((value) => value !== null));
   const data = [times, ...shown.map((line) => line.values)] as uPlot.AlignedData;
-  const shape = JSON.stringify([title, unit, shown.map((line) => line.name), thresholds, marks, span, height]);
+  const shape = JSON.stringify([title, unit, over, shown.map((line) => line.name), thresholds, marks, span, height]);
 
   useEffect(() => {
     const element = place.current;
     if (!element || !hasData) return;
     const made = new uPlot(
-      options({ unit, shown, thresholds, marks, span, height, width: element.clientWidth }, (index) => (hovered.value = index)),
+      options({ unit, over, shown, thresholds, marks, span, height, width: element.clientWidth }, (index) => (hovered.value = index)),
       data,
       element,
     );
@@ -105,18 +114,18 @@ export function Chart(props: ChartProps) {
           <span class="quiet">{inTitle}</span>
         </span>
         <span class="values">
-          {at !== null && <span>{clock(times[at])}</span>}
+          {at !== null && <span>{whereText(over, times[at])}</span>}
           {hasData && shown.map((line, index) => (
             <span key={line.name}>
               {shown.length > 1 && <span class={`line-key line-key-${index + 1}`} aria-hidden="true" />}
               {shown.length > 1 && `${line.name} `}
-              <b>{withUnit(valueOf(line), withValue)}</b>
+              {(!over || at !== null || shown.length < 2) && <b>{withUnit(valueOf(line), withValue)}</b>}
             </span>
           ))}
         </span>
       </figcaption>
-      <div class="plot" role="img" aria-label={summary(title, unit, times, shown)} ref={place}>
-        {!hasData && <span class="none">No data in this range</span>}
+      <div class="plot" role="img" aria-label={summary(title, unit, over, times, shown)} ref={place}>
+        {!hasData && <span class="none">{over ? "No data" : "No data in this range"}</span>}
         {near.length > 0 && <span class="marks">{near.map((mark) => mark.label).join(", ")}</span>}
       </div>
     </figure>
@@ -125,7 +134,11 @@ export function Chart(props: ChartProps) {
 
 const nearby = (times: number[]): number => Math.max(10, ((times.at(-1) ?? 0) - (times[0] ?? 0)) / 60);
 
-function summary(title: string, unit: string, times: number[], series: Series[]): string {
+/** A place on the axis: the time of day, or the quantity's value. */
+const whereText = (over: Over | undefined, at: number | undefined): string => (over ? `${over.name} ${withUnit(at, over.unit)}` : clock(at));
+
+function summary(title: string, unit: string, over: Over | undefined, times: number[], series: Series[]): string {
+  if (over) return `${title} over ${over.name}, ${withUnit(times[0], over.unit)} to ${withUnit(times.at(-1), over.unit)}: ${series.map((line) => line.name).join(", ")}`;
   const latest = series.map((line) => {
     const value = lastKnown(line.values);
     return `${line.name} ${value === null ? UNKNOWN : withUnit(value, unit)}`;
@@ -135,26 +148,29 @@ function summary(title: string, unit: string, times: number[], series: Series[])
 
 type Drawing = Required<Pick<ChartProps, "unit" | "thresholds" | "marks" | "height">> & {
   shown: Series[];
+  over: Over | undefined;
   span: [number, number] | undefined;
   width: number;
 };
 
 function options(drawing: Drawing, onHover: (index: number | null) => void): uPlot.Options {
-  const { unit, shown, thresholds, marks, span, height, width } = drawing;
+  const { unit, shown, over, thresholds, marks, span, height, width } = drawing;
   const axis = { stroke: colour("--quiet"), font: FONT, ticks: { show: false } };
-  const labelled = shown.length > 1 && shown.length < 4 && width > 320;
-  const times = (_plot: uPlot, values: number[]): string[] =>
-    values.map((at) => (span && span[1] - span[0] > 172_800 ? dateTime(at).slice(5, 10) : clock(at, false)));
+  const apart = !over || new Set(shown.map((line) => lastKnown(line.values))).size === shown.length;
+  const labelled = shown.length > 1 && shown.length < 4 && width > 320 && apart;
+  const timeText = (at: number): string => (span && span[1] - span[0] > 172_800 ? dateTime(at).slice(5, 10) : clock(at, false));
+  const places = (_plot: uPlot, values: (number | null)[]): string[] =>
+    values.map((at) => (at === null ? "" : over ? onAxis(at, over.unit ?? "") : timeText(at)));
   const most = Math.max(0, ...shown.flatMap((line) => line.values.map((value) => value ?? 0)), ...thresholds.map(({ value }) => value));
   return {
     width,
     height,
-    padding: [8, width > 320 ? NAME_WIDTH : 12, 0, 0],
+    padding: [8, width > 320 && (labelled || !over) ? NAME_WIDTH : 12, 0, 0],
     legend: { show: false },
-    cursor: { sync: { key: "page" }, y: false, points: { size: 6 }, drag: { x: false, y: false } },
-    scales: { x: span ? { range: () => span } : {}, y: { range: () => [0, most > 0 ? most * 1.08 : 1] } },
+    cursor: { ...(over ? {} : { sync: { key: "page" } }), y: false, points: { size: 6 }, drag: { x: false, y: false } },
+    scales: { x: { time: !over, ...(over?.log ? { distr: 3 as const } : {}), ...(span ? { range: () => span } : {}) }, y: { range: () => [0, most > 0 ? most * 1.08 : 1] } },
     axes: [
-      { ...axis, grid: { show: false }, values: times, size: 24, space: 64 },
+      { ...axis, grid: { show: false }, values: places, size: 24, space: 64 },
       { ...axis, grid: { stroke: colour("--line"), width: 1 }, size: 58, space: 36, values: (_plot, values) => values.map((value) => onAxis(value, unit)) },
     ],
     series: [

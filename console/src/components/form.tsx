@@ -53,6 +53,45 @@ export function TextField({ value, onChange, type = "text", rows, required, plac
   );
 }
 
+/** Position 0 to 1 of a value on a slider, and back; `log`: equal ways are equal factors. */
+export const toPosition = (value: number, min: number, max: number, log: boolean): number =>
+  log ? Math.log(value / min) / Math.log(max / min) : (value - min) / (max - min);
+export const fromPosition = (at: number, min: number, max: number, log: boolean): number =>
+  log ? min * (max / min) ** at : min + at * (max - min);
+
+const STEPS = 200;
+
+/** A number by a slider and by its digits. The slider is logarithmic unless `log` is false; what is typed may lie beyond its ends. */
+export function RangeField({ value, onChange, min, max, unit, log = true, digits = 2, ...field }: FieldProps & {
+  value: number;
+  onChange: (value: number) => void;
+  min: number;
+  max: number;
+  /** After the number: `requests/s`. */
+  unit: string;
+  log?: boolean;
+  /** Significant digits of what the slider gives. */
+  digits?: number;
+}) {
+  const id = useId();
+  const at = toPosition(Math.min(max, Math.max(min, value)), min, max, log);
+  const slide = (event: { currentTarget: { value: string } }): void =>
+    onChange(Number(fromPosition(Number(event.currentTarget.value) / STEPS, min, max, log).toPrecision(digits)));
+  const type = (event: { currentTarget: { value: string } }): void => {
+    const typed = Number(event.currentTarget.value);
+    if (event.currentTarget.value.trim() && (log ? typed > 0 : typed >= 0)) onChange(typed);
+  };
+  return (
+    <Frame id={id} {...field}>
+      <div class="slide">
+        <input type="range" min={0} max={STEPS} step={1} value={Math.round(at * STEPS)} aria-label={`${field.label}, slider`} aria-valuetext={`${value} ${unit}`} onInput={slide} />
+        <input type="number" id={id} value={value} min={0} step="any" {...described(id, field)} onChange={type} />
+        <span class="quiet">{unit}</span>
+      </div>
+    </Frame>
+  );
+}
+
 interface Choice {
   value: string;
   label?: string;

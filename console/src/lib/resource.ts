@@ -16,8 +16,9 @@ export function asApiError(failure: unknown): ApiError {
   return failure instanceof ApiError ? failure : new ApiError(String(failure), 0, "console", "");
 }
 
-/** Loads `path` and again whenever it changes; nothing while it is null. Older answers never replace newer ones. */
-export function useResource<T>(path: string | null): Resource<T> {
+/** Loads `path` and again whenever it changes; nothing while it is null. Older answers never replace newer ones. With a
+ * `body` it is asked for by POST, and again whenever the body has become another one. */
+export function useResource<T>(path: string | null, body?: unknown): Resource<T> {
   const resource = useMemo(() => {
     let running: AbortController | null = null;
     const self = {
@@ -26,6 +27,7 @@ export function useResource<T>(path: string | null): Resource<T> {
       loading: signal(false),
       at: signal(0),
       path: null as string | null,
+      body: undefined as unknown,
       stop: () => running?.abort(),
       reload: () => void self.load(),
       async load(): Promise<void> {
@@ -34,7 +36,8 @@ export function useResource<T>(path: string | null): Resource<T> {
         const own = (running = new AbortController());
         self.loading.value = true;
         try {
-          const data = await call<T>(self.path, { signal: own.signal });
+          const asked = self.body === undefined ? {} : ({ method: "POST", body: self.body } as const);
+          const data = await call<T>(self.path, { signal: own.signal, ...asked });
           if (own.signal.aborted) return;
           self.data.value = data;
           self.at.value = Date.now() / 1000;
@@ -50,9 +53,10 @@ export function useResource<T>(path: string | null): Resource<T> {
   }, []);
   useEffect(() => {
     resource.path = path;
+    resource.body = body;
     resource.reload();
     return resource.stop;
-  }, [path]);
+  }, [path, JSON.stringify(body)]);
   return resource;
 }
 

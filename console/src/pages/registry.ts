@@ -24,6 +24,8 @@ export const PAGES: Page[] = [
   { name: "models", title: "Models", key: "m", rail: 5, role: "member", load: () => import("./models") },
   { name: "usage", title: "Usage", key: "u", rail: 6, role: "usage", load: () => import("./usage") },
   { name: "access", title: "Access", key: "a", rail: 7, role: "member", load: () => import("./access") },
+  { name: "plan", title: "Plan", key: "c", rail: 10, role: "member", load: () => import("./plan") },
+  { name: "whatif", title: "What if", key: "f", rail: 11, role: "platform", load: () => import("./whatif") },
   { name: "alerts", title: "Alerts", key: "w", rail: 8, role: "platform", load: () => import("./alerts") },
   { name: "quality", title: "Quality", key: "q", rail: 9, role: "member", load: () => import("./quality") },
 ];

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
     from kvarn.planner.answer import Plan
     from kvarn.planner.devices import DeviceTable
     from kvarn.planner.request import PlanRequest, TrafficRequest
+    from kvarn.simulator.optimised import Optimised
 
 app = application()
+
+_MOST_JOBS = 8
+"""Processes of a search at most; each takes some 100 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +60,17 @@ class PlanOptions:
     owned: Annotated[bool, Option("--owned", help="Count devices as bought, by their list prices.")] = False
     services: Annotated[float, Option(min=0, max=500, help="Egress and services, per cent of devices.")] = 40.0
     api_price: Annotated[str | None, Option(metavar="IN:OUT", help="An API's $ for a million tokens.")] = None
+    training: Annotated[
+        list[str] | None, Option(metavar="JOB", help="Memory of a job: sft, sft-lora, dpo, ppo, grpo; repeatable.")
+    ] = None
+    training_length: Annotated[int, Option(min=1, help="Tokens of a sequence in training.")] = 4096
     devices: Annotated[Path | None, Option(help="TOML file with devices of your own.")] = None
+    optimise: Annotated[
+        bool, Option("--optimise", help="Search settings and replicas near the plan with the simulator.")
+    ] = False
+    calibration: Annotated[
+        Path | None, Option(help="Measured replica of `kvarn bench profile`, in place of the device model.")
+    ] = None
     json_path: Annotated[Path | None, Option("--json", help="Write the whole plan; - is standard output.")] = None
     html_path: Annotated[Path | None, Option("--html", help="Write a page with plots: one file, opens offline.")] = None
 
@@ -82,6 +97,7 @@ def plan(
         described = find_model(model)
         table = _table(options)
         found = make_plan(_request(model, options), table, described)
+        searched = _searched(found) if options.optimise and found.candidates else None
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         stop(f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}", EXIT_USAGE)
@@ -92,17 +108,39 @@ def plan(
 
         _write(options.html_path, html_report(found))
     if options.json_path is not None:
-        _write(options.json_path, _json(found))
+        _write(options.json_path, _json(found, searched))
     if options.json_path != Path("-"):
         from kvarn.planner.table import print_plan
 
         print_plan(found, Console())
+        if searched is not None:
+            from kvarn.simulator.optimised_table import print_optimised
+
+            print_optimised(searched, Console())
     if not found.candidates:
         raise typer.Exit(EXIT_FAILED)
 
 
+def _searched(found: Plan) -> Optimised:
+    """The best deployment near the plan. Raises PlanError: there is nothing to vary."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from kvarn.simulator.optimise import optimise
+
+    console = Console(stderr=True)
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("simulations: 0")
+
+        def tell(runs: int) -> None:
+            progress.update(task, description=f"simulations: {runs}")
+
+        return optimise(found, jobs=min(_MOST_JOBS, os.cpu_count() or 1), progress=tell)
+
+
 def _request(model: str, options: PlanOptions) -> PlanRequest:
-    from kvarn.planner.request import Choices, MoneyRequest, PlanRequest, SloRequest
+    from kvarn.planner.request import Choices, MoneyRequest, PlanRequest, SloRequest, TrainingRequest
 
     names = [name.strip() for each in options.gpu or () for name in each.split(",") if name.strip()]
     return PlanRequest(
@@ -126,9 +164,25 @@ def _request(model: str, options: PlanOptions) -> PlanRequest:
             headroom=options.headroom / 100,
             max_devices=options.max_devices,
         ),
+        training=TrainingRequest(jobs=tuple(options.training or ()), length=options.training_length),
+        calibration=None if options.calibration is None else _calibration(options.calibration),
         max_context_length=options.max_model_len,
         gpu_memory_utilization=options.gpu_memory_utilization,
     )
+
+
+def _calibration(path: Path) -> dict[str, Any]:
+    """A replica's file: the replica itself, or an object that has it as `replica`."""
+    import msgspec
+
+    try:
+        raw = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        stop(f"cannot read {path}: {error.strerror}", EXIT_USAGE)
+    except msgspec.MsgspecError as error:
+        stop(f"{path} is not what `kvarn bench profile` writes: {error}", EXIT_USAGE)
+    replica: dict[str, Any] = raw.get("replica", raw)
+    return replica
 
 
 def _given(values: list[Any] | None) -> Any:
@@ -181,10 +235,13 @@ def _table(options: PlanOptions) -> DeviceTable:
     return table if options.devices is None else table.with_file(options.devices)
 
 
-def _json(found: Plan) -> str:
+def _json(found: Plan, searched: Optimised | None = None) -> str:
     import msgspec
 
-    return msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n"
+    whole: Any = found
+    if searched is not None:
+        whole = {**msgspec.structs.asdict(found), "searched": searched}
+    return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode() + "\n"
 
 
 def _write(path: Path, text: str) -> None:

@@ -47,6 +47,11 @@ def _lengths(text: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
+    model: Annotated[
+        str | None,
+        Option(help="Model by its name, or a folder with its config.json.", rich_help_panel=_DEPLOYMENT),
+    ] = None
+    gpu: Annotated[str | None, Option(help="Device that it runs on, such as h100.", rich_help_panel=_DEPLOYMENT)] = None
     replica: Annotated[
         Path | None,
         Option(help="Modelled replica: a file that `kvarn bench profile` wrote.", rich_help_panel=_DEPLOYMENT),
@@ -128,10 +133,10 @@ def _scenarios(options: SimulateOptions, path: Path | None) -> Iterator[Scenario
     """The scenario, and the one that it is compared with."""
     if path is not None:
         raw, folder = read_mapping(path), path.parent
-    elif options.replica is not None:
+    elif options.replica is not None or (options.model is not None and options.gpu is not None):
         raw, folder = {}, Path.cwd()
     else:
-        raise ScenarioError("nothing to simulate: name a scenario, or a modelled replica with --replica")
+        raise ScenarioError("nothing to simulate: name a scenario, or give --model and --gpu, or --replica")
     base = scenario_of(_with_flags(raw, options), folder, "flags" if path is None else str(path))
     first = base.changed(_settings(options))
     if not first.traffic:
@@ -148,9 +153,14 @@ def _with_flags(raw: dict[str, Any], options: SimulateOptions) -> dict[str, Any]
     """A scenario as a file has it, with what flags give in place of its parts: the only replica, the first traffic."""
     raw = dict(raw)
     if options.replica is not None:
-        name = options.replica.stem
+        name = options.model or options.replica.stem
         raw["config"] = raw.get("config") or {"models": [{"name": name, "path": name}]}
         raw["replicas"] = {name: str(options.replica.absolute())}
+    elif options.gpu is not None and options.model is not None:
+        name = Path(options.model).name
+        raw["config"] = raw.get("config") or {"models": [{"name": name, "path": options.model}]}
+        raw["devices"] = {name: {"device": options.gpu}}
+        raw.setdefault("name", f"{name} on {options.gpu}")
     if options.any_scheduler:
         raw["any_scheduler"] = True
     stream: dict[str, Any] = {}

@@ -68,12 +68,13 @@ class GpuBudget:
     memory: DeviceMemory
     """Memory of the GPU with the least room."""
     share: float  # share of a GPU's whole memory that a rank takes
-    ranks: int
+    ranks: float
+    """Number of ranks, were each to hold as much of a block as the one that holds most (`even_ranks`)."""
     step_bytes: int  # bytes of a step beside weights and KV cache
 
     @property
     def cache_bytes(self) -> int:
-        return max(0, self.memory.usable(self.share) - self.step_bytes) * self.ranks
+        return int(max(0, self.memory.usable(self.share) - self.step_bytes) * self.ranks)
 
     def __str__(self) -> str:
         memory = self.memory
@@ -145,7 +146,7 @@ def plan_cache(
     block_bytes = spec.kv_bytes_per_token(dtype) * BLOCK_SIZE * copies
     blocks_of_context = -(-max_context_length // BLOCK_SIZE)
     context, state = blocks_of_context * block_bytes, spec.state_bytes
-    left = memory_bytes - weight_bytes if gpu is None else gpu.memory.free * gpu.ranks
+    left = memory_bytes - weight_bytes if gpu is None else int(gpu.memory.free * gpu.ranks)
     if kv_cache_gib is not None:
         budget = int(kv_cache_gib * GIB)
         _check_fits(kv_cache_gib, budget, left, weight_bytes, gpu)

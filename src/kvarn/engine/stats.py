@@ -16,6 +16,8 @@ from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.engine_stats import STEP_TOKENS, AdapterStats, LookupStats, SessionStats, SpeculationStats, WorkStats
 from kvarn.wire.messages import EngineStats, RefusalReason
 
+_NO_LOOKUPS, _NO_SPECULATION = LookupStats(), SpeculationStats()
+
 
 class StatsRecorder:
     """Counts what happens; reads the rest from the scheduler when asked."""
@@ -77,9 +79,12 @@ class StatsRecorder:
     def stats(self, preparing: int = 0) -> EngineStats:
         scheduler = self._scheduler
         pool, totals = scheduler.memory.pool, scheduler.totals
-        contexts = [each.num_tokens for each in scheduler.running if each.num_tokens - each.num_computed_tokens == 1]
-        known = sum([each.num_tokens for each in scheduler.running])
-        computed = sum([each.num_computed_tokens for each in scheduler.running])
+        contexts, known, computed = [], 0, 0
+        for each in scheduler.running:
+            num_tokens, num_computed = each.num_tokens, each.num_computed_tokens
+            known, computed = known + num_tokens, computed + num_computed
+            if num_tokens - num_computed == 1:
+                contexts.append(num_tokens)
         tiers, waiting = scheduler.memory.tiers, len(scheduler.queue) + preparing
         return EngineStats(
             step=totals.steps,
@@ -131,7 +136,7 @@ class StatsRecorder:
 
 def _lookups(tiers: KVTiers | None) -> LookupStats:
     if tiers is None:
-        return LookupStats()
+        return _NO_LOOKUPS
     asked = 0 if tiers.remote_prefill is None else tiers.remote_prefill.asked
     return LookupStats(
         queries_total=tiers.queries, hits_total=tiers.hits, given_up_total=tiers.given_up, remote_prefills_total=asked
@@ -156,7 +161,7 @@ def _sessions(sessions: Sessions) -> SessionStats:
 
 def _speculation(speculation: Speculation | None) -> SpeculationStats:
     if speculation is None:
-        return SpeculationStats()
+        return _NO_SPECULATION
     totals = speculation.totals
     return SpeculationStats(
         drafts_total=totals.rows,

@@ -227,6 +227,8 @@ async def _close(gateway: Gateway) -> None:
     await control.shadows.stop()
     await gateway.models.close()
     await gateway.grammars.close()
+    await control.planning.close()
+    await control.what_if.close()
     gateway.retrieval.index.close()
     await asyncio.gather(*[external.close() for external in control.external])
     for each in (control.traces.exporter, control.traces.usage, control.traces.keeper):

@@ -46,8 +46,10 @@ from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.alerting import Alerting
+from kvarn.gateway.planning import PlanningPool
 from kvarn.gateway.services import Services
 from kvarn.gateway.state import ControlPlane, Gateway
+from kvarn.gateway.what_if import WhatIfRuns
 from kvarn.kept.keeper import KeeperMetrics, RequestKeeper
 from kvarn.kept.sampling import KeptSampler
 from kvarn.metering.usage_reports import Reports
@@ -155,6 +157,8 @@ def build_gateway(
             tool_servers=ToolServerAdministration(mcp),
             alerting=Alerting(config.alerts, partial(_read_metrics, metrics, shared), tells=is_main),
             history=shared.history if shared is not None else CountedHistory(metrics.counted),
+            planning=PlanningPool(sandbox_limits(config.gateway)),
+            what_if=WhatIfRuns(),
         ),
         retrieval=retrieval,
         containers=containers,

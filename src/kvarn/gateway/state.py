@@ -11,6 +11,8 @@ from kvarn.fleet.autoscale.loop import Autoscaling
 from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.alerting import Alerting
+from kvarn.gateway.planning import PlanningPool
+from kvarn.gateway.what_if import WhatIfRuns
 from kvarn.identity.key_cache import KeyCache
 from kvarn.identity.oidc.sign_in import OidcSignIn
 from kvarn.identity.sessions import Sessions
@@ -46,6 +48,8 @@ class ControlPlane:
     alerting: Alerting
     tool_servers: ToolServerAdministration
     history: HistorySource
+    planning: PlanningPool
+    what_if: WhatIfRuns
 
 
 @dataclass(frozen=True, slots=True)

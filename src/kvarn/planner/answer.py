@@ -148,6 +148,25 @@ class Curves(msgspec.Struct, frozen=True, kw_only=True):
     latency: tuple[LatencyPoint, ...]
 
 
+class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A training job on as few devices as have room for it."""
+
+    name: str
+    device: str
+    devices: int
+    """The fewest, a power of two; 0: no number of them does."""
+    peak: Quantity | None = None
+    """Most bytes of a device that are held at once."""
+    parts: tuple[Part, ...] = ()
+    """Bytes held throughout."""
+    update: tuple[Part, ...] = ()
+    """Bytes held while weights are updated."""
+    rollout: tuple[Part, ...] = ()
+    """Bytes held while answers are written, which is not at the same time."""
+    reason: str = ""
+    """Why no number of devices does."""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The whole answer. `version` changes when a field changes its meaning or goes."""
 
@@ -161,6 +180,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rejected: tuple[Rejection, ...]
     curves: tuple[Curves, ...] = ()
     """Plots of the first candidates."""
-    training: tuple[Part, ...] = ()
+    training: tuple[TrainingJob, ...] = ()
     notes: tuple[str, ...] = ()
     """Sentences that hold for the whole answer."""

@@ -26,7 +26,7 @@ from kvarn.shapes import BLOCK_SIZE, KvDtype
 from kvarn.shapes.attention import AttentionKind, GroupedDimensions
 from kvarn.specs.errors import ModelError
 from kvarn.specs.held import cache_type
-from kvarn.specs.place import ParallelError, Place, Stage
+from kvarn.specs.place import ParallelError, Place, Stage, even_ranks
 from kvarn.specs.weight_bytes import WeightForms, adapter_bytes, product_bytes, weight_bytes
 
 GB = 1e9
@@ -57,7 +57,8 @@ def plan_memory(model: PlannedModel, setting: ReplicaSetting, device_bytes: int)
     spec, sequences = model.spec, setting.sequences
     verified = min(setting.token_budget, sequences * (1 + setting.guesses))
     step = step_memory(spec, setting.token_budget, sequences, verified)
-    gpu = _gpu_budget(setting, device_bytes, sum(fullest.values()), sum(step))
+    ranks = even_ranks(spec, kv_dtype, setting.ranks, setting.pipeline_parallel)
+    gpu = _gpu_budget(setting, device_bytes, ranks, sum(fullest.values()), sum(step))
     total = sum(sum(weights.values()) for weights in of_ranks) * setting.ranks // len(of_ranks)
     _check_weights(model, setting, device_bytes, sum(fullest.values()), total, gpu)
     copies = spec.cache_copies(setting.tensor_parallel)
@@ -80,7 +81,7 @@ def plan_memory(model: PlannedModel, setting: ReplicaSetting, device_bytes: int)
         raise ModelTooLargeError(f"{model.name}: {error}", tokens=error.tokens) from error
     except CachePlanError as error:
         raise ModelTooLargeError(f"{model.name}: {error}") from error
-    rank_block_bytes = _rank_block_bytes(model, setting, kv_dtype)
+    rank_block_bytes, rank_state_bytes = _rank_bytes(model, setting, kv_dtype)
     adapter_blocks = _adapter_blocks(model, setting, rank_block_bytes, cache)
     return MemoryPlan(
         model=model,
@@ -93,6 +94,7 @@ def plan_memory(model: PlannedModel, setting: ReplicaSetting, device_bytes: int)
         cache=cache,
         block_bytes=spec.kv_bytes_per_token(kv_dtype) * BLOCK_SIZE * copies,
         rank_block_bytes=rank_block_bytes,
+        rank_state_bytes=rank_state_bytes,
         adapter_blocks=adapter_blocks,
     )
 
@@ -145,6 +147,8 @@ def _places(setting: ReplicaSetting) -> list[Place]:
 
 
 def _kv_dtype(model: PlannedModel, setting: ReplicaSetting) -> KvDtype:
+    if setting.kernels == "gpu" and setting.dtype != "bfloat16":
+        raise ValueError("the kernels of GPUs multiply bfloat16: set dtype to bfloat16")
     wanted: KvDtype | Literal["auto"] = setting.kv_cache_dtype
     unknown = "fp8" if setting.kernels == "cpu" else "int8"
     if wanted == unknown:
@@ -153,12 +157,12 @@ def _kv_dtype(model: PlannedModel, setting: ReplicaSetting) -> KvDtype:
     return cache_type(model.spec, setting.dtype, stored or setting.quantization, wanted)
 
 
-def _gpu_budget(setting: ReplicaSetting, device_bytes: int, weights: int, step: int) -> GpuBudget | None:
+def _gpu_budget(setting: ReplicaSetting, device_bytes: int, ranks: float, weights: int, step: int) -> GpuBudget | None:
     if setting.kernels == "cpu":
         return None
     own = weights + DRIVER_BYTES
     memory = DeviceMemory(device_bytes, max(0, device_bytes - own), own)
-    return GpuBudget(memory, setting.gpu_memory_utilization, setting.ranks, step)
+    return GpuBudget(memory, setting.gpu_memory_utilization, ranks, step)
 
 
 def _check_weights(
@@ -177,13 +181,14 @@ def _check_weights(
     )
 
 
-def _rank_block_bytes(model: PlannedModel, setting: ReplicaSetting, kv_dtype: KvDtype) -> int:
+def _rank_bytes(model: PlannedModel, setting: ReplicaSetting, kv_dtype: KvDtype) -> tuple[int, int]:
+    """Bytes of a block and of a sequence's recurrent states, each on a rank of the stage that holds most of it."""
     spec, count = model.spec, setting.pipeline_parallel
     stages = [Stage(index, count).layers(spec.num_layers) for index in range(count)]
     parts = [replace(spec, layers=spec.layers[stage.start : stage.stop]) for stage in stages]
     copies = spec.cache_copies(setting.tensor_parallel)
-    whole = max(part.kv_bytes_per_token(kv_dtype) for part in parts) * BLOCK_SIZE * copies
-    return whole // setting.tensor_parallel
+    block = max(part.kv_bytes_per_token(kv_dtype) for part in parts) * BLOCK_SIZE * copies
+    return block // setting.tensor_parallel, max(part.state_bytes for part in parts) // setting.tensor_parallel
 
 
 def _adapter_blocks(model: PlannedModel, setting: ReplicaSetting, block_bytes: int, cache: CachePlan) -> int:

@@ -77,6 +77,8 @@ class MemoryPlan:
     """Bytes of a block in all layers and on all ranks."""
     rank_block_bytes: int
     """Bytes of a block on the rank that holds most of it."""
+    rank_state_bytes: int = 0
+    """Bytes of a sequence's recurrent states there."""
     adapter_blocks: int = 0
     """Blocks of the KV cache that adapters take."""
 
@@ -158,12 +160,10 @@ class MemoryPlan:
             yield Part(name, num_bytes(getattr(self.step, name), formula, large, _STEP_ERROR))
 
     def _cached(self) -> Iterator[Part]:
-        plan, ranks = self.cache, self.setting.ranks
-        state = self.model.spec.state_bytes
+        plan, state = self.cache, self.rank_state_bytes
         if state:
-            of_one = f"{state:,} B a sequence, over {ranks} ranks"
-            yield Part("states", num_bytes(plan.max_num_seqs * state // ranks, f"{plan.max_num_seqs} x {of_one}"))
-            yield Part("snapshots", num_bytes(plan.num_snapshots * state // ranks, f"{plan.num_snapshots} x {of_one}"))
+            for name, count in (("states", plan.max_num_seqs), ("snapshots", plan.num_snapshots)):
+                yield Part(name, num_bytes(count * state, f"{count} x {state:,} B of a sequence"))
         for name, blocks in (("adapters", self.adapter_blocks), ("kv_cache", self.token_blocks)):
             if blocks or name == "kv_cache":
                 formula = f"{blocks:,} blocks x {self.rank_block_bytes:,} B"

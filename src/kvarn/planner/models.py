@@ -19,6 +19,7 @@ from kvarn.specs.read import read_decoder
 from kvarn.specs.spec import DecoderSpec
 from kvarn.specs.stored import StoredQuantization
 from kvarn.specs.weight_bytes import WeightForms, num_parameters
+from kvarn.text.checkpoint import PACKAGED, local_checkpoint
 from kvarn.text.json_file import read_json, validate
 from kvarn.text.local_path import local_path
 
@@ -52,12 +53,14 @@ class PlannedModel:
 
 
 def find_model(text: str, *, max_context_length: int | None = None) -> PlannedModel:
-    """A model by the path of a folder with a config.json, of such a file, or by a preset's name.
+    """A model by the path of a folder with a config.json, of such a file, or by the name of a preset or packaged model.
 
     Raises PlanError for a file that describes no model, UnknownModelError for a name that is neither.
     """
     try:
         path = local_path(text)
+        if text in PACKAGED:
+            path = local_checkpoint(text) or path
         if path.is_dir():
             path /= "config.json"
             if not path.is_file():

@@ -20,7 +20,8 @@ from kvarn.planner.money import per_million
 from kvarn.planner.quantity import Part, Quantity
 from kvarn.planner.reasons import why_not
 from kvarn.planner.request import PlanRequest
-from kvarn.planner.sizing import size
+from kvarn.planner.sizing import calibrated_replica, size
+from kvarn.planner.training_jobs import training_jobs
 
 MAX_CANDIDATES = 10
 _MAX_REJECTIONS = 16
@@ -84,7 +85,8 @@ def plan(request: PlanRequest, table: DeviceTable | None = None, model: PlannedM
     options: list[_Option] = []
     rejected: list[Rejection] = []
     prices = {table.find(name)[0]: price for name, price in request.money.prices.items()}
-    for name in dict.fromkeys(table.find(each)[0] for each in request.devices):
+    names = list(dict.fromkeys(table.find(each)[0] for each in request.devices))
+    for name in names:
         device = table.devices[name]
         price = _price(name, device, prices, request)
         found, refused = _on_device(request, model, name, device, price)
@@ -100,6 +102,7 @@ def plan(request: PlanRequest, table: DeviceTable | None = None, model: PlannedM
         candidates=tuple(_compared(candidates)),
         rejected=tuple(_different(rejected)),
         curves=tuple(curves(each, found.name) for each, found in list(zip(chosen, candidates, strict=True))[:_CURVES]),
+        training=tuple(training_jobs(request.training, model, {name: table.devices[name] for name in names})),
         notes=tuple(_notes(request, model, candidates)),
     )
 
@@ -144,7 +147,7 @@ def _with_stages(
     options: list[_Option] = []
     rejected: list[Rejection] = []
     rate, most = request.traffic.rate_rps / (1 - request.choices.headroom), request.choices.max_devices
-    for layout in layouts(request.choices, model, name, device, stages):
+    for layout in layouts(request.choices, model, name, device, stages, calibrated_replica(request)):
         try:
             replica = size(request, model, device, layout)
         except PlanError as error:
@@ -171,7 +174,8 @@ def _varied(options: list[_Option]) -> list[_Option]:
         if name not in fastest or each.tpot_s < 0.9 * fastest[name].tpot_s:
             fastest[name] = each
     chosen = [*kinds.values(), *(each for each in fastest.values() if each not in kinds.values())]
-    most = _MOST_TIMES * min((each.hourly for each in chosen), default=0.0)
+    costs = [each.hourly for each in chosen if each.is_served] or [each.hourly for each in chosen]
+    most = _MOST_TIMES * min(costs, default=0.0)
     affordable = [each for each in chosen if each.hourly <= most]
     return sorted(affordable, key=lambda each: each.order)[:MAX_CANDIDATES]
 

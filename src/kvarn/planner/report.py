@@ -40,7 +40,7 @@ td { white-space: nowrap; } table.candidates td.text { white-space: normal; min-
 def html_report(plan: Plan) -> str:
     """A complete page that opens offline."""
     body = _answer(plan) if plan.candidates else '<p class="lead">Nothing meets the targets.</p>'
-    rest = f"{body}{_rejected(plan)}{_list('Notes', plan.notes)}"
+    rest = f"{body}{_training(plan)}{_rejected(plan)}{_list('Notes', plan.notes)}"
     return page(f"{plan.model}: capacity plan", f"{traffic_text(plan)}; {targets_text(plan)}", _STYLE + rest)
 
 
@@ -207,6 +207,17 @@ def _row(name: str, quantity: Quantity) -> str:
         f'<tr><td class="text">{escape(name)}</td><td class="text">{escape(quantity_text(quantity))}</td>'
         f'<td class="text">{error}</td>{texts}<td class="text formula">{escape(quantity.source)}</td></tr>'
     )
+
+
+def _training(plan: Plan) -> str:
+    drawn = []
+    for job in plan.training:
+        if job.peak is None:
+            drawn.append(f"<p>{escape(job.name)}: {escape(job.reason)}</p>")
+            continue
+        title = f"{job.name} on {job.devices} x {job.device.upper()}"
+        drawn.append(_stack(title, (*job.parts, *job.update), bytes_text))
+    return f'<h2>Training, memory of one device</h2><div class="stacks">{"".join(drawn)}</div>' if drawn else ""
 
 
 def _rejected(plan: Plan) -> str:

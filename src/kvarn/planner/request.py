@@ -113,6 +113,22 @@ class Choices(Section):
     """Devices in all, at most."""
 
 
+class TrainingRequest(Section):
+    """Training jobs whose memory is wanted too."""
+
+    jobs: Annotated[tuple[str, ...], Field(max_length=16)] = ()
+    """Such as `sft`, `sft-lora`, `dpo-qlora`, `ppo`, `grpo`."""
+
+    zero: Literal[0, 1, 2, 3] = 3
+    """Stage of ZeRO; 3 is FSDP."""
+
+    sequences: Annotated[int, Field(ge=1, le=65536)] = 1
+    """Sequences of a device in one pass."""
+
+    length: Annotated[int, Field(ge=1, le=10_000_000)] = 4096
+    """Tokens of a sequence."""
+
+
 class PlanRequest(Section):
     """All that a plan follows from."""
 
@@ -129,6 +145,11 @@ class PlanRequest(Section):
     slo: SloRequest = SloRequest()
     money: MoneyRequest = MoneyRequest()
     choices: Choices = Choices()
+    training: TrainingRequest = TrainingRequest()
+
+    calibration: dict[str, Any] | None = None
+    """A modelled replica that was measured (`kvarn bench profile`), in place of the device model: its steps' times and
+    its KV cache. The device gives the price alone, and memory by part."""
 
     max_context_length: Annotated[int, Field(ge=16, le=100_000_000)] | None = None
     """Longest prompt and answer together that a replica must take. None: the model's, or less where that is more than

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kvarn.planner.answer import Candidate, Plan
+from kvarn.planner.answer import Candidate, Plan, TrainingJob
 from kvarn.planner.quantity import Part, Quantity
 from kvarn.planner.words import (
     bytes_text,
@@ -37,6 +37,7 @@ def print_plan(plan: Plan, console: Console) -> None:
         _print_first(plan.candidates[0], console)
     else:
         console.print("\n[bold]Nothing meets the targets.[/bold]")
+    _print_training(plan, console)
     _print_rejected(plan, console)
     for note in plan.notes:
         console.print(Padding(Text(f"* {note}"), (0, 0, 0, 0)))
@@ -118,6 +119,24 @@ def _sum(parts: tuple[Part, ...], text: object) -> str:
 
 def _band(quantity: Quantity) -> str:
     return "" if quantity.error is None else f"(+-{quantity.error:.0%})"
+
+
+def _print_training(plan: Plan, console: Console) -> None:
+    if plan.training:
+        console.print(Text("Training, memory of one device:", style="bold"))
+    for job in plan.training:
+        console.print(Padding(Text(training_text(job)), (0, 0, 0, 2)))
+    if plan.training:
+        console.print()
+
+
+def training_text(job: TrainingJob) -> str:
+    """A job in one sentence."""
+    if job.peak is None:
+        return f"{job.name} on {job.device.upper()}: {job.reason}"
+    parts = ", ".join(f"{part.name} {bytes_text(part.quantity.value)}" for part in (*job.parts, *job.update))
+    devices = f"{job.devices} x {job.device.upper()}" if job.devices > 1 else job.device.upper()
+    return f"{job.name}: {devices}, {bytes_text(job.peak.value)} {_band(job.peak)} = {parts}"
 
 
 def _print_rejected(plan: Plan, console: Console) -> None:

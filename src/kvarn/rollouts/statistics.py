@@ -93,12 +93,11 @@ class DifferenceTest(msgspec.Struct, kw_only=True):
         needed = math.log(1 / false_alarm)
         if not self.count:
             return -math.inf
-        # Seen from far below, all differences are alike: the evidence there is the most that so few pairs can give.
-        high, reach = self.mean, max(1e-9, 4 * math.sqrt(self.squares))
-        low = high - reach
-        while self._log_evidence_above(low) < needed:
-            reach *= 2
-            low = high - reach
+        # Below the mean the evidence grows, and falls again far below, where all differences are alike. Any value with
+        # enough speaks for all below it.
+        high, reach = self.mean, max(1e-9, math.sqrt(self.squares) / self.count / 16)
+        while self._log_evidence_above(low := high - reach) < needed:
+            reach *= 1.25
             if reach > 1e9:
                 return -math.inf
         for _ in range(60):

@@ -6,11 +6,12 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 from kvarn.sandbox.errors import ClosedError, LimitPassedError, MemoryPassedError, ProcessEndedError
-from kvarn.sandbox.worker import OUT_OF_MEMORY
+from kvarn.sandbox.worker import OUT_OF_MEMORY, TOLD
 
 _START_TIMEOUT_S = 60.0
 """For the interpreter and its imports: some tenths of a second, unless the machine is very busy."""
@@ -23,6 +24,9 @@ _WALL_FACTOR = 5
 machine; one that waits in place of computing is killed then."""
 
 _BUFFER_BYTES = 1024 * 1024
+
+OnTold = Callable[[bytes], None]
+"""Hears what a piece of work tells before its reply (`kvarn.sandbox.worker.tell`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +58,12 @@ class SandboxProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def call(self, request: bytes) -> bytes:
-        """The reply to a request. A call that is cancelled ends the process. Raises LimitPassedError
-        (MemoryPassedError for memory), ProcessEndedError, ClosedError."""
+    async def call(self, request: bytes, on_told: OnTold | None = None) -> bytes:
+        """The reply to a request. `on_told` gets what the work tells before. A call that is cancelled ends the
+        process. Raises LimitPassedError (MemoryPassedError for memory), ProcessEndedError, ClosedError."""
         await self.start()
         try:
-            reply = await self._exchange(request, self._limits.timeout_s)
+            reply = await self._exchange(request, self._limits.timeout_s, on_told)
         except BaseException:
             self._restart = asyncio.create_task(self._start_again())
             raise
@@ -115,7 +119,7 @@ class SandboxProcess:
                 process.kill()
             await process.wait()
 
-    async def _exchange(self, request: bytes, timeout_s: float) -> bytes:
+    async def _exchange(self, request: bytes, timeout_s: float, on_told: OnTold | None = None) -> bytes:
         """Send a request, if there is one, and read a reply. Where there is none the process is gone."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
@@ -127,7 +131,10 @@ class SandboxProcess:
                     process.stdin.write(len(request).to_bytes(8, "big"))
                     process.stdin.write(request)
                     await process.stdin.drain()
-                size = int.from_bytes(await process.stdout.readexactly(8), "big")
+                while (size := int.from_bytes(await process.stdout.readexactly(8), "big")) & TOLD:
+                    told = await process.stdout.readexactly(size ^ TOLD)
+                    if on_told is not None:
+                        on_told(told)
                 return await process.stdout.readexactly(size)
         except TimeoutError:
             await self._kill()

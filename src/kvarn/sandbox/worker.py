@@ -2,8 +2,9 @@
 
 Started by `SandboxProcess`. The function `answer` of the module makes of each request its reply, both bytes. They are
 read from standard input and written to standard output, each behind its length in 8 bytes; the first reply comes
-without a request, once the module is imported. The end of standard input ends the process, as do the limits: the
-processor's time by a timer whose signal nothing in the process handles, memory by the system.
+without a request, once the module is imported. Before its reply the module may `tell` how far it is. The end of
+standard input ends the process, as do the limits: the processor's time by a timer whose signal nothing in the process
+handles, memory by the system.
 """
 
 from __future__ import annotations
@@ -18,6 +19,15 @@ from typing import BinaryIO
 
 OUT_OF_MEMORY = 3
 """Exit status; `SandboxProcess` knows it."""
+TOLD = 1 << 63
+"""Bit of a length: what follows is told before the reply."""
+
+
+def tell(news: bytes) -> None:
+    """Give news of the work to whoever asked for it, before the reply."""
+    output = sys.stdout.buffer
+    output.write((TOLD | len(news)).to_bytes(8, "big") + news)
+    output.flush()
 
 
 def main(arguments: list[str]) -> int:

@@ -6,15 +6,15 @@ import hashlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from kvarn.simulator.prompts import Prompts
 from kvarn.simulator.request import End, SimulatedRequest
 from kvarn.simulator.world import World
 from kvarn.traffic.conversation import Traffic
 from kvarn.traffic.course import DueTurn, first_turn
+from kvarn.wire.block_names import NamedPrompt, PrefixScope, root_hash
 from kvarn.wire.sessions import SessionTurn
 
-Answers = dict[int, list[int]]
-"""Tokens of a conversation's answers so far, by the keys by which later turns repeat them."""
+_OWN_KEYS = 1 << 62
+"""Keys of answers that no later turn repeats: above those of segments."""
 
 
 class Stream(NamedTuple):
@@ -47,7 +47,7 @@ class Clients:
         self._until_s = until_s
         self._numbers = numbers
         self._timeout_s = timeout_s
-        self._prompts = Prompts()
+        self._roots: dict[str, bytes] = {}  # of the names of a tenant's blocks
         self._open = 0  # turns that are due or under way
         self._has_more = True
         self._next()
@@ -66,20 +66,23 @@ class Clients:
 
     def _begin(self, due: DueTurn) -> None:
         self._open += 1
-        self._ask(due, {})
+        self._ask(due)
         self._next()
 
-    def _ask(self, due: DueTurn, answers: Answers) -> None:
+    def _ask(self, due: DueTurn) -> None:
         turn, conversation = due.turn, due.conversation
         name, tenant = conversation.session, conversation.tenant
         is_last = due.number == len(conversation.turns) - 1
+        number = next(self._numbers)
+        answer_key = _OWN_KEYS + number if turn.answer_key is None else turn.answer_key
+        segments = [(segment.key, segment.length) for segment in turn.segments]
         request = SimulatedRequest(
-            next(self._numbers),
+            number,
             conversation.model or self._stream.model,
-            self._prompts.tokens(turn.segments, answers),
+            NamedPrompt.of(self._root_of(tenant), segments, (answer_key, turn.output_tokens)),
             turn.output_tokens,
             self._world.now,
-            lambda request: self._ended(request, due, answers),
+            lambda request: self._ended(request, due),
             tenant=tenant,
             priority=self._stream.priority,
             session=SessionTurn(id=_digest(tenant, name), is_last=is_last) if name else None,
@@ -90,20 +93,24 @@ class Clients:
         if self._timeout_s is not None and request.end is None:
             self._world.after(self._timeout_s, self._lose_patience, request)
 
+    def _root_of(self, tenant: str) -> bytes:
+        found = self._roots.get(tenant)
+        if found is None:
+            found = self._roots[tenant] = root_hash(PrefixScope(tenant))
+        return found
+
     def _lose_patience(self, request: SimulatedRequest) -> None:
         if request.end is None:
             self._leave(request)
 
-    def _ended(self, request: SimulatedRequest, due: DueTurn, answers: Answers) -> None:
+    def _ended(self, request: SimulatedRequest, due: DueTurn) -> None:
         self._open -= 1
         if request.end is not End.ANSWERED:
             return
-        if due.turn.answer_key is not None:
-            answers[due.turn.answer_key] = request.tokens
         for following in due.answered(self._world.now):
             if following.at_s <= self._until_s:
                 self._open += 1
-                self._world.at(following.at_s, self._ask, following, answers)
+                self._world.at(following.at_s, self._ask, following)
 
 
 def _digest(tenant: str, session: str) -> bytes:

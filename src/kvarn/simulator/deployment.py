@@ -173,15 +173,16 @@ class Deployment:
         if demand is not None and waiting.pop(demand, None) is not None:
             assert choice is not None
             self._admission(choice.replica).controller.withdraw(demand)
-        elif request.replica is not None and self._running.pop(request.engine_id, None) is not None:
-            request.replica.send(request.engine_id)
+        elif request.replica is not None and request.engine_id in self._running:
+            request.replica.send(request.engine_id)  # tells of the tokens that it has had
+            del self._running[request.engine_id]
         self.end(request, End.LEFT, "client_timeout")
 
     def route(self, request: SimulatedRequest) -> RouteRequest:
         replicas, tenant, session = self.set, request.tenant, request.session_name
         return RouteRequest(
             prompt_tokens=len(request.prompt),
-            names=replicas.names(request.prompt, tenant, "") if replicas.reads_names else b"",
+            names=request.prompt.index_names if replicas.reads_names else b"",
             session=f"{tenant}/{session}" if session else "",
         )
 
@@ -298,6 +299,8 @@ class Deployment:
 
     def give_up_rest(self) -> None:
         """The simulation is over: fail what is not answered."""
+        for replica in self.replicas.values():
+            replica.settle()
         waiting = [each for queue in self._waiting.values() for each in queue.values()]
         for request in [*self._running.values(), *waiting]:
             self.end(request, End.FAILED, "end_of_simulation")

@@ -12,6 +12,7 @@ something looks at the engine or happens to it. Nobody can tell the difference::
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
@@ -77,7 +78,8 @@ class EngineLoop:
         self._held: Sequence[object] | None = None  # outcome of a step that ended while it stood still
         self._stepping = False
         self._run: DecodeRun | None = None
-        self._run_began_s = 0.0
+        self.quiet_until_s = math.inf
+        """Time before which `catch_up` has nothing to tell."""
         self._ticket = 0  # what was asked for with an earlier one is not wanted any more
 
     # Messages --------------------------------------------------------------------------------------------------------
@@ -85,24 +87,28 @@ class EngineLoop:
     def send(self, message: Message) -> None:
         """A message; it is read before the next step."""
         self._inbox.append(message)
-        self._interrupt()
+        self.settle()
         self._wake()
 
     def subscribe(self, *, wanted: bool) -> None:
         """Tell of blocks, all that are there first; or no more."""
-        self._interrupt()
+        self.settle()
         self._publishes = wanted
         self._publisher.subscribe(0, wanted=wanted)
 
+    def tell_all_blocks(self) -> None:
+        """Tell of all blocks again, at the moment for which it has just told of some."""
+        self._publisher.subscribe(0, wanted=True)
+
     def set_reading(self, reads: bool) -> None:
         """Whether messages get through."""
-        self._interrupt()
+        self.settle()
         self._reads = reads
         self._wake()
 
     def set_hanging(self, hanging: bool) -> None:
         """Have it stand still, or go on: the step under way is told then."""
-        self._interrupt()
+        self.settle()
         self._hanging = hanging
         if not hanging:
             held, self._held = self._held, None
@@ -113,7 +119,7 @@ class EngineLoop:
 
     def change_speed(self) -> None:
         """Have the next step take another time than this one."""
-        self._interrupt()
+        self.settle()
 
     @property
     def has_work(self) -> bool:
@@ -125,12 +131,12 @@ class EngineLoop:
 
     def end(self) -> None:
         """The process ends; what it had begun is lost."""
-        self._interrupt()
+        self.settle()
         self._ticket += 1
 
     def finish(self) -> EngineStats:
         """The simulation is over: read what has come, and give the last statistics."""
-        self._interrupt()
+        self.settle()
         self._take_messages()
         return self.service.stats()
 
@@ -175,7 +181,7 @@ class EngineLoop:
             return
         run = self.service.decode_run(overheads=self._overheads) if self._forwards else None
         if run is not None and len(run.steps) >= _LEAST_RUN:
-            self._run, self._run_began_s = run, self._world.now
+            self._run, self.quiet_until_s = run, 0.0
             self._world.at_end(run.ends_s, self._number, self._end_run, self._ticket)
             return
         began = self._clock.now()
@@ -220,17 +226,24 @@ class EngineLoop:
     def catch_up(self) -> None:
         """Tell what would have been told by now: the latest statistics, and the latest blocks."""
         run, now = self._run, self._world.now
-        if run is None or not run.is_current:
+        if run is None or now < self.quiet_until_s:
+            return
+        if not run.is_current:
+            self.quiet_until_s = math.inf
             return
         ends_s, service = run.steps.ends_s, self.service
-        stats_s = _last_due(ends_s, service.gauges_due_s, service.gauges_every_s, now)
-        blocks_s = _last_due(ends_s, self._publisher.due_s, SEND_EVERY_S, now) if self._publishes else None
+        stats_s = _last_due(ends_s, run.taken, service.gauges_due_s, service.gauges_every_s, now)
+        blocks_s = None
+        if self._publishes:
+            blocks_s = _last_due(ends_s, run.taken, self._publisher.due_s, SEND_EVERY_S, now)
         for moment in sorted({each for each in (stats_s, blocks_s) if each is not None}):
             self._take(run, moment)
             if moment == stats_s and (stats := service.due_stats()) is not None:
                 self._listener.take_outputs([StepOutput(deltas=[], stats=stats)])
             if moment == blocks_s:
                 self._publisher.send_due(idle=False)
+        due_s = min(service.gauges_due_s, self._publisher.due_s) if self._publishes else service.gauges_due_s
+        self.quiet_until_s = ends_s[min(bisect_left(ends_s, due_s, run.taken), len(ends_s) - 1)]
 
     def _take(self, run: DecodeRun, end_s: float) -> list[TokenDelta]:
         """Take the steps of a run that end by then, and tell their tokens."""
@@ -239,27 +252,28 @@ class EngineLoop:
         return deltas
 
     def _forward(self, run: DecodeRun, end_s: float) -> list[TokenDelta]:
-        elapsed_s = run.steps.elapsed_s
+        begin = run.taken
         forwarded = run.take(due_s=end_s)
         assert forwarded is not None, "a step ends then"
-        self.busy_s += sum(elapsed_s[: len(forwarded.ends_s)])
+        self.busy_s += sum(run.steps.elapsed_s[begin : run.taken])
         return forwarded.deltas
 
-    def _interrupt(self) -> None:
-        """Leave the run, if there is one: the step under way is the last before messages are read."""
+    def settle(self) -> None:
+        """Leave the run, if there is one, and tell what has ended: the step under way is the last before messages are
+        read."""
         run, now = self._run, self._world.now
         if run is None:
             return
         self.catch_up()
         self._run = None
         self._ticket += 1
-        if run.is_current and (ended := bisect_right(run.steps.ends_s, now)):
+        if run.is_current and (ended := bisect_right(run.steps.ends_s, now, run.taken)) > run.taken:
             self._take(run, run.steps.ends_s[ended - 1])
         if not run.is_current:
             self._next_step()
             return
-        began_s, end_s = run.steps.planned_s[0], run.steps.ends_s[0]
-        if began_s < now or began_s == self._run_began_s:
+        began_s, end_s = run.steps.planned_s[run.taken], run.steps.ends_s[run.taken]
+        if began_s < now or not run.taken:  # a run begins with its first step
             deltas = self._forward(run, end_s)
             outputs = [StepOutput(deltas=deltas, stats=self.service.due_stats())]
             self._world.at_end(end_s, self._number, self._end_step, self._ticket, outputs)
@@ -268,10 +282,10 @@ class EngineLoop:
             self._world.at_beginning(began_s, self._number, self._begin, self._ticket)
 
 
-def _last_due(ends_s: Sequence[float], due_s: float, every_s: float, now: float) -> float | None:
-    """The latest end of a step, by now, at which something was due that is told at intervals."""
-    found = None
-    while (place := bisect_left(ends_s, due_s)) < len(ends_s) and ends_s[place] <= now:
+def _last_due(ends_s: Sequence[float], begin: int, due_s: float, every_s: float, now: float) -> float | None:
+    """The latest end of a step, from a place on and by now, at which something was due that is told at intervals."""
+    found, place = None, begin
+    while (place := bisect_left(ends_s, due_s, place)) < len(ends_s) and ends_s[place] <= now:
         found = ends_s[place]
         due_s = found + every_s
     return found

@@ -10,7 +10,7 @@ from kvarn.costs.step_times import StepShape, StepTimes
 from kvarn.engine.core import EngineParts
 from kvarn.engine.memory.remote_prefill import PrefillPeer
 from kvarn.engine.step_log import NoStepLog
-from kvarn.engine.step_time import StepTimeModel
+from kvarn.engine.step_time import FixedStepTimes, StepTimeModel
 from kvarn.kvstore import TieredStore
 from kvarn.simulator.host_memory import HostLink, host_memory
 from kvarn.worker.modelled import ModelledExecutor
@@ -38,8 +38,11 @@ def engine_parts(
     clock: Clock,
     store: TieredStore | None,
     peer: PrefillPeer | None,
+    *,
+    learns: bool,
 ) -> EngineParts:
-    """The parts of one engine. `store`: see `memory_of`."""
+    """The parts of one engine. `store`: see `memory_of`; `learns`: whether the engine learns how long its steps take,
+    which costs most of the time and tells it nothing as long as they take what the model says."""
     transfer = None
     if store is not None:
         assert model.host_link is not None, "a scenario with tiers has a link"
@@ -50,7 +53,7 @@ def engine_parts(
     return EngineParts(
         executor,
         config.engine,
-        step_time=StepTimeModel.knowing(model.step_times),
+        step_time=StepTimeModel.knowing(model.step_times) if learns else FixedStepTimes(model.step_times),
         step_log=NoStepLog(),
         connector=store,
         prefill_peer=peer,

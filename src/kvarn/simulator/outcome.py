@@ -36,6 +36,8 @@ class RequestTable:
         self.prompt_tokens = array("I")
         self.cached_tokens = array("I")
         self.output_tokens = array("I")
+        self.engines = array("H")
+        """Engines that each was sent to, one after the other."""
         self.arrival_s = array("d")
         self.ttft_s = array("d")
         self.tpot_s = array("d")
@@ -56,6 +58,7 @@ class RequestTable:
         self.prompt_tokens.append(len(request.prompt))
         self.cached_tokens.append(request.cached_tokens)
         self.output_tokens.append(len(request.tokens))
+        self.engines.append(min(request.attempts, 65535))
         self.arrival_s.append(request.arrival_s)
         self.ttft_s.append(_NONE if request.ttft_s is None else request.ttft_s)
         self.tpot_s.append(_NONE if request.tpot_s is None or not answered else request.tpot_s)
@@ -87,7 +90,7 @@ class RequestTable:
         return found
 
 
-_COUNTS = ("end", "met_slo", "prompt_tokens", "cached_tokens", "output_tokens")
+_COUNTS = ("end", "met_slo", "prompt_tokens", "cached_tokens", "output_tokens", "engines")
 _SECONDS = ("arrival_s", "ttft_s", "tpot_s", "e2e_s", "queue_s")
 
 
@@ -145,6 +148,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Requests by how they ended."""
     reasons: dict[str, int]
     """Requests that were not answered, by why."""
+    moved: int
+    """Requests that went on with another engine, as theirs was lost or drained."""
     goodput: float | None
     """Part of all that arrived whose answer met the targets."""
     requests_per_s: float
@@ -174,6 +179,7 @@ def summary(outcome: Outcome, chosen: Mask | None = None) -> Summary:
         arrived=arrived,
         ends={end.value: int((ends == number).sum()) for number, end in enumerate(ENDS)},
         reasons={name: count for name, count in sorted(reasons.items()) if name},
+        moved=int((table.column("engines")[mask] > 1).sum()),
         goodput=float(table.column("met_slo")[mask].sum()) / arrived if arrived else None,
         requests_per_s=int((ends == 0).sum()) / seconds,
         output_tokens_per_s=output_tokens / seconds,

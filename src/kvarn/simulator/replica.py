@@ -118,7 +118,9 @@ class SimulatedReplica:
         self.card = _card(model)
         self._loop = EngineLoop(
             self._world,
-            engine_parts(self.config, model, self._speed, clock, self.store, self._peer),
+            engine_parts(
+                self.config, model, self._speed, clock, self.store, self._peer, learns=self._world.speeds_change
+            ),
             self.card,
             clock,
             self,
@@ -212,9 +214,15 @@ class SimulatedReplica:
     @property
     def stats(self) -> EngineStats:
         """The latest statistics that have come."""
-        if self._loop is not None:
-            self._loop.catch_up()
+        loop = self._loop
+        if loop is not None and loop.quiet_until_s <= self._world.clock.now():
+            loop.catch_up()
         return self._stats
+
+    def settle(self) -> None:
+        """Have it tell of every step that has ended."""
+        if self._loop is not None:
+            self._loop.settle()
 
     def send(self, message: Message) -> None:
         """A message from the gateway; it is read before the next step."""
@@ -230,7 +238,7 @@ class SimulatedReplica:
         if loop is None:
             return
         if watcher is not None:
-            self._reader = BlockEventReader(watcher, lambda: loop.subscribe(wanted=True))
+            self._reader = BlockEventReader(watcher, loop.tell_all_blocks)
         loop.subscribe(wanted=watcher is not None)
 
     # Faults ----------------------------------------------------------------------------------------------------------

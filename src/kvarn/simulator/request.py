@@ -10,6 +10,7 @@ from kvarn.admission.demand import Demand
 from kvarn.admission.engine_admission import EngineAdmission
 from kvarn.routing.candidate import RouteRequest
 from kvarn.routing.router import ReplicaChoice
+from kvarn.wire.block_names import NamedPrompt
 from kvarn.wire.sessions import SessionTurn
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class SimulatedRequest:
         self,
         number: int,
         model: str,
-        prompt: list[int],
+        prompt: NamedPrompt,
         output_tokens: int,
         arrival_s: float,
         on_end: Callable[[SimulatedRequest], None],

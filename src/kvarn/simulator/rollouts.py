@@ -45,7 +45,8 @@ class SimulatedRollout:
         world, fleet, scenario = simulation.world, simulation.fleet, simulation.scenario
         serving = fleet.models[model]
         number, self._stable = max(serving.versions) + 1, serving.serving
-        self.rollout = Rollout.start(model, (serving.desired.version, number), plan.rollout, world.now)
+        self._settings = plan.rollout or scenario.config.rollout
+        self.rollout = Rollout.start(model, (serving.desired.version, number), self._settings, world.now)
         self._candidate = Deployment(
             world,
             scenario.config,
@@ -71,7 +72,7 @@ class SimulatedRollout:
         simulation.on_end.append(self._ended)
         fleet.add_version(model, number, self._candidate)
         self._follow()
-        world.after(plan.rollout.check_interval_s, self._check)
+        world.after(self._settings.check_interval_s, self._check)
 
     # Which version answers -------------------------------------------------------------------------------------------
 
@@ -173,7 +174,7 @@ class SimulatedRollout:
         )
         self._follow()
         if not self.rollout.ended:
-            self._world.after(self._plan.rollout.check_interval_s, self._check)
+            self._world.after(self._settings.check_interval_s, self._check)
 
     def _follow(self) -> None:
         """Have the replicas that the rollout needs now, and write down what it has decided."""

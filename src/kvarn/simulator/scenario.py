@@ -21,6 +21,8 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
 from kvarn.config.yaml import parse_yaml
 from kvarn.costs.replica_model import ReplicaModel
+from kvarn.planner.models import find_model
+from kvarn.planner.replicas import table_replica
 from kvarn.replica.server.generate import GAUGES_EVERY_S
 from kvarn.simulator.calibration import CalibrationError, read_calibration
 from kvarn.traffic.arrivals import ArrivalPattern
@@ -54,6 +56,16 @@ ModelledReplica = Annotated[
     PlainSerializer(msgspec.to_builtins),
     WithJsonSchema({"type": "object"}),
 ]
+
+
+class DeviceConfig(Section):
+    """Devices of the table on which a model runs, in place of a modelled replica."""
+
+    device: str = Field(min_length=1)
+    """Name of a device, such as `h100` (`kvarn plan` has the table)."""
+
+    model: str = ""
+    """Model by its name, or a folder with its config.json. Default: the `path` of the model."""
 
 
 class TrafficConfig(Section):
@@ -163,8 +175,8 @@ class RolloutPlan(Section):
     error_rate: float = Field(0.0, ge=0, le=1)
     """Share of its requests that the new version cannot begin to answer."""
 
-    rollout: RolloutConfig = RolloutConfig()
-    """Steps and gates. See docs/guides/rollouts.md."""
+    rollout: RolloutConfig | None = None
+    """Steps and gates. Default: the configuration's. See docs/guides/rollouts.md."""
 
 
 class Scenario(Section):
@@ -177,8 +189,12 @@ class Scenario(Section):
     """Configuration as a server has it: models with their engine, replicas, autoscale, routing, failover; slo and
     admission. Paths of models are not read."""
 
-    replicas: dict[str, ModelledReplica]
+    replicas: dict[str, ModelledReplica] = Field(default_factory=dict)
     """A modelled replica of each model, by the model's name."""
+
+    devices: dict[str, DeviceConfig] = Field(default_factory=dict)
+    """Devices of models that have no modelled replica, by the model's name: one is made from the table, as the model's
+    settings divide and hold it."""
 
     traffic: tuple[TrafficConfig, ...] = ()
     """Traffic to make."""
@@ -210,6 +226,23 @@ class Scenario(Section):
     client_timeout_s: float | None = Field(None, gt=0)
     """Seconds after which a client leaves that has no answer yet. Default: it waits."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _devices_make_replicas(cls, raw: Any) -> Any:
+        """Make replicas anew at each change of a setting: another quantisation, another replica."""
+        if not isinstance(raw, dict) or not raw.get("devices"):
+            return raw
+        config = KvarnConfig.model_validate(raw.get("config"))
+        made = {}
+        for name, devices in raw["devices"].items():
+            model = next((each for each in config.models if each.name == name), None)
+            if model is None:
+                raise ValueError(f"`devices` names {name!r}, which is not among the models")
+            chosen = DeviceConfig.model_validate(devices)
+            planned = find_model(chosen.model or model.path, max_context_length=model.max_context_length)
+            made[name] = table_replica(planned, chosen.device, model)
+        return raw | {"replicas": dict(raw.get("replicas") or {}) | made}
+
     @model_validator(mode="after")
     def _names_are_known(self) -> Scenario:
         names = [model.name for model in self.config.models]
@@ -217,7 +250,7 @@ class Scenario(Section):
             if model.external is not None:
                 raise ValueError(f"the model {model.name!r} is `external`: only models that Kvarn runs are simulated")
             if model.name not in self.replicas:
-                raise ValueError(f"no modelled replica of {model.name!r}: give one under `replicas`")
+                raise ValueError(f"no modelled replica of {model.name!r}: give one under `replicas` or `devices`")
             check_links(model, self.replicas[model.name])
         for name in self.replicas:
             if name not in names:
@@ -318,7 +351,8 @@ def _validated(raw: Any, where: str) -> Scenario:
     try:
         return Scenario.model_validate(raw)
     except ValidationError as error:
-        raise ScenarioError(f"{where}: {explain_errors(error)}") from None
+        why = explain_errors(error).replace("configuration: Value error, ", "")
+        raise ScenarioError(f"{where}: {why}") from None
 
 
 def _set(place: Any, keys: list[str], value: Any, path: str) -> None:

@@ -44,7 +44,11 @@ class Simulation:
     ) -> None:
         self.scenario = scenario
         self.world = World(
-            scenario.seed, log, stats_interval_s=scenario.stats_interval_s, forwards=scenario.fast_forward
+            scenario.seed,
+            log,
+            stats_interval_s=scenario.stats_interval_s,
+            forwards=scenario.fast_forward,
+            speeds_change=any(fault.kind == "slow" for fault in scenario.faults),
         )
         self.deployments: dict[str, Deployment] = {}
         self.choose: Callable[[SimulatedRequest], Deployment] = lambda request: self.deployments[request.model]

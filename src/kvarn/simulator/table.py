@@ -55,6 +55,8 @@ def figures(outcome: Outcome, each: Summary) -> list[tuple[str, str]]:
     rows = [("requests", ", ".join(ends))]
     if each.reasons:
         rows.append(("reasons", ", ".join(f"{name} {count:,}" for name, count in each.reasons.items())))
+    if each.moved:
+        rows.append(("moved", f"{each.moved:,} went on with another replica"))
     if each.goodput is not None:
         rows.append(("goodput", f"{each.goodput:.1%} within the targets"))
     rows += [
@@ -66,6 +68,10 @@ def figures(outcome: Outcome, each: Summary) -> list[tuple[str, str]]:
         rows.append(("tokens", f"{each.output_tokens / outcome.device_hours / 3600:,.1f} output tokens/s a device"))
     if preempted := sum(deployment.preemptions for deployment in outcome.deployments):
         rows.append(("preemptions", f"{preempted:,}"))
+    for rollout in outcome.rollouts:
+        ending = rollout.log[-1]
+        phase = rollout.phase.value.replace("_", " ")
+        rows.append((f"rollout of {rollout.candidate}", f"{phase} at {ending.at:,.0f} s: {ending.reason}"))
     seconds = f"{outcome.ended_s:,.0f} s in {outcome.wall_s:,.1f} s" if outcome.wall_s else f"{outcome.ended_s:,.0f} s"
     rows += [("simulated", f"{seconds}, {outcome.num_events:,} events"), ("log", f"sha256 {outcome.log_sha256[:16]}")]
     return rows

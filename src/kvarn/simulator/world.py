@@ -32,9 +32,11 @@ class World:
         *,
         stats_interval_s: float = GAUGES_EVERY_S,
         forwards: bool = True,
+        speeds_change: bool = False,
     ) -> None:
         """`stats_interval_s`: between two statistics of an engine; `forwards`: whether engines take several steps at
-        once (`engine_loop`)."""
+        once (`engine_loop`); `speeds_change`: whether steps may take other times than the model says."""
+        self.speeds_change = speeds_change
         self.stats_interval_s = stats_interval_s
         self.forwards = forwards
         self.clock = VirtualClock()

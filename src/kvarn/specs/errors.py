@@ -15,6 +15,17 @@ class UnsupportedModelError(ModelError):
     """The checkpoint's architecture, or a feature its configuration asks for, is not one Kvarn knows."""
 
 
+class UnsupportedQuantizationError(UnsupportedModelError):
+    """The checkpoint is quantized in a way that Kvarn does not read."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the checkpoint is quantized with {what}, which is not supported. Kvarn reads GPTQ and AWQ (gemm) with "
+            "4 or 8 bits, compressed-tensors W8A8 (int8, activations dynamic), W8A16 and W4A16, fp8 with a scale for "
+            "each block, and MXFP4. Take such a checkpoint, or the plain one with --quantization int8 or int4"
+        )
+
+
 class NotEnoughMemoryError(ModelError):
     """The model does not fit into this machine's memory."""
 

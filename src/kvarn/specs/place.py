@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from kvarn.shapes import KvDtype
+from kvarn.shapes.decoder import DecoderShape
 from kvarn.specs.errors import ModelError
 from kvarn.specs.expert_placement import ExpertPlacement, balance_experts
 
@@ -52,6 +54,29 @@ class Stage:
 
 
 ALL_LAYERS = Stage()  # the only stage of a model that is not divided so
+
+
+def fullest_stage_share(shape: DecoderShape, dtype: KvDtype, stages: int) -> float:
+    """Part of a block, or of a sequence's recurrent states, that the stage which holds most of it holds.
+
+    Raises StageError where there are more stages than layers.
+    """
+    found = [Stage(index, stages).layers(shape.num_layers) for index in range(stages)]
+    kinds = [[shape.layers[layer].attention for layer in stage] for stage in found]
+    shares = [1 / stages]
+    for whole, held in (
+        (shape.kv_bytes_per_token(dtype), [sum(kind.cache_bytes_per_token(dtype) for kind in own) for own in kinds]),
+        (shape.state_bytes, [sum(kind.state_bytes for kind in own) for own in kinds]),
+    ):
+        if whole:
+            shares.append(max(held) / whole)
+    return max(shares)
+
+
+def even_ranks(shape: DecoderShape, dtype: KvDtype, ranks: int, stages: int) -> float:
+    """Number of ranks, were each to hold as much of the KV cache as one of the fullest stage does: stages differ by a
+    layer, and all ranks have as many blocks."""
+    return ranks / (stages * fullest_stage_share(shape, dtype, stages))
 
 
 class ParallelError(ValueError):

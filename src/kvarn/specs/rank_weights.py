@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from kvarn.shapes.attention import DeltaDimensions, GroupedDimensions, LatentDimensions
 from kvarn.specs.attention import DeltaProducts, GroupedProducts, LatentProducts
+from kvarn.specs.expert_placement import ExpertPlacement
 from kvarn.specs.families.family import LayerNames
 from kvarn.specs.families.table import FAMILIES
 from kvarn.specs.mlp import MlpProducts, MoeProducts, expert_products
@@ -164,7 +166,18 @@ def _moe(index: int, prefix: str, spec: DecoderSpec, names: LayerNames, place: P
         yield from (HeldWeight("mlp", each) for each in (own.shared.gate_up, own.shared.down))
     if own.shared_gate is not None:
         yield HeldWeight("router", own.shared_gate)
-    experts = place.expert_placement(index, spec.num_experts).held(place.rank)
-    if experts:
-        one = expert_products(prefix, experts[0], spec, names, place)
-        yield from (HeldWeight("experts", each, len(experts)) for each in (one.gate_up, one.down))
+    one = expert_products(prefix, 0, spec, names, place)
+    count = _experts_held(index, spec.num_experts, place)
+    yield from (HeldWeight("experts", each, count) for each in (one.gate_up, one.down))
+
+
+def _experts_held(index: int, num_experts: int, place: Place) -> int:
+    """Experts of a layer that the rank holds, whole or a part of each."""
+    if place.expert_parallel and index in place.expert_load:
+        return len(place.expert_placement(index, num_experts).held(place.rank))
+    return _evenly_held(num_experts, place.rank, place.world_size) if place.expert_parallel else num_experts
+
+
+@lru_cache(maxsize=256)
+def _evenly_held(num_experts: int, rank: int, world_size: int) -> int:
+    return len(ExpertPlacement.even(num_experts, world_size).held(rank))

@@ -7,19 +7,22 @@ same forms (`kvarn.models.formats`): tests load checkpoints and compare.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import re2
 from pydantic import Field
 
 from kvarn.shapes.packing import PackedForm
+from kvarn.specs.errors import CheckpointError
 from kvarn.specs.products import LinearSpec
 from kvarn.specs.quantization import QuantizationConfig, QuantizedLayers, QuantizedWeights
 from kvarn.text.json_file import validate
 
 _WIDENED = ("fp8", "mxfp4")
+_MAX_EXPRESSION_BYTES = 64 * 1024**2
 _GROUP_STEP = 32
 _WHOLE_ROW_STEP = 64
 """Groups that kernels know: see `kvarn.models.formats.quantized_values`."""
@@ -59,9 +62,15 @@ class StoredQuantization(QuantizationConfig):
 
     @staticmethod
     def of(config: Mapping[str, Any], where: Path) -> StoredQuantization | None:
-        """The part of a config.json; None where weights are plain. Raises CheckpointError."""
+        """The part of a config.json; None where weights are plain. Raises CheckpointError, and
+        UnsupportedQuantizationError for what the engine does not read."""
         found = config.get("quantization_config") or config.get("compression_config")
-        return validate(StoredQuantization, found, where) if isinstance(found, dict) and found else None
+        if not isinstance(found, dict) or not found:
+            return None
+        stored = validate(StoredQuantization, found, where)
+        stored.check_supported()
+        _ = stored._plain_expression, stored._schemes  # refused here, rather than amid a plan
+        return stored
 
     @property
     def packed_method(self) -> str | None:
@@ -71,22 +80,38 @@ class StoredQuantization(QuantizationConfig):
     @property
     def differs_by_layer(self) -> bool:
         """Whether layers of one kind may be held in different forms."""
-        return bool(self._left_plain)
+        return self._plain_expression is not None or bool(self._plain_names - {"lm_head"})
 
     @cached_property
-    def _left_plain(self) -> tuple[re.Pattern[str], ...]:
-        """Expressions that match from a name's beginning, but for the head's."""
+    def _plain_names(self) -> frozenset[str]:
+        return frozenset(self.ignore or ())
+
+    @cached_property
+    def _plain_expression(self) -> Any:
         parts = [f".*{re.escape(name)}" for name in self.modules_to_not_convert or ()]
-        named = [name for name in self.ignore or () if name != "lm_head"]
-        names = [name[3:] if name.startswith("re:") else f"{re.escape(name)}$" for name in named]
+        ignored = [name[3:] for name in self.ignore or () if name.startswith("re:")]
         dynamic = [name[2:] for name in self.dynamic or () if name.startswith("-:")]
-        return tuple(re.compile(each) for each in (*parts, *names, *dynamic))
+        return _any_of([*parts, *ignored, *dynamic])
+
+    @cached_property
+    def _schemes(self) -> list[tuple[list[str], Any, StoredWeights | None]]:
+        """Targets of each group of layers, those that are expressions as one, and how its weights are quantized."""
+        groups = [(group.targets or ["Linear"], group.weights) for group in (self.config_groups or {}).values()]
+        return [
+            (targets, _any_of([each[3:] for each in targets if each.startswith("re:")]), weights)
+            for targets, weights in groups
+        ]
+
+    def _is_plain(self, name: str) -> bool:
+        return name in self._plain_names or (
+            self._plain_expression is not None and self._plain_expression.match(name) is not None
+        )
 
     def form(self, product: LinearSpec) -> PackedForm | None:
         """The form of a linear layer; None where it is held as a plain weight."""
         if product.role == "router" or (product.role == "head" and not self._has_head):
             return None
-        if any(each.match(name) for each in self._left_plain for name in product.names):
+        if any(self._is_plain(name) for name in product.names):
             return None  # where one output is plain, all that are multiplied as one are held so
         inputs = product.inputs.size
         match self.quant_method:
@@ -109,18 +134,34 @@ class StoredQuantization(QuantizationConfig):
 
     @property
     def _has_head(self) -> bool:
-        if self.quant_method == "compressed-tensors":
-            return not any(re.match(name.removeprefix("re:"), "lm_head") for name in self.ignore or ())
-        return bool(self.lm_head)
+        return self.quant_method == "compressed-tensors" or bool(self.lm_head)
 
     def _scheme(self, product: LinearSpec) -> StoredWeights | None:
         """The scheme whose targets name the layer, before one for its class."""
-        groups = [(group.targets or ["Linear"], group.weights) for group in (self.config_groups or {}).values()]
-        for targets, weights in groups:
-            names = [each[3:] if each.startswith("re:") else f"{re.escape(each)}$" for each in targets]
-            if any(re.match(name, product.names[0]) for name in names):
+        name = product.names[0]
+        for targets, expression, weights in self._schemes:
+            if name in targets or (expression is not None and expression.match(name)):
                 return weights
-        return next((weights for targets, weights in groups if "Linear" in targets), None)
+        return next((weights for targets, _, weights in self._schemes if "Linear" in targets), None)
+
+
+def _any_of(expressions: Sequence[str]) -> Any:
+    """One expression that matches what any of these does, from a name's beginning; None: there are none. A config.json
+    may come from a client, so they are matched in linear time. Raises CheckpointError for what that cannot do."""
+    if not expressions:
+        return None
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = _MAX_EXPRESSION_BYTES
+    try:
+        return re2.compile("|".join(f"(?:{each})" for each in expressions), options)
+    except re2.error as error:
+        reason = error.args[0] if error.args else "unknown"
+        shown = reason.decode() if isinstance(reason, bytes) else reason
+        raise CheckpointError(
+            f"config.json: quantization_config names layers by an expression that is not read here ({shown}): write "
+            "their names in full"
+        ) from None
 
 
 def _form(bits: int, inputs: int, group: int, *, has_zeros: bool, reordered: bool = False) -> PackedForm | None:

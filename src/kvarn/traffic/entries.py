@@ -42,6 +42,8 @@ class TraceEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds until it was answered, where the trace tells them."""
     gap_s: float | None = None
     """Seconds after the end of the session's turn before it; None: by the times of both."""
+    turns: int | None = None
+    """Turns of the conversation that it begins, where the trace tells them; None: as long as turns come."""
     tenant: str = ""
     model: str = ""
 
@@ -105,7 +107,9 @@ class _Open:
         """Whether an entry of its session that comes at `now` is one of its turns."""
         if not self._entries:
             return True
-        last = self._entries[-1]
+        first, last = self._entries[0], self._entries[-1]
+        if first.turns is not None and len(self._entries) >= first.turns:
+            return False
         is_over = now - (last.arrival_s + last.took_s) > IDLE_S or now - self._begins_s > LONGEST_S
         return bool(last.session) and not is_over
 

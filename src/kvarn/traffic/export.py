@@ -97,6 +97,7 @@ def written(traffic: Traffic, form: ExportFormat = "mooncake", block: int | None
 
 def _mooncake(conversation: Conversation, ids: BlockIds, block: int, number: int) -> Iterator[MooncakeLine]:
     is_chat = len(conversation.turns) > 1
+    session = conversation.session or (f"conversation-{number}" if is_chat else "")
     for place, turn in enumerate(conversation.turns):
         if turn.subagents:
             raise ValueError("Mooncake's format has no sub-agents: write the conversations in Weka's")
@@ -105,8 +106,9 @@ def _mooncake(conversation: Conversation, ids: BlockIds, block: int, number: int
             input_length=turn.prompt_tokens,
             output_length=turn.output_tokens,
             hash_ids=ids.of(turn.segments),
-            session_id=conversation.session or (f"conversation-{number}" if is_chat else ""),
+            session_id=session,
             delay=round(turn.gap_s * 1000, 3) if place else None,
+            turns=len(conversation.turns) if session and not place else None,
             duration=round(turn.took_s * 1000, 3),
             tenant=conversation.tenant,
             model=conversation.model,

@@ -1,7 +1,8 @@
 """Formats of traces with one request a line: Azure's and BurstGPT's CSV, Mooncake's JSON lines.
 
 Mooncake's lines are also what Kvarn exports. They may have AIPerf's `session_id` and `delay` for turns of a session,
-and `duration` (ms that it took), `tenant`, `model` and `block_size`, which are our own.
+and `duration` (ms that it took), `turns` (of the conversation that it begins), `tenant`, `model` and `block_size`,
+which are our own.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class MooncakeLine(msgspec.Struct, omit_defaults=True):
     session_id: str = ""
     delay: float | None = None
     """After the end of the session's turn before it."""
+    turns: int | None = None
     duration: float = 0.0
     tenant: str = ""
     model: str = ""
@@ -105,6 +107,7 @@ def mooncake_entries(lines: Iterator[str]) -> Iterator[TraceEntry]:
             session=read.session_id,
             took_s=read.duration / 1000,
             gap_s=None if read.delay is None else read.delay / 1000,
+            turns=read.turns,
             tenant=read.tenant,
             model=read.model,
         )

@@ -98,7 +98,7 @@ class BlockPool:
             references[block] += 1
 
     def count_idle(self, blocks: Iterable[int]) -> int:
-        """How many of these, all of them cached or held, nobody holds."""
+        """Number of those that nobody holds, of blocks that are cached or held."""
         references = self._references
         return sum([references[block] == 0 for block in blocks])
 

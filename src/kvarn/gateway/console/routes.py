@@ -10,12 +10,14 @@ from kvarn.gateway.console.api import (
     models,
     oidc,
     overview,
+    plan,
     quality,
     requests,
     review,
     series,
     session,
     usage,
+    what_if,
 )
 
 CONSOLE_ROUTERS = [
@@ -25,11 +27,13 @@ CONSOLE_ROUTERS = [
     models.router,
     oidc.router,
     overview.router,
+    plan.router,
     quality.router,
     requests.router,
     review.router,
     series.router,
     session.router,
     usage.router,
+    what_if.router,
     assets.router,
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvarn.models.formats.awq import AwqFormat
-from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
+from kvarn.models.formats.base import Warn, WeightFormat
 from kvarn.models.formats.compressed_tensors import CompressedTensorsFormat
 from kvarn.models.formats.fp8 import Fp8Format
 from kvarn.models.formats.gptq import GptqFormat
@@ -11,7 +11,7 @@ from kvarn.models.formats.mxfp4 import Mxfp4Format
 from kvarn.models.loading.checkpoint import Checkpoint
 from kvarn.specs.families.hf_config import CheckpointKind
 
-__all__ = ["UnsupportedQuantizationError", "WeightFormat", "weight_format"]
+__all__ = ["WeightFormat", "weight_format"]
 
 _FORMATS = {
     "gptq": GptqFormat,
@@ -27,8 +27,7 @@ def weight_format(checkpoint: Checkpoint, warn: Warn) -> WeightFormat:
     config = checkpoint.validated(CheckpointKind).quantization_config
     if config is None or not config.model_fields_set:
         return WeightFormat(checkpoint)
-    if config.quant_method not in _FORMATS:
-        raise UnsupportedQuantizationError(repr(config.quant_method))
+    config.check_supported()
     made = _FORMATS[config.quant_method](checkpoint, config, warn)
     if not any(name.endswith(made.beside_weights) for name in checkpoint.shapes):
         warn(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from kvarn.kernels.weights import Weight
-from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
+from kvarn.models.formats.base import Warn, WeightFormat
 from kvarn.models.formats.quantized_values import QuantizedValues, unpack_words
 from kvarn.models.loading.checkpoint import Checkpoint
 from kvarn.specs.quantization import QuantizationConfig
@@ -33,10 +33,6 @@ class AwqFormat(WeightFormat):
     def __init__(self, checkpoint: Checkpoint, config: QuantizationConfig, warn: Warn) -> None:
         super().__init__(checkpoint)
         self._warn = warn
-        bits = config.w_bit if config.bits is None else config.bits
-        version = (config.version or config.checkpoint_format or "gemm").lower()
-        if bits != 4 or version != "gemm":
-            raise UnsupportedQuantizationError(f"AWQ in {bits} bits, version {version!r}")
         self._group_size = config.group_size or config.q_group_size or 128
 
     def read(self, name: str, shape: tuple[int, int]) -> Weight:

@@ -10,7 +10,7 @@ import torch
 
 from kvarn.kernels.weights import Weight
 from kvarn.models.loading.checkpoint import Checkpoint
-from kvarn.specs.errors import UnsupportedModelError
+from kvarn.specs.errors import UnsupportedQuantizationError
 
 Warn = Callable[[str], None]
 """Tells the operator something, once for each kind of message (what precedes its first bracket)."""
@@ -69,14 +69,3 @@ class WeightFormat:
     def group_of(self, name: str, in_features: int) -> torch.Tensor | None:
         """[in_features] int64: the group of each input, from the tensor `name` where there is one."""
         return self.checkpoint.tensor(name, (in_features,)).long() if name in self.checkpoint else None
-
-
-class UnsupportedQuantizationError(UnsupportedModelError):
-    """The checkpoint is quantized in a way that Kvarn does not read."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"the checkpoint is quantized with {what}, which is not supported. Kvarn reads GPTQ and AWQ (gemm) with "
-            "4 or 8 bits, compressed-tensors W8A8 (int8, activations dynamic), W8A16 and W4A16, fp8 with a scale for "
-            "each block, and MXFP4. Take such a checkpoint, or the plain one with --quantization int8 or int4"
-        )

@@ -15,19 +15,15 @@ Rows that do not fill their last word are padded. Layers that are ignored have a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from kvarn.kernels.weights import Weight
-from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
+from kvarn.models.formats.base import Warn, WeightFormat
 from kvarn.models.formats.quantized_values import QuantizedValues, int8_weight, unpack_words
 from kvarn.models.loading.checkpoint import Checkpoint
 from kvarn.specs.errors import CheckpointError, WeightShapeError
-from kvarn.specs.quantization import QuantizationConfig, QuantizedLayers, QuantizedWeights
-
-_FORMATS = ("int-quantized", "naive-quantized", "pack-quantized")
+from kvarn.specs.quantization import QuantizationConfig, QuantizedWeights
 
 
 class CompressedTensorsFormat(WeightFormat):
@@ -41,10 +37,8 @@ class CompressedTensorsFormat(WeightFormat):
         super().__init__(checkpoint)
         self._warn = warn
         groups = (config.config_groups or {}).values()
-        self._schemes = [(group.targets or ["Linear"], _checked(group, config.format)) for group in groups]
+        self._schemes = [(group.targets or ["Linear"], group.weights) for group in groups if group.weights is not None]
         """Targets, and how the weights of those layers are quantized."""
-        _check_absent("sparsity_config", config.sparsity_config)
-        _check_absent("transform_config", config.transform_config)
         if config.kv_cache_scheme:
             warn("the checkpoint's kv_cache_scheme is not used: --kv-cache-dtype says how keys and values are cached")
 
@@ -120,25 +114,6 @@ class CompressedTensorsFormat(WeightFormat):
         raise CheckpointError(f"config.json has no quantization scheme for {layer}, whose weight is quantized")
 
 
-def _checked(group: QuantizedLayers, default_format: str | None) -> QuantizedWeights:
-    """Scheme of a group of layers. Raises UnsupportedQuantizationError."""
-    weights, form = group.weights, group.format or default_format
-    if weights is None:
-        raise UnsupportedQuantizationError(f"the compressed-tensors scheme {group.model_dump(exclude_unset=True)}")
-    if form not in _FORMATS:
-        raise UnsupportedQuantizationError(f"compressed-tensors in the format {form!r}")
-    strategy, size = weights.resolved_strategy, weights.group_size
-    if weights.type != "int" or weights.num_bits not in (4, 8):
-        raise UnsupportedQuantizationError(f"compressed-tensors with weights {weights.model_dump(exclude_unset=True)}")
-    if strategy not in ("tensor", "channel", "group") or (strategy == "group" and (size or 0) < 1):
-        raise UnsupportedQuantizationError(f"compressed-tensors with the strategy {strategy!r}, group_size {size}")
-    if group.input_activations is not None and not _dynamic_int8(group.input_activations):
-        raise UnsupportedQuantizationError(f"compressed-tensors with activations {group.input_activations}")
-    if group.output_activations is not None:
-        raise UnsupportedQuantizationError("compressed-tensors with output activations")
-    return weights
-
-
 def _names(target: str, layer: str) -> bool:
     """Whether a target is the layer's name or, after `re:`, an expression that its name begins with."""
     try:
@@ -149,18 +124,3 @@ def _names(target: str, layer: str) -> bool:
 
 def _unsigned(values: torch.Tensor, bits: int) -> torch.Tensor:
     return (values.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
-
-
-def _dynamic_int8(activations: Mapping[str, Any]) -> bool:
-    """Activations that are quantized as they come; the kernels do it for each token, symmetrically."""
-    return (
-        activations.get("type", "int") == "int"
-        and activations.get("num_bits") == 8
-        and activations.get("dynamic") is True
-    )
-
-
-def _check_absent(part: str, value: Mapping[str, Any] | None) -> None:
-    """`sparsity_config` and `transform_config` are often there and say nothing."""
-    if value and (value.get("config_groups") or value.get("format", "dense") != "dense"):
-        raise UnsupportedQuantizationError(f"compressed-tensors with {part} {dict(value)}")

@@ -12,7 +12,7 @@ type of plain weights, or quantized to what the operator asks for.
 from __future__ import annotations
 
 from kvarn.kernels.weights import Weight
-from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
+from kvarn.models.formats.base import Warn, WeightFormat
 from kvarn.models.loading.checkpoint import Checkpoint
 from kvarn.specs.quantization import QuantizationConfig
 
@@ -24,8 +24,7 @@ class Fp8Format(WeightFormat):
 
     def __init__(self, checkpoint: Checkpoint, config: QuantizationConfig, warn: Warn) -> None:
         super().__init__(checkpoint)
-        if config.weight_block_size is None:
-            raise UnsupportedQuantizationError("fp8 without weight_block_size")
+        assert config.weight_block_size is not None, "`check_supported` has refused others"
         self._rows, self._columns = config.weight_block_size
         warn("the checkpoint's fp8 weights are widened: they take twice their memory in bfloat16 (or set quantization)")
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import torch
 
 from kvarn.kernels.weights import Weight
-from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
+from kvarn.models.formats.base import Warn, WeightFormat
 from kvarn.models.formats.quantized_values import QuantizedValues, unpack_words
 from kvarn.models.loading.checkpoint import Checkpoint
 from kvarn.specs.errors import WeightShapeError
@@ -38,13 +38,8 @@ class GptqFormat(WeightFormat):
         super().__init__(checkpoint)
         self._warn = warn
         self._bits = config.bits or 4
-        if self._bits not in (4, 8):
-            raise UnsupportedQuantizationError(f"GPTQ in {self._bits} bits")
-        version = "marlin" if config.is_marlin_format else config.checkpoint_format or "gptq"
-        if version not in ("gptq", "gptq_v2"):
-            raise UnsupportedQuantizationError(f"GPTQ in the format {version!r}")
         self._symmetric = config.sym is True
-        self._zeros_are_whole = version == "gptq_v2"
+        self._zeros_are_whole = config.checkpoint_format == "gptq_v2"
         self._group_size = config.group_size or -1
 
     def read(self, name: str, shape: tuple[int, int]) -> Weight:

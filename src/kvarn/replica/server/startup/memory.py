@@ -11,6 +11,7 @@ from kvarn.kernels.device.memory import usable_memory
 from kvarn.models import Decoder, UnsupportedModelError
 from kvarn.replica.server.ranks.parts import layout_of
 from kvarn.replica.server.ranks.processes import Loaded
+from kvarn.specs.place import even_ranks
 
 _MIB = 1024**2
 log = logging.getLogger(__name__)
@@ -26,7 +27,8 @@ def plan_memory(model: Decoder, config: ModelConfig, others: Sequence[Loaded]) -
         guesses = 0 if config.speculation.chosen == "none" else config.speculation.length
         verified = min(engine.token_budget, engine.max_num_seqs * (1 + guesses))
         beside = step_bytes(model.spec, engine.token_budget, engine.max_num_seqs, verified)
-        gpu = GpuBudget(least, share, layout.world_size, beside)
+        ranks = even_ranks(model.spec, model.kv_dtype, layout.world_size, layout.pipeline_parallel_size)
+        gpu = GpuBudget(least, share, ranks, beside)
         log.info("GPU memory plan: %s", gpu, extra={"model": config.name})
     return plan_cache(
         model.spec,
