@@ -105,11 +105,11 @@ def test_a_scenario_without_traffic_says_so() -> None:
         simulate(scenario())
 
 
-def test_models_that_answer_for_each_other_are_simulated_together() -> None:
-    models = [{"name": name, "path": "none", "load_shedding": True} for name in "abcde"]
-    models[3]["fallback"] = "a"
+def test_models_that_share_waiting_engines_are_simulated_together() -> None:
     raw = {
-        "config": {"models": models, "routes": [{"name": "r", "targets": [{"model": "b"}, {"model": "c"}]}]},
-        "replicas": dict.fromkeys("abcde", REPLICA),
+        "config": {"models": [{"name": name, "path": "none"} for name in "ab"]},
+        "replicas": dict.fromkeys("ab", REPLICA),
     }
-    assert model_groups(scenario_of(raw, Path(), "here")) == [["a", "d"], ["b", "c"], ["e"]]
+    apart = scenario_of(raw, Path(), "here")
+    assert model_groups(apart) == [["a"], ["b"]]
+    assert model_groups(apart.changed(["fleet.warm_pool=1"])) == [["a", "b"]]

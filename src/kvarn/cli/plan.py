@@ -66,7 +66,7 @@ class PlanOptions:
     training_length: Annotated[int, Option(min=1, help="Tokens of a sequence in training.")] = 4096
     devices: Annotated[Path | None, Option(help="TOML file with devices of your own.")] = None
     optimise: Annotated[
-        bool, Option("--optimise", help="Search settings and replicas near the plan with the simulator: minutes.")
+        bool, Option("--optimise", help="Search settings and replicas near the plan with the simulator.")
     ] = False
     calibration: Annotated[
         Path | None, Option(help="Measured replica of `kvarn bench profile`, in place of the device model.")
