@@ -20,7 +20,7 @@ from kvarn.planner.money import per_million
 from kvarn.planner.quantity import Part, Quantity
 from kvarn.planner.reasons import why_not
 from kvarn.planner.request import PlanRequest
-from kvarn.planner.sizing import size
+from kvarn.planner.sizing import calibrated_replica, size
 from kvarn.planner.training_jobs import training_jobs
 
 MAX_CANDIDATES = 10
@@ -147,7 +147,7 @@ def _with_stages(
     options: list[_Option] = []
     rejected: list[Rejection] = []
     rate, most = request.traffic.rate_rps / (1 - request.choices.headroom), request.choices.max_devices
-    for layout in layouts(request.choices, model, name, device, stages):
+    for layout in layouts(request.choices, model, name, device, stages, calibrated_replica(request)):
         try:
             replica = size(request, model, device, layout)
         except PlanError as error:
