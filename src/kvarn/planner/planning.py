@@ -269,4 +269,4 @@ def _notes(request: PlanRequest, model: PlannedModel, candidates: list[Candidate
             f"{model.spec.max_context_length:,}: they are refused, and counted here all the same."
         )
     if candidates and any(each.money.device_hour.source != "given" for each in candidates):
-        yield "Prices are offers seen on the dates that the table gives: take your own (--price)."
+        yield "Prices are offers seen on the dates in the table of devices: take your own."
