@@ -25,12 +25,22 @@ from kvarn.costs.replica_model import ReplicaModel
 from kvarn.simulator import Scenario, simulate
 from kvarn.simulator.scenario import FaultConfig
 from kvarn.traffic.conversation import Conversation, ConversationTurn
-from kvarn.traffic.workload import BenchRequest, Lengths, Segment, Vocabulary, poisson_arrivals, synthetic_requests
+from kvarn.traffic.workload import (
+    WARM_UP_KEY,
+    BenchRequest,
+    Lengths,
+    Segment,
+    Vocabulary,
+    poisson_arrivals,
+    synthetic_requests,
+)
 
 VOCABULARY = Vocabulary(300, 7900)
 CONTEXT = 4096
-KV_GIB = 0.25
+KV_GIB = 0.125
 NAME = "m"
+KV_BYTES_PER_TOKEN = 8192
+"""Bytes of a token's keys and values in the `30m` shape."""
 
 
 @dataclass(frozen=True)
@@ -199,17 +209,13 @@ def priority() -> Iterator[None]:
 def run_real(mix: Mix, path: Path, folder: Path, seconds: float, seed: int) -> Figures:
     """The figures of the mix on a real server."""
     requests = mix.requests(seconds, seed)
-    warm = [
-        BenchRequest(index=-1 - number, segments=(Segment(key=(1 << 40) + number, length=64),), output_tokens=8)
-        for number in range(4)
-    ]
     with serving(NAME, str(path), folder / "server.log", mix.settings()) as server:
         target = Target(url=server.url, model=NAME, vocabulary=VOCABULARY, seed=seed)
         killer = None
         if mix.kills_at is not None:
             killer = threading.Timer(seconds * mix.kills_at, _kill_engine, (server.log,))
             killer.start()
-        outcome = run_job(Job(target=target, requests=requests, warm_up=warm))
+        outcome = run_job(Job(target=target, requests=requests, warm_up=_warm_up(mix)))
         if killer is not None:
             killer.join()
     good = [each for each in outcome.records if each.error is None]
@@ -221,6 +227,17 @@ def run_real(mix: Mix, path: Path, folder: Path, seconds: float, seed: int) -> F
         failed=len(requests) - len(good),
         cached=sum(each.cached_tokens or 0 for each in good) / max(1, sum(each.prompt_tokens for each in good)),
     )
+
+
+def _warm_up(mix: Mix) -> list[BenchRequest]:
+    """Requests that touch each block of the caches: the system clears a page when it is first written, which takes
+    longer than computing what is written there."""
+    length, replicas = mix.context - 16, mix.model.get("replicas", 1)
+    count = replicas * (int(mix.kv_gib * 2**30 / KV_BYTES_PER_TOKEN / length) + 1)
+    return [
+        BenchRequest(index=-1 - number, segments=(Segment(key=WARM_UP_KEY + number, length=length),), output_tokens=8)
+        for number in range(count)
+    ]
 
 
 def run_simulated(mix: Mix, replica: ReplicaModel, seconds: float, seed: int) -> Figures:

@@ -42,6 +42,7 @@ STATES = {
     "overview": "overview?range=15m",
     "requests": "requests?status=2xx",
     "usage": "usage?range=24h",
+    "plan": "plan?of=Qwen/Qwen3-8B&rate=40&apiInput=0.15&apiOutput=0.6",
 }
 """Addresses of pages that show more than their plain one does."""
 REGISTRY = ROOT / "console/src/pages/registry.ts"
@@ -53,7 +54,8 @@ def pages(client: httpx.Client) -> list[str]:
     asked = {"order": "slowest", "status": "2xx", "limit": 200, "endpoint": "/v1/chat/completions"}
     listed = client.get("/console/api/requests", params=asked).raise_for_status().json()["data"]
     slowest = next(each for each in listed if each["session"])
-    found = [f"{name}={STATES.get(name, name)}" for name in names]
+    states = STATES | {"whatif": f"whatif?range=15m&replicas=2&until={int(time.time())}"}
+    found = [f"{name}={states.get(name, name)}" for name in names]
     found.append(f"model=models/{MODEL}")
     found.append(f"request=requests/{slowest['id']}")
     found.append(f"session=sessions/{slowest['session']}")

@@ -43,6 +43,7 @@ SMOKE = {
         r"hybrid \+ rerank \| \d+(.|\n)*groundedness 100\.0%",
     ),
     "planner_accuracy": ("", r"Judged: H200[\s\S]+Median 10%"),
+    "planner_queues": ("--duration 5 --cases 1", r"azure-conv \| 1 \| 90%"),
     "routing": ("--requests 40 --rate 20", r"prefix .+ \d+\.\d% .+ busiest / mean \d"),
     "run": ("--shape demo --workloads W1", r"W1 +\d.* 0  "),
     "sandboxes": ("--repeats 1 README.md", r"README\.md +\d"),

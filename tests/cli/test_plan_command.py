@@ -9,11 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from kvarn.cli.main import app
+from kvarn.planner import plan
 from kvarn.planner.answer import Candidate, Plan
+from kvarn.planner.request import PlanRequest
 from profiles import THOROUGH
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/plan.md"
@@ -104,10 +107,12 @@ def test_the_guides_commands_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     Path("devices.toml").write_text(re.findall(r"```toml\n(.*?)```", text, re.DOTALL)[0])
     entry = '{"timestamp": %d, "input_length": 700, "output_length": 80, "hash_ids": [1, %d]}\n'
     Path("conversation.jsonl").write_text("".join(entry % (500 * index, 2 + index) for index in range(50)))
+    replica = plan(PlanRequest(model="Qwen/Qwen3-8B")).candidates[0].replica
+    Path("calibration.json").write_bytes(msgspec.json.encode({"replica": replica}))
     commands = re.findall(r"^kvarn plan (.+)$|`kvarn plan ([^`]+)`", text, re.MULTILINE)
     told = [first or second for first, second in commands if (first or second) != "--help"]
     assert len(told) >= 10
-    for arguments in told if THOROUGH else [told[0], *told[-1:]]:
+    for arguments in told if THOROUGH else [told[0], *told[-2:]]:
         code, output = run(*shlex.split(arguments))
         assert code == 0, (arguments, output)
 

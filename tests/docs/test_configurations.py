@@ -10,8 +10,11 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.config.yaml import parse_yaml
 from printed_commands import PAGES, ROOT
 
-OTHERS = {"docs/guides/coding_agents.md", "docs/operate/kubernetes.md", "docs/guides/simulate_fleet.md"}
-"""Pages with configurations of other programs, values of the chart (tests/deploy), scenarios (tests/simulator)."""
+OTHERS = {
+    *("docs/guides/coding_agents.md", "docs/operate/kubernetes.md"),
+    *("docs/guides/simulate.md", "docs/guides/simulate_fleet.md"),
+}
+"""Pages with configurations of other programs, values of the chart (tests/deploy), and scenarios (tests/simulator)."""
 _YAML = re.compile(r"^```yaml\n((?!apiVersion:)\S.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCKS = [
     pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")

@@ -19,7 +19,7 @@ from kvarn.planner.money import per_million
 from kvarn.planner.replicas import table_replica
 from kvarn.planner.report import html_report, quantities_of
 from kvarn.planner.request import PlanRequest
-from profiles import examples
+from profiles import effort
 
 
 def request(model: str = "Qwen/Qwen3-8B", **fields: Any) -> PlanRequest:
@@ -190,6 +190,20 @@ def test_long_prompts_are_told_where_the_model_refuses_them():
     assert any("more than the model's context of 4,096" in note for note in found.notes)
 
 
+def test_a_calibration_goes_before_the_device_model():
+    table = plan(request()).candidates[0]
+    measured = msgspec.structs.replace(
+        table.replica, step_times=table.replica.step_times.scaled(3), kv_blocks=5000, error=0.07
+    )
+    found = plan(request(calibration=msgspec.to_builtins(measured))).candidates[0]
+    assert found.replica == measured
+    assert found.tpot.error == 0.07
+    assert found.tpot.value > 2 * table.tpot.value
+    assert {part.name for part in found.decode_step} == {"fixed", "rows", "KV cache"}
+    with pytest.raises(PlanError, match="kvarn bench profile"):
+        plan(request(calibration={"kv_blocks": 5}))
+
+
 def test_training_jobs_name_the_fewest_devices():
     found = plan(request("Llama-3.1-8B", training={"jobs": ["sft-lora", "ppo"]}))
     small, large = found.training
@@ -217,7 +231,7 @@ def test_a_plan_without_candidates_has_a_page_with_the_reasons():
     assert "141.1 GB" in html_report(found)
 
 
-@settings(max_examples=examples(24), deadline=None)
+@settings(max_examples=effort(4, 60), deadline=None)
 @given(rates=st.lists(st.floats(0.1, 500), min_size=2, max_size=2), ttft=st.floats(0.2, 3), tpot=st.floats(0.02, 0.2))
 def test_more_traffic_never_needs_fewer_replicas(rates: list[float], ttft: float, tpot: float):
     low, high = sorted(rates)

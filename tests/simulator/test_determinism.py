@@ -40,10 +40,10 @@ EVERYTHING: dict[str, Any] = {
         {"model": "agent", "rate": 1, "priority": 10, "output_tokens": [5, 20]},
     ],
     "faults": [
-        {"kind": "kill", "model": "chat", "at_s": 3},
+        {"kind": "kill", "model": "chat", "at_s": 2},
         {"kind": "slow", "model": "agent", "per_hour": 600, "lasts_s": 3},
     ],
-    "duration_s": 5,
+    "duration_s": 4,
     "client_timeout_s": 6,
 }
 REPLICA = modelled(
@@ -176,7 +176,6 @@ def kinds_of(log: bytes) -> Counter[str]:
 
 
 def test_the_hash_is_that_of_the_file(tmp_path: Path) -> None:
-    joined = ["models.0.fallback=code", "models.1.load_shedding=true", "models.1.fallback=agent"]
-    scenario = everything(duration_s=1).changed(joined)
+    scenario = everything(duration_s=1).changed(["fleet.warm_pool=1"])
     outcome = simulate(scenario, log=tmp_path / "log")
     assert hashlib.sha256((tmp_path / "log").read_bytes()).hexdigest() == outcome.log_sha256

@@ -149,7 +149,7 @@ _FAULTS = st.builds(
 
 
 @settings(
-    max_examples=40, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
+    max_examples=20, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
 )  # shrinking takes minutes
 @given(
     faults=st.lists(_FAULTS, max_size=8),
@@ -213,6 +213,7 @@ def test_an_idle_model_has_no_replica_and_its_first_request_waits_for_one() -> N
     assert run.times("held") == [0.0, 200.0, 200.1]
     assert [each["replicas"] for each in run.named("scaled")] == [1, 0, 1]
     starts = run.times("replica", state="starting")
+    assert starts == [0.0, 200.0], "a held request has the autoscaler look at once"
     assert run.times("sent") == [starts[0] + 20, starts[1] + 20, starts[1] + 20]
 
 

@@ -58,7 +58,7 @@ def test_a_changed_setting_is_a_scenario_of_its_own() -> None:
         ("models.0.replicas", "write it as path=value"),
         ("models.0.replicas=many", "valid integer"),
         ("replicas.m.kv_blocks=none", "kv_blocks"),
-        ("replicas.m.speed=2", "speed is not known of a modelled replica"),
+        ("replicas.m.speed=2", "'speed' is no field of a modelled replica"),
     ],
 )
 def test_a_setting_that_cannot_be_is_explained(setting: str, words: str) -> None:
@@ -107,14 +107,14 @@ def test_a_scenario_without_traffic_says_so() -> None:
         simulate(scenario())
 
 
-def test_models_that_answer_for_each_other_are_simulated_together() -> None:
-    models = [{"name": name, "path": "none", "load_shedding": True} for name in "abcde"]
-    models[3]["fallback"] = "a"
+def test_models_that_share_waiting_engines_are_simulated_together() -> None:
     raw = {
-        "config": {"models": models, "routes": [{"name": "r", "targets": [{"model": "b"}, {"model": "c"}]}]},
-        "replicas": dict.fromkeys("abcde", REPLICA),
+        "config": {"models": [{"name": name, "path": "none"} for name in "ab"]},
+        "replicas": dict.fromkeys("ab", REPLICA),
     }
-    assert model_groups(scenario_of(raw, Path(), "here")) == [["a", "d"], ["b", "c"], ["e"]]
+    apart = scenario_of(raw, Path(), "here")
+    assert model_groups(apart) == [["a"], ["b"]]
+    assert model_groups(apart.changed(["fleet.warm_pool=1"])) == [["a", "b"]]
 
 
 @pytest.mark.parametrize(("asked", "answers"), [({}, ["a", "b"]), ({"model": "b"}, ["b", "b"])])

@@ -22,7 +22,7 @@ SERVICE_S = 0.01
 def test_one_slot_and_equal_steps_wait_as_a_queue_of_constant_service_does(load: float) -> None:
     """M/D/1 (Pollaczek and Khinchine): the mean wait is load / (2 (1 - load)) of a service."""
     one_step = modelled(step_times=StepTimes(fixed_s=SERVICE_S), kv_blocks=64)
-    count = 4000 if load == 0.5 else 20_000
+    count = 2000 if load == 0.5 else 20_000
     moments = list(arrivals(ArrivalPattern(), load / SERVICE_S, 5, count * SERVICE_S / load))
     one = scenario({"engine": {"max_num_seqs": 1, "prefix_cache": False}}, replica=one_step, duration_s=1e4)
     run = Run(one, requests(moments, prompt=1, output=1))

@@ -66,8 +66,11 @@ class PlanOptions:
     training_length: Annotated[int, Option(min=1, help="Tokens of a sequence in training.")] = 4096
     devices: Annotated[Path | None, Option(help="TOML file with devices of your own.")] = None
     optimise: Annotated[
-        bool, Option("--optimise", help="Search settings and replicas near the plan with the simulator: minutes.")
+        bool, Option("--optimise", help="Search settings and replicas near the plan with the simulator.")
     ] = False
+    calibration: Annotated[
+        Path | None, Option(help="Measured replica of `kvarn bench profile`, in place of the device model.")
+    ] = None
     json_path: Annotated[Path | None, Option("--json", help="Write the whole plan; - is standard output.")] = None
     html_path: Annotated[Path | None, Option("--html", help="Write a page with plots: one file, opens offline.")] = None
 
@@ -162,9 +165,24 @@ def _request(model: str, options: PlanOptions) -> PlanRequest:
             max_devices=options.max_devices,
         ),
         training=TrainingRequest(jobs=tuple(options.training or ()), length=options.training_length),
+        calibration=None if options.calibration is None else _calibration(options.calibration),
         max_context_length=options.max_model_len,
         gpu_memory_utilization=options.gpu_memory_utilization,
     )
+
+
+def _calibration(path: Path) -> dict[str, Any]:
+    """A replica's file: the replica itself, or an object that has it as `replica`."""
+    import msgspec
+
+    try:
+        raw = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        stop(f"cannot read {path}: {error.strerror}", EXIT_USAGE)
+    except msgspec.MsgspecError as error:
+        stop(f"{path} is not what `kvarn bench profile` writes: {error}", EXIT_USAGE)
+    replica: dict[str, Any] = raw.get("replica", raw)
+    return replica
 
 
 def _given(values: list[Any] | None) -> Any:

@@ -118,8 +118,8 @@ def candidate(groups: tuple[Group, ...], price: Quantity) -> Candidate:
         users=memory.users(memory.cache.max_context_length),
         largest_batch=memory.largest_batch(workload.context),
         max_context_length=memory.cache.max_context_length,
-        decode_step=_parts(model.step(decode), replica, f"{batch} sequences of {workload.context:,.0f} tokens"),
-        prefill=_parts(model.step(prompt), replica, f"{prompt.prefill_tokens:,} tokens of a prompt, alone"),
+        decode_step=_step(decode, replica, f"{batch} sequences of {workload.context:,.0f} tokens"),
+        prefill=_step(prompt, replica, f"{prompt.prefill_tokens:,} tokens of a prompt, alone"),
         decode_floor=_floor(model.floor_s(single), f"one sequence of {workload.context:,.0f} tokens"),
         prefill_floor=_floor(model.floor_s(prompt), f"{prompt.prefill_tokens:,} tokens of a prompt"),
         compute_bound_batch=Quantity(
@@ -154,7 +154,7 @@ def _name(groups: tuple[Group, ...]) -> str:
     if len(groups) == 1:
         count = groups[0].count
         return f"{count} replica{'s' if count > 1 else ''} of {layout_name(layout)}"
-    return f"{groups[0].count} for prompts + {groups[1].count} for answers, each {layout_name(layout)}"
+    return f"{groups[0].count} prefill + {groups[1].count} decode, each {layout_name(layout)}"
 
 
 def _prompt(workload: Workload) -> StepShape:
@@ -162,6 +162,24 @@ def _prompt(workload: Workload) -> StepShape:
     new = max(2, round(workload.mix.prompt_tokens))
     shape.add(max(0, round(workload.prompt.mean) - new), new)
     return shape
+
+
+def _step(step: StepShape, replica: SizedReplica, what: str) -> tuple[Part, ...]:
+    """Seconds of a step by part: of the device model, or of the times that were measured."""
+    if replica.calibrated is None:
+        return _parts(replica.model.step(step), replica, what)
+    times = replica.times
+    parts = {
+        "fixed": times.fixed_s,
+        "rows": step.decode_rows * times.decode_row_s,
+        "KV cache": step.decode_context * times.decode_token_s,
+        "prompts": times.prompt_s(step.prefill_tokens, step.prefill_pairs),
+    }
+    return tuple(
+        Part(name, Quantity(value=value, unit="s", formula=what, error=replica.error.value, source="calibration"))
+        for name, value in parts.items()
+        if value
+    )
 
 
 def _parts(step: StepSeconds, replica: SizedReplica, what: str) -> tuple[Part, ...]:

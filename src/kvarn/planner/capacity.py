@@ -2,8 +2,10 @@
 
 Steps, prompts beside decodes and their sharing of a step are the admission's (`Predictor`). Queues are textbook ones:
 
-* Sequences that decode at once: Little's law. Their number strays as a Poisson variable's would, so the targets hold
-  with `mean + z * sqrt(mean)` of them over all replicas (square-root staffing, Halfin and Whitt 1981).
+* Sequences that decode at once: Little's law. Their number strays as a Poisson variable's would, so there is room for
+  `mean + z * sqrt(mean)` of them over all replicas (square-root staffing, Halfin and Whitt 1981).
+* An answer's time per token strays with that number, and with the prompts that come while it is written: a compound
+  Poisson sum, which matters the more the shorter the answer is.
 * Prompts wait in one queue for all replicas: M/G/c with the waiting probability and mean of Sakasegawa (1977), for one
   replica Pollaczek's and Khinchine's; those that wait do so for an exponential time (Kingman 1962).
 """
@@ -18,7 +20,7 @@ from statistics import NormalDist
 
 from kvarn.admission.predictor import Predictor
 from kvarn.config.engine import EngineConfig
-from kvarn.costs.prefill_speed import PrefillSpeed
+from kvarn.costs.prefill_speed import PrefillSpeed, longest_step_s
 from kvarn.costs.step_times import StepTimes
 from kvarn.planner.lengths import Workload
 from kvarn.planner.request import SloRequest
@@ -82,6 +84,42 @@ class PromptQueue:
         return high
 
 
+@dataclass(frozen=True, slots=True)
+class TpotSpread:
+    """Times per output token: normal around their mean, the wider the shorter the answer, and bounded by the engine."""
+
+    mean_s: float
+    load_s: float
+    """Standard deviation by the number of sequences that decode at once."""
+    prompts_s2: float
+    """Variance by the prompts that come during an answer of one token; of longer ones over their length."""
+    answers: tuple[float, ...]
+    """Tokens of answers; equally likely."""
+    longest_s: float
+    """Longest step that the engine makes."""
+
+    def share(self, limit_s: float) -> float:
+        """Part of the answers within the limit."""
+        if limit_s >= self.longest_s:
+            return 1.0
+        total = 0.0
+        for tokens in self.answers:
+            deviation = math.sqrt(2 * (self.load_s * self.load_s + self.prompts_s2 / tokens))
+            if deviation == 0:
+                total += limit_s >= self.mean_s
+            else:
+                total += (1 + math.erf((limit_s - self.mean_s) / deviation)) / 2
+        return total / len(self.answers)
+
+    def quantile(self, percentile: float) -> float:
+        """Seconds within which so large a part of the answers has its tokens, on average of an answer."""
+        low, high = 0.0, max(self.longest_s, self.mean_s)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.share(middle) >= percentile else (middle, high)
+        return high
+
+
 @dataclass(frozen=True)
 class ReplicaCapacity:
     """One replica of an engine under some traffic."""
@@ -107,7 +145,7 @@ class ReplicaCapacity:
         if math.isinf(rows):
             return OperatingPoint(rows, rows, math.inf, math.inf, math.inf, "steps")
         high_rows = self._high_rows(rows, replicas)
-        tpot_s = self._tpot_s(max(1.0, high_rows)) if self.does_answers else 0.0
+        tpot_s = self._spread(rate, replicas, rows).quantile(self.slo.percentile) if self.does_answers else 0.0
         queue = self._queue(rate, replicas, rows)
         ttft_s = queue.quantile(self.slo.percentile) if queue.load < 1 else math.inf
         return OperatingPoint(rows, high_rows, tpot_s, ttft_s, queue.load, self.limit(rate, replicas))
@@ -120,7 +158,7 @@ class ReplicaCapacity:
         high_rows = self._high_rows(rows, replicas)
         if self.does_answers and high_rows > self.most_rows:
             return "max_num_seqs" if self.config.max_num_seqs <= self.most_rows else "cache"
-        if self.does_answers and self._tpot_s(max(1.0, high_rows)) > self.slo.tpot_s:
+        if self.does_answers and self._spread(rate, replicas, rows).share(self.slo.tpot_s) < self.slo.percentile:
             return "tpot"
         queue = self._queue(rate, replicas, rows)
         if queue.load >= 1:
@@ -182,6 +220,25 @@ class ReplicaCapacity:
             work_s = self.times.prompt_s(tokens, pairs)
             found.append(idle * alone.seconds(tokens, work_s) + (1 - idle) * beside.seconds(tokens, work_s))
         return found
+
+    def _spread(self, rate: float, replicas: int, rows: float) -> TpotSpread:
+        """Times per output token where so many rows decode on average."""
+        work, busy = self.workload, max(1.0, rows)
+        mean_s = self._tpot_s(busy)
+        more = math.sqrt(rows * max(1.0, self.burstiness) / replicas)
+        prompts_s2 = 0.0
+        if self.does_prompts:
+            squares = (self.times.prompt_s(*each) ** 2 for each in zip(work.computed, work.pairs, strict=True))
+            prompts_s2 = rate / replicas * mean_s * sum(squares) / len(work.computed)
+        high = busy + more
+        decode_s = self.times.decode_s(high, high * work.context)
+        return TpotSpread(
+            mean_s=mean_s,
+            load_s=self._tpot_s(high) - mean_s,
+            prompts_s2=prompts_s2,
+            answers=work.output.values,
+            longest_s=longest_step_s(self.config, decode_s) if self.does_prompts else self._tpot_s(high) * 2,
+        )
 
     def _high_rows(self, rows: float, replicas: int) -> float:
         z = NormalDist().inv_cdf(self.slo.percentile)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvarn.costs.replica_model import ReplicaModel
 from kvarn.planner.answer import Layout
 from kvarn.planner.devices import Device
 from kvarn.planner.memory import decoder_costs
@@ -16,8 +17,19 @@ _SMALL_BITS = 12
 """Weights of fewer bits are not made smaller unless that is asked for."""
 
 
-def layouts(choices: Choices, model: PlannedModel, key: str, device: Device, stages: int) -> Iterator[Layout]:
-    """Layouts with so many stages, those with the fewest devices first."""
+def layouts(
+    choices: Choices,
+    model: PlannedModel,
+    key: str,
+    device: Device,
+    stages: int,
+    calibrated: ReplicaModel | None = None,
+) -> Iterator[Layout]:
+    """Layouts with so many stages, those with the fewest devices first; of a calibrated replica the one it has."""
+    if calibrated is not None:
+        weights, kv_dtype = (choices.weights or ("plain",))[0], (choices.kv_dtypes or ("bfloat16",))[0]
+        yield Layout(device=key, tensor_parallel=calibrated.devices, weights=weights, kv_dtype=kv_dtype)
+        return
     most = 1 if device.kind == "cpu" else device.most_in_a_node
     for ranks in choices.tensor_parallel or DEGREES:
         if ranks * stages > most:

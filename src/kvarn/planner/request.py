@@ -147,6 +147,10 @@ class PlanRequest(Section):
     choices: Choices = Choices()
     training: TrainingRequest = TrainingRequest()
 
+    calibration: dict[str, Any] | None = None
+    """A modelled replica that was measured (`kvarn bench profile`), in place of the device model: its steps' times and
+    its KV cache. The device gives the price alone, and memory by part."""
+
     max_context_length: Annotated[int, Field(ge=16, le=100_000_000)] | None = None
     """Longest prompt and answer together that a replica must take. None: the model's, or less where that is more than
     the traffic needs and does not fit."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+import msgspec
+
 from kvarn.config.engine import EngineConfig
 from kvarn.costs.replica_model import Distribution, LinkModel, ReplicaModel
 from kvarn.costs.step_times import StepShape, StepTimes
@@ -15,6 +17,7 @@ from kvarn.planner.capacity import ReplicaCapacity
 from kvarn.planner.device_model import DeviceModel
 from kvarn.planner.devices import Device
 from kvarn.planner.efficiency import ErrorBand, efficiency_of, step_error
+from kvarn.planner.errors import PlanError
 from kvarn.planner.lengths import Workload
 from kvarn.planner.memory import MemoryPlan, ModelTooLargeError, ReplicaSetting, decoder_costs, plan_memory
 from kvarn.planner.models import PlannedModel
@@ -51,14 +54,18 @@ class SizedReplica:
     times: StepTimes
     error: ErrorBand
     """Error of a step's time."""
+    calibrated: ReplicaModel | None = None
+    """The replica that was measured, in place of the device model."""
 
     @property
     def kv_tokens(self) -> float:
-        return float(self.memory.cache.num_blocks * BLOCK_SIZE)
+        blocks = self.memory.cache.num_blocks if self.calibrated is None else self.calibrated.kv_blocks
+        return float(blocks * BLOCK_SIZE)
 
     @property
     def kv_bytes_per_token(self) -> float:
-        return self.memory.block_bytes / BLOCK_SIZE
+        block_bytes = self.memory.block_bytes if self.calibrated is None else self.calibrated.block_bytes
+        return block_bytes / BLOCK_SIZE
 
     @cached_property
     def host_tokens(self) -> float:
@@ -83,7 +90,7 @@ class SizedReplica:
             does_prompts=role != "decode",
             does_answers=role != "prefill",
             steps_ahead=0 if self.device.kind == "cpu" else 1,
-            answer_s=ANSWER_S,
+            answer_s=ANSWER_S if self.calibrated is None else self.calibrated.answer_s.at(0.5),
             transfer_s_per_token=sent,
         )
 
@@ -115,6 +122,8 @@ class SizedReplica:
 
     def replica_model(self) -> ReplicaModel:
         """The same replica for the simulator."""
+        if self.calibrated is not None:
+            return self.calibrated
         return replica_model(self.memory, self.model, self.times, self.error.value)
 
 
@@ -183,7 +192,22 @@ def _sized(
         max_num_seqs=memory.cache.max_num_seqs, token_budget=budget, tpot_target_ms=1000 * request.slo.tpot_s
     )
     error = step_error(device, layout.devices, on_device.fit_error(times, steps))
-    return SizedReplica(request, device, layout, config, memory, on_device, times, error)
+    measured = calibrated_replica(request)
+    if measured is not None:
+        between = sum(measured.overhead_s.values) / len(measured.overhead_s.values)
+        times = msgspec.structs.replace(measured.step_times, fixed_s=measured.step_times.fixed_s + between)
+        error = ErrorBand(measured.error or 0.0, "measured: the calibration's own error")
+    return SizedReplica(request, device, layout, config, memory, on_device, times, error, measured)
+
+
+def calibrated_replica(request: PlanRequest) -> ReplicaModel | None:
+    """The measured replica of a request. Raises PlanError where it is none."""
+    if request.calibration is None:
+        return None
+    try:
+        return msgspec.convert(request.calibration, ReplicaModel)
+    except msgspec.ValidationError as error:
+        raise PlanError(f"the calibration is no replica that `kvarn bench profile` wrote: {error}") from None
 
 
 def _memory(request: PlanRequest, model: PlannedModel, setting: ReplicaSetting, device_bytes: int) -> MemoryPlan:

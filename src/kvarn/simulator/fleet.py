@@ -67,6 +67,7 @@ class SimulatedFleet:
         self._supervisors: dict[str, SimulatedSupervisor] = {}
         self._version_of: dict[str, tuple[str, int]] = {}
         self._is_due = False
+        self._looks = 0
         for model in self.models.values():
             self._listen(model, model.serving)
 
@@ -74,8 +75,7 @@ class SimulatedFleet:
         for model in self.models.values():
             for _ in range(self._counts.count(model.desired, 0)):
                 self._start(model, 0, start_s=0.0)
-        if self._counts.scaled:
-            self._world.after(LOOK_S, self._look)
+        self._look_now()
 
     # Traffic ---------------------------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class SimulatedFleet:
         self._reconcile_soon()
 
     def _listen(self, model: FleetModel, deployment: Deployment) -> None:
-        held, failover = HeldRequests(self._world, deployment), Failover(self._world, deployment)
+        held, failover = HeldRequests(self._world, deployment, self._look_now), Failover(self._world, deployment)
         model.held.append(held)
 
         def changed(replica: SimulatedReplica) -> None:
@@ -192,14 +192,23 @@ class SimulatedFleet:
 
     # Autoscaling -----------------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _look_now(self) -> None:
+        """Look at once, as the product does at its start and when a request begins to wait for a first replica."""
+        if self._counts.scaled:
+            self._looks += 1
+            self._world.after(0.0, self._look, self._looks)
+
+    def _look(self, number: int) -> None:
+        if number != self._looks:  # another came before it
+            return
+        self._looks += 1
         before = {name: self._counts.count(self.models[name].desired, 0) for name in sorted(self._counts.scaled)}
         self._counts.take([self._load_of(self.models[name]) for name in before])
         for name, count in before.items():
             now = self._counts.count(self.models[name].desired, 0)
             if now != count:
                 self._world.tell("scaled", model=name, replicas=now, before=count)
-        self._world.after(LOOK_S, self._look)
+        self._world.after(LOOK_S, self._look, self._looks)
 
     def _load_of(self, model: FleetModel) -> ModelLoad:
         candidate = model.desired.candidate

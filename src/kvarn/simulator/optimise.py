@@ -22,15 +22,15 @@ from kvarn.planner.request import PlanRequest, TrafficRequest
 from kvarn.simulator.halving import Judgement, Search, halve
 from kvarn.simulator.optimised import Change, Figures, Optimised, Tried, missed, saved
 from kvarn.simulator.outcome import Outcome
-from kvarn.simulator.planned_traffic import planned_traffic
+from kvarn.simulator.planned_traffic import peak_traffic, planned_traffic
 from kvarn.simulator.request import End
 from kvarn.simulator.run import simulate
 from kvarn.simulator.scenario import Scenario
 from kvarn.simulator.variants import Variant, planned_variant, variants_of
 
-_REQUESTS = 400
+_REQUESTS = 1200
 """Requests of a full run, within its bounds of time."""
-_LEAST_S, _MOST_S = 10.0, 3600.0
+_LEAST_S, _MOST_S = 30.0, 3600.0
 _TOLERANCE = 0.01
 """Part of the cost that is not worth another full run."""
 _UNANSWERED = 10.0
@@ -78,7 +78,8 @@ class _Optimiser:
         self._seed = seed
         self._pool = pool
         self._progress = progress
-        self._full_s = duration_s or min(_MOST_S, max(_LEAST_S, _REQUESTS / self._request.traffic.rate_rps))
+        self._traffic = peak_traffic(self._request)
+        self._full_s = duration_s or min(_MOST_S, max(_LEAST_S, _REQUESTS / self._traffic.rate_rps))
         self._tried: dict[tuple[Variant, float], Tried] = {}
         self._runs: list[float] = []
 
@@ -115,7 +116,7 @@ class _Optimiser:
             _Run(
                 settings=self._settings(each),
                 candidate=self._plan.candidates[each.candidate],
-                traffic=self._request.traffic,
+                traffic=self._traffic,
                 duration_s=self._full_s * share,
                 seed=self._seed,
             )
@@ -208,8 +209,8 @@ class _Optimiser:
         errors = [each.replica.error for each in self._plan.candidates if each.replica.error is not None]
         error = f", each within {max(errors):.0%} of the truth" if errors else ""
         return (
-            f"A full run has {self._full_s:g} s of traffic at {self._request.traffic.rate_rps:g} requests/s; it begins "
-            "with empty caches.",
+            f"A full run has {self._full_s:.0f} s of traffic at {self._traffic.rate_rps:.3g} requests/s, with the "
+            "plan's headroom; it begins with empty caches.",
             f"Steps take what the planner predicts for the device{error}: the choice is as good as that.",
             "Nothing fails in these runs: keep what you need for a lost replica, or simulate it (kvarn simulate).",
         )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from kvarn.planner.lengths import Lengths
-from kvarn.planner.request import TrafficRequest
+from kvarn.planner.request import PlanRequest, TrafficRequest
 from kvarn.traffic.arrivals import ArrivalPattern, arrivals
 from kvarn.traffic.conversation import Conversation, ConversationTurn
 from kvarn.traffic.distributions import Quantiles
@@ -15,6 +15,12 @@ from kvarn.traffic.workload import Segment
 
 _SHARED = 1 << 61
 """Key of the tokens that prompts have in common."""
+
+
+def peak_traffic(request: PlanRequest) -> TrafficRequest:
+    """The traffic at the rate that a plan's deployments have to bear: its headroom is not for requests."""
+    traffic = request.traffic
+    return traffic.model_copy(update={"rate_rps": traffic.rate_rps / (1 - request.choices.headroom)})
 
 
 def planned_traffic(traffic: TrafficRequest, duration_s: float, seed: int = 0) -> Iterator[Conversation]:

@@ -78,33 +78,11 @@ def simulate(
 
 
 def model_groups(scenario: Scenario) -> list[list[str]]:
-    """Names of models that share something: one answers for another, a route or a trace leads to several, they share
-    the warm pool. In the order of the first of each."""
+    """Names of models that share something: engines that wait for whichever needs one (`fleet.warm_pool`), a trace
+    that asks several."""
     names = [model.name for model in scenario.config.models]
-    group = {name: name for name in names}
-
-    def root(name: str) -> str:
-        while group[name] != name:
-            name = group[name]
-        return name
-
-    def join(together: Iterable[str]) -> None:
-        first, *rest = sorted({root(name) for name in together if name in group}, key=names.index) or [names[0]]
-        for each in rest:
-            group[each] = first
-
-    for model in scenario.config.models:
-        join([model.name, *(step.model for step in model.fallbacks)])
-    if scenario.config.fleet.warm_pool:
-        join(model.name for model in scenario.config.models if model.autoscale is not None)
-    for traffic in scenario.traffic:
-        join(_asked(scenario, traffic))
-    for route in scenario.config.routes:
-        join([name.partition(":")[0] for name in route.models])
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(root(name), []).append(name)
-    return list(groups.values())
+    together = scenario.config.fleet.warm_pool or any(len(_asked(scenario, each)) > 1 for each in scenario.traffic)
+    return [names] if together else [[name] for name in names]
 
 
 def _check(scenario: Scenario, traffic: Iterable[Conversation] | None) -> None:

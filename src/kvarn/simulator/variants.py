@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from kvarn.planner.answer import Plan
 from kvarn.planner.errors import PlanError
+from kvarn.planner.request import PlanRequest
 
 _CANDIDATES = 3
 """Candidates of the plan that are varied: the cheapest that this version serves."""
@@ -44,7 +45,8 @@ def variants_of(plan: Plan) -> list[Variant]:
     for number in varied[:_CANDIDATES]:
         planned = planned_variant(plan, number)
         found.setdefault(planned)
-        busy = plan.candidates[number].pools[0].utilisation.value * planned.replicas
+        headroom = PlanRequest.model_validate(plan.request).choices.headroom
+        busy = plan.candidates[number].pools[0].utilisation.value * planned.replicas / (1 - headroom)
         for replicas in _near(planned.replicas, _REPLICAS, 1, 1 << 20, math.ceil):
             if busy / replicas > _MOST_BUSY:
                 continue

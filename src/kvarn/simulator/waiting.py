@@ -6,6 +6,8 @@ ready, and give up at their time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvarn.catalog.held_requests import hold_of
 from kvarn.catalog.resumable_answer import ResumableAnswer, choose_other
 from kvarn.simulator.deployment import Deployment
@@ -17,9 +19,11 @@ from kvarn.wire.messages import Refused, TokenDelta
 class HeldRequests:
     """Requests that wait for the first replica of a deployment."""
 
-    def __init__(self, world: World, deployment: Deployment) -> None:
+    def __init__(self, world: World, deployment: Deployment, on_held: Callable[[], None]) -> None:
+        """`on_held` is called when one begins to wait."""
         self._world = world
         self._deployment = deployment
+        self._on_held = on_held
         self._held: dict[int, SimulatedRequest] = {}  # by number, in the order in which they came
 
     def __len__(self) -> int:
@@ -32,6 +36,7 @@ class HeldRequests:
             return False
         self._held[request.number] = request
         self._world.tell("held", request=request.number)
+        self._on_held()
         self._world.after(hold.max_s, self._give_up, request)
         return True
 
