@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvarn.planner.capacity import OperatingPoint
 from kvarn.planner.request import SloRequest
+from kvarn.planner.settings import MOST_REPLICAS
 from kvarn.planner.sizing import SizedReplica
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ def reasons_for(groups: tuple[Group, ...]) -> Iterator[str]:
     replica = groups[-1].replica
     if len(groups) == 1 and groups[0].count == 1:
         yield "A single replica: nothing answers while it restarts. A second one costs as much again."
+    if len(groups) == 1 and groups[0].count > MOST_REPLICAS:
+        servers = -(-groups[0].count // MOST_REPLICAS)
+        yield f"A server has {MOST_REPLICAS} replicas of a model at most: {servers} servers share the traffic."
     if len(groups) > 1 and any(group.count > 1 for group in groups):
         yield "Kvarn runs one pair of engines for prompts and answers on one machine: more pairs are for comparison."
     if replica.device.engine == "no":
@@ -77,7 +81,7 @@ def reasons_for(groups: tuple[Group, ...]) -> Iterator[str]:
 def _count_reason(group: Group) -> str:
     replica, rate, noun = group.replica, group.planned_rps, _NOUNS[group.role]
     headroom = replica.request.choices.headroom
-    at = f" at {rate:,.3g} requests/s (with {headroom:.0%} headroom)" if headroom else ""
+    at = f" at {rate:,.7g} requests/s (with {headroom:.0%} headroom)" if headroom else ""
     slo, capacity = replica.request.slo, replica.capacity(group.count, group.role)
     full = capacity.capacity(group.count)
     point = capacity.at(full * 1.001 + 1e-9, group.count)
