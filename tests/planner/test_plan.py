@@ -215,8 +215,9 @@ def test_of_each_device_the_layout_that_is_nearest_to_a_fit_is_told_first():
 
 def test_more_replicas_than_a_server_has_are_told():
     many = plan(request(traffic={"rate_rps": 10_000}, choices={"tensor_parallel": [1]})).candidates[0]
-    servers = -(-many.devices // 256)
-    assert f"{servers} servers" in " ".join(many.reasons)
+    told = " ".join(many.reasons)
+    assert f"{-(-many.devices // 256)} servers" in told
+    assert f"{-(-many.devices // 8)} machines of 8 devices" in told
     assert many.settings["replicas"] == 256
 
 

@@ -62,6 +62,13 @@ def reasons_for(groups: tuple[Group, ...]) -> Iterator[str]:
     replica = groups[-1].replica
     if len(groups) == 1 and groups[0].count == 1:
         yield "A single replica: nothing answers while it restarts. A second one costs as much again."
+    on_one = max(1, replica.device.most_in_a_node // replica.layout.devices)
+    machines = -(-sum(group.count for group in groups) // on_one)
+    if machines > 1:
+        yield (
+            f"They take {machines:,} machines of {replica.device.most_in_a_node} devices: a fleet starts replicas on "
+            "more than one."
+        )
     if len(groups) == 1 and groups[0].count > MOST_REPLICAS:
         servers = -(-groups[0].count // MOST_REPLICAS)
         yield f"A server has {MOST_REPLICAS} replicas of a model at most: {servers} servers share the traffic."
