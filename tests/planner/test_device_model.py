@@ -11,7 +11,7 @@ from kvarn.costs.step_times import StepShape
 from kvarn.planner.answer import Layout
 from kvarn.planner.device_model import DeviceModel
 from kvarn.planner.devices import device_table
-from kvarn.planner.efficiency import step_error
+from kvarn.planner.efficiency import prompt_error, step_error
 from kvarn.planner.errors import PlanError
 from kvarn.planner.lengths import Lengths, Workload
 from kvarn.planner.memory import decoder_costs
@@ -34,6 +34,11 @@ def decode(rows: int, context: int = 1000) -> StepShape:
 def test_the_stated_error_is_the_largest_of_decode_steps_that_the_model_was_not_fitted_to():
     judged = [abs(error) for row, _, error in errors(JUDGED) if row.batch]
     assert max(judged) <= step_error(device_table().devices["h200"], 1).value + 0.005
+
+
+def test_the_stated_error_of_prompts_is_the_largest_of_all_that_were_timed():
+    timed = [abs(error) for row, _, error in (*errors(JUDGED), *errors(FITTED)) if not row.batch]
+    assert max(timed) <= prompt_error(step_error(device_table().devices["h200"], 1)).value + 0.005
 
 
 def test_fitted_steps_are_close():
