@@ -119,6 +119,9 @@ def _memory(model: Decoder, config: ModelConfig) -> CachePlan:
     """The KV cache that a server would have, or the end of the command with the reason why there is none."""
     from kvarn.replica.server.startup.memory import plan_memory
 
+    trained = model.spec.max_context_length
+    if (config.max_context_length or 0) > trained:
+        stop(f"the model was trained for {trained} tokens: lower --max-context-length", EXIT_USAGE)
     try:
         plan = plan_memory(model, config, [])
     except CachePlanError as error:
