@@ -58,7 +58,7 @@ def test_a_changed_setting_is_a_scenario_of_its_own() -> None:
         ("models.0.replicas", "write it as path=value"),
         ("models.0.replicas=many", "valid integer"),
         ("replicas.m.kv_blocks=none", "kv_blocks"),
-        ("replicas.m.speed=2", "speed is not known of a modelled replica"),
+        ("replicas.m.speed=2", "'speed' is no field of a modelled replica"),
     ],
 )
 def test_a_setting_that_cannot_be_is_explained(setting: str, words: str) -> None:

@@ -36,9 +36,10 @@ figcaption small { color: var(--soft); } svg { width: 100%; height: auto; displa
   padding: .25rem 0; } .rows .bar { height: 1rem; } .rows b { font-variant-numeric: tabular-nums; }
 @media (max-width: 640px) { .rows .row { grid-template-columns: 1fr max-content; }
   .rows .row span { grid-column: 1 / 3; } }
-.key { margin-left: .75rem; white-space: nowrap; } .key::before { content: ""; display: inline-block;
+.key { margin-left: .75rem; display: inline-block; } .key::before { content: ""; display: inline-block;
   width: .7em; height: .7em; border-radius: 2px; background: var(--tone); margin-right: .35em; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+.scroll { overflow-x: auto; } .scroll + figure { margin-top: 1rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid var(--rule); padding: .3rem .8rem; text-align: right; }
 th:first-child, td:first-child, table.plain td, th.text, td.text { text-align: left; }
 th { color: var(--soft); font-weight: 500; }

@@ -123,8 +123,10 @@ def simulate_command(
     try:
         outcomes = [_run(each, options, options.log if number == 0 else None) for number, each in enumerate(scenarios)]
         _write(outcomes, options)
-    except (ScenarioError, OSError) as error:
+    except ScenarioError as error:
         stop(str(error), EXIT_FAILED)
+    except OSError as error:
+        stop(f"cannot write {error.filename}: {error.strerror}" if error.filename else str(error), EXIT_FAILED)
     except KeyboardInterrupt:
         stop("interrupted", EXIT_INTERRUPTED)
 

@@ -154,7 +154,7 @@ def _name(groups: tuple[Group, ...]) -> str:
     if len(groups) == 1:
         count = groups[0].count
         return f"{count} replica{'s' if count > 1 else ''} of {layout_name(layout)}"
-    return f"{groups[0].count} for prompts + {groups[1].count} for answers, each {layout_name(layout)}"
+    return f"{groups[0].count} prefill + {groups[1].count} decode, each {layout_name(layout)}"
 
 
 def _prompt(workload: Workload) -> StepShape:

@@ -9,8 +9,10 @@ attention over the cache, attention of prompts, launches and exchanges between r
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.costs.step_times import StepShape, StepTimes, typical_steps
@@ -19,6 +21,7 @@ from kvarn.planner.answer import Layout
 from kvarn.planner.devices import Device
 from kvarn.planner.efficiency import Efficiency, efficiency_of
 from kvarn.planner.request import WeightFormat
+from kvarn.shapes.attention import AttentionKind
 from kvarn.shapes.decoder import DecoderShape
 
 _ACTIVATION_BYTES = 2  # of a number that ranks exchange
@@ -43,7 +46,7 @@ class StepSeconds:
         return self.weights + self.cache + self.attention + self.launches + self.host + self.links
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceModel:
     """A model on devices: `costs` and `shape` are those of the whole model."""
 
@@ -114,6 +117,11 @@ class DeviceModel:
         apart = [abs(times.seconds(shape) / self.seconds(shape) - 1) for shape in steps]
         return sum(apart) / max(1, len(apart))
 
+    @cached_property
+    def _kinds(self) -> Counter[AttentionKind]:
+        """Layers of each kind of attention."""
+        return Counter(layer.attention for layer in self.shape.layers)
+
     @property
     def _copies(self) -> int:
         return self.shape.cache_copies(self.layout.tensor_parallel)
@@ -141,18 +149,18 @@ class DeviceModel:
             return 0.0
         context = step.decode_context / step.decode_rows
         per_row = sum(
-            min(context, layer.attention.sliding_window or context)
-            * layer.attention.cache_bytes_per_token(self.layout.kv_dtype)
-            for layer in self.shape.layers
+            layers * min(context, kind.sliding_window or context) * kind.cache_bytes_per_token(self.layout.kv_dtype)
+            for kind, layers in self._kinds.items()
         )
         return step.decode_rows * per_row
 
     def _prompt_pairs(self, step: StepShape) -> float:
         """Operations of prompts' attention."""
         return sum(
-            min(step.prefill_pairs, (layer.attention.sliding_window or math.inf) * max(1, step.prefill_tokens))
-            * layer.attention.operations_per_pair
-            for layer in self.shape.layers
+            layers
+            * min(step.prefill_pairs, (kind.sliding_window or math.inf) * max(1, step.prefill_tokens))
+            * kind.operations_per_pair
+            for kind, layers in self._kinds.items()
         )
 
     def _links_s(self, tokens: int, efficiency: Efficiency) -> float:

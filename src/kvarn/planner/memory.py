@@ -174,10 +174,11 @@ def _check_weights(
         return
     share = "" if gpu is None else f" x {setting.gpu_memory_utilization:g}"
     step = f" and {beside / GB:.1f} GB for the driver and a step" if beside else ""
+    each = f" ({fullest / GB:.1f} GB on each of {setting.ranks} devices)" if setting.ranks > 1 else ""
     raise ModelTooLargeError(
-        f"{model.name}: weights of {total / GB:.1f} GB take {fullest / GB:.1f} GB{step} of each of {setting.ranks} x "
-        f"{device_bytes / GB:.0f} GB{share} = {usable / GB:.1f} GB: take more devices, quantised weights, or devices "
-        "with more memory"
+        f"{model.name}: weights of {total / GB:.1f} GB{each}{step} do not fit into {usable / GB:.1f} GB "
+        f"({device_bytes / GB:.0f} GB{share}) of a device: take more devices, quantised weights, or devices with more "
+        "memory"
     )
 
 

@@ -22,6 +22,7 @@ from kvarn.planner.reasons import why_not
 from kvarn.planner.request import PlanRequest
 from kvarn.planner.sizing import calibrated_replica, size
 from kvarn.planner.training_jobs import training_jobs
+from kvarn.planner.words import rate_text
 
 MAX_CANDIDATES = 10
 _MAX_REJECTIONS = 16
@@ -254,12 +255,12 @@ def _notes(request: PlanRequest, model: PlannedModel, candidates: list[Candidate
     traffic = request.traffic
     if not isinstance(traffic.input_tokens, tuple) and traffic.length_variation:
         yield (
-            f"Lengths are taken to vary by {traffic.length_variation:g} of their mean (log-normal): give a preset, a "
-            "trace of your own traffic, or another variation."
+            f"Lengths are assumed: log-normal, a standard deviation of {traffic.length_variation:g} times the mean. "
+            "A trace of your own traffic, or a preset, is surer."
         )
     yield (
         f"Targets hold for {request.slo.percentile:.0%} of the requests in the busiest period: "
-        f"{traffic.rate_rps:g} requests/s. Plan for your peak, not for the mean of a day."
+        f"{rate_text(traffic.rate_rps)}. Plan for your peak, not for the mean of a day."
     )
     longest = Workload.of(traffic, 0.0).longest
     if longest > model.spec.max_context_length:
@@ -268,4 +269,4 @@ def _notes(request: PlanRequest, model: PlannedModel, candidates: list[Candidate
             f"{model.spec.max_context_length:,}: they are refused, and counted here all the same."
         )
     if candidates and any(each.money.device_hour.source != "given" for each in candidates):
-        yield "Prices of the table are offers seen on the dates given: ask for your own and give them (--price)."
+        yield "Prices are offers seen on the dates in the table of devices: take your own."

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 _LIMITS = {
     "cache": "the KV cache is full",
-    "max_num_seqs": "more sequences run than the engine takes",
+    "max_num_seqs": "more sequences run than `max_num_seqs`",
     "steps": "answers are written more slowly than requests arrive",
     "prompts": "prompts arrive faster than they are computed",
 }
-_NOUNS = {"serve": "replicas", "prefill": "replicas for prompts", "decode": "replicas for answers"}
+_NOUNS = {"serve": "replica", "prefill": "prefill replica", "decode": "decode replica"}
 
 
 def milliseconds(seconds: float) -> str:
@@ -46,7 +46,7 @@ def why_not(replica: SizedReplica, most_devices: int) -> str:
         case "ttft":
             return (
                 f"an idle replica's TTFT is {milliseconds(point.ttft_s)} at {percentile_name(slo)}, more than the "
-                f"target of {milliseconds(slo.ttft_s)}: take faster devices, more of them a replica, or other targets"
+                f"target of {milliseconds(slo.ttft_s)}"
             )
         case "":
             return f"more than {most_devices:,} devices are needed"
@@ -60,9 +60,9 @@ def reasons_for(groups: tuple[Group, ...]) -> Iterator[str]:
         yield _count_reason(group)
     replica = groups[-1].replica
     if len(groups) == 1 and groups[0].count == 1:
-        yield "A single replica: nothing answers while it restarts. A second one costs as much again."
+        yield "While a single replica restarts, nothing answers; a second one costs as much again."
     if len(groups) > 1 and any(group.count > 1 for group in groups):
-        yield "Kvarn runs one pair of engines for prompts and answers on one machine: more pairs are for comparison."
+        yield "Kvarn runs one pair of prefill and decode engines on one machine: more pairs are for comparison."
     if replica.device.engine == "no":
         yield "Kvarn has no kernels for this device: figures are those of an engine as efficient as it is on an H100."
     elif replica.device.engine == "runs":
@@ -83,12 +83,13 @@ def _count_reason(group: Group) -> str:
     point = capacity.at(full * 1.001 + 1e-9, group.count)
     bound = _missed(capacity.limit(full * 1.001 + 1e-9, group.count), point, slo)
     if group.count == 1:
-        return f"One of the {noun} does: up to {full:,.1f} requests/s. Beyond that, {bound}."
+        return f"One {noun} is enough: it serves up to {full:,.1f} requests/s. Beyond that, {bound}."
     fewer = group.count - 1
     with_fewer = replica.capacity(fewer, group.role)
     missed = _missed(with_fewer.limit(rate, fewer), with_fewer.at(rate, fewer), slo)
     return (
-        f"{group.count} {noun}: with {fewer}, {missed}{at}. They do up to {full:,.1f} requests/s; beyond that, {bound}."
+        f"{group.count} {noun}s: with {fewer}, {missed}{at}. They serve up to {full:,.1f} requests/s; "
+        f"beyond that, {bound}."
     )
 
 

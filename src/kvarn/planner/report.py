@@ -17,6 +17,8 @@ from kvarn.planner.words import (
     bytes_text,
     count_text,
     dollars_text,
+    grouped_memory,
+    part_text,
     quantity_text,
     seconds_text,
     targets_text,
@@ -52,9 +54,16 @@ def _answer(plan: Plan) -> str:
         f"<h2>Candidates</h2>{_candidates(plan)}"
         f'<h2>Cost and latency</h2><div class="plots">{"".join(_plots(plan))}</div>'
         f'<h2>One device</h2><div class="stacks">{"".join(_stacks(first))}</div>'
-        f"<h2>Settings</h2><pre>{escape(yaml.safe_dump({'models': [first.settings]}, sort_keys=False))}</pre>"
+        f"{_settings(first)}"
         f"{_numbers(plan, first)}"
     )
+
+
+def _settings(first: Candidate) -> str:
+    if not first.is_served:
+        return ""
+    text = yaml.safe_dump({"models": [first.settings]}, sort_keys=False)
+    return f"<h2>Settings for kvarn serve</h2><pre>{escape(text)}</pre>"
 
 
 def _figures(first: Candidate) -> Iterator[tuple[str, str]]:
@@ -148,27 +157,13 @@ def _stairs(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _stacks(first: Candidate) -> Iterator[str]:
-    yield _stack("Memory", tuple(_grouped(first.memory)), bytes_text)
-    yield _stack("A step that decodes", first.decode_step, seconds_text)
-    yield _stack("A mean prompt, alone", first.prefill, seconds_text)
-
-
-_STEP_PARTS = ("activations", "logits", "graphs", "scratch")
-_OTHER_PARTS = ("driver", "runtime", "states", "snapshots", "kv_cache", "unused")
-
-
-def _grouped(memory: tuple[Part, ...]) -> Iterator[Part]:
-    """Memory in the few parts that a plot can tell apart."""
-    sizes = {part.name: part.quantity.value for part in memory}
-    weights = sum(size for name, size in sizes.items() if name not in (*_STEP_PARTS, *_OTHER_PARTS))
-    yield Part("weights", Quantity(value=weights, unit="B"))
-    yield Part("a step", Quantity(value=sum(sizes.get(name, 0.0) for name in _STEP_PARTS), unit="B"))
-    others = (name for name in _OTHER_PARTS if name in sizes)
-    yield from (Part(name.replace("_", " "), Quantity(value=sizes[name], unit="B")) for name in others)
+    yield _stack("Memory", grouped_memory(first.memory), bytes_text)
+    yield _stack("A decode step", first.decode_step, seconds_text)
+    yield _stack("Prefill of a mean prompt, alone", first.prefill, seconds_text)
 
 
 def _stack(title: str, parts: tuple[Part, ...], text: Callable[[float], str]) -> str:
-    pieces = [Piece(part.name, part.quantity.value, text(part.quantity.value)) for part in parts]
+    pieces = [Piece(part_text(part.name), part.quantity.value, text(part.quantity.value)) for part in parts]
     return stacked_bar(title, text(sum(piece.value for piece in pieces)), pieces)
 
 
@@ -221,7 +216,7 @@ def _training(plan: Plan) -> str:
 
 
 def _rejected(plan: Plan) -> str:
-    return _list("Refused", (f"{each.name}: {each.reason}." for each in plan.rejected))
+    return _list("Rejected", (f"{each.name}: {each.reason}." for each in plan.rejected))
 
 
 def _list(title: str, sentences: Iterable[str]) -> str:

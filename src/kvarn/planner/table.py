@@ -17,6 +17,8 @@ from kvarn.planner.words import (
     bytes_text,
     count_text,
     dollars_text,
+    grouped_memory,
+    part_text,
     quantity_text,
     seconds_text,
     targets_text,
@@ -24,19 +26,20 @@ from kvarn.planner.words import (
 )
 
 _REJECTED = 6
+"""Most that are listed where nothing meets the targets; of those that do not beside candidates a third."""
 _HEADINGS = ("", "deployment", "$/h", "$/M\ntokens", "TTFT", "TPOT", "load")
 
 
 def print_plan(plan: Plan, console: Console) -> None:
     """The candidates, the first one in full, what does not do, and notes."""
-    facts = ", ".join(f"{quantity_text(part.quantity)} {part.name}" for part in plan.model_facts[:3])
+    facts = ", ".join(_fact(part) for part in plan.model_facts[:3])
     console.print(Text(f"{plan.model}: {facts}", style="bold"))
     console.print(f"{traffic_text(plan)}; {targets_text(plan)}", highlight=False)
     if plan.candidates:
         console.print(_candidates(plan))
         _print_first(plan.candidates[0], console)
     else:
-        console.print("\n[bold]Nothing meets the targets.[/bold]")
+        console.print("\n[bold]Nothing meets the targets.[/bold]\n")
     _print_training(plan, console)
     _print_rejected(plan, console)
     for note in plan.notes:
@@ -72,53 +75,61 @@ def _print_first(first: Candidate, console: Console) -> None:
     table.add_column(overflow="fold")
     for name, value in first_lines(first):
         table.add_row(name, Text(value))
-    console.print(Text(f"1. {first.name}", style="bold"))
+    console.print(Text(f"Candidate 1: {first.name}", style="bold"))
     console.print(Padding(table, (0, 0, 1, 2)))
-    console.print(Text("Serve it with these settings:", style="bold"))
+    if not first.is_served:
+        return
+    console.print(Text("Serve it with these settings (kvarn serve --config FILE):", style="bold"))
     console.print(Padding(Text(yaml.safe_dump({"models": [first.settings]}, sort_keys=False).rstrip()), (0, 0, 1, 2)))
 
 
 def first_lines(first: Candidate) -> Iterator[tuple[str, str]]:
     """Names and sentences of a candidate's figures."""
     yield "why", " ".join(first.reasons)
-    yield "memory", f"of one device: {_sum(first.memory, bytes_text)}"
+    yield "memory", f"of one device: {_sum(grouped_memory(first.memory), bytes_text)}"
     yield (
         "KV cache",
         f"{count_text(first.kv_tokens.value)} tokens a replica: {first.largest_batch.value:,.0f} sequences of this "
         f"traffic at once, or {first.users.value:,.0f} of {first.max_context_length:,} tokens",
     )
     yield "decode step", f"{_sum(first.decode_step, seconds_text)} {_band(first.tpot)}"
-    yield "prompt", f"{_sum(first.prefill, seconds_text)} {_band(first.tpot)}"
+    yield "prefill", f"{_sum(first.prefill, seconds_text)} {_band(first.tpot)}"
     yield (
         "floors",
-        f"decode {seconds_text(first.decode_floor.value)}, prompt {seconds_text(first.prefill_floor.value)}; decoding "
-        f"is bound by computing from {first.compute_bound_batch.value:,.0f} sequences on",
+        f"by the device's peaks: decode {seconds_text(first.decode_floor.value)}, prefill "
+        f"{seconds_text(first.prefill_floor.value)}; decode is compute-bound from "
+        f"{first.compute_bound_batch.value:,.0f} sequences on",
     )
     money = first.money
     yield (
         "money",
-        f"{dollars_text(money.devices.value)}/h devices + {dollars_text(money.services.value)}/h services; a million "
-        f"input tokens {dollars_text(money.per_million_input.value)}, output "
-        f"{dollars_text(money.per_million_output.value)}; as busy as the targets allow, "
-        f"{dollars_text(money.full_per_million_output.value)} for a million outputs that bear all",
+        f"{dollars_text(money.devices.value)}/h devices + {dollars_text(money.services.value)}/h services; "
+        f"{dollars_text(money.per_million_input.value)} per million input tokens, "
+        f"{dollars_text(money.per_million_output.value)} per million output tokens; if busy to the limit and paid by "
+        f"outputs alone, {dollars_text(money.full_per_million_output.value)} per million output tokens",
     )
     if money.api_hour is not None:
         even = money.break_even_tokens_per_day
         day = "" if even is None else f"; break-even at {count_text(even.value)} tokens a day: {even.formula}"
         yield "the API", f"{dollars_text(money.api_hour.value)}/h for the same traffic{day}"
     if money.power is not None and money.energy is not None:
-        yield "power", f"{money.power.value:,.2f} kW, {money.energy.value:.3f} kWh for a million tokens"
+        yield "power", f"{money.power.value:,.2f} kW, {money.energy.value:.3f} kWh per million tokens"
+
+
+def _fact(part: Part) -> str:
+    text = quantity_text(part.quantity)
+    return f"{part.name} {text}" if part.quantity.unit else f"{text} {part.name}"
 
 
 def _sum(parts: tuple[Part, ...], text: object) -> str:
     assert callable(text)
     total = sum(part.quantity.value for part in parts)
-    named = ", ".join(f"{part.name} {text(part.quantity.value)}" for part in parts)
+    named = ", ".join(f"{part_text(part.name)} {text(part.quantity.value)}" for part in parts)
     return f"{text(total)} = {named}"
 
 
 def _band(quantity: Quantity) -> str:
-    return "" if quantity.error is None else f"(+-{quantity.error:.0%})"
+    return "" if quantity.error is None else f"(±{quantity.error:.0%})"
 
 
 def _print_training(plan: Plan, console: Console) -> None:
@@ -134,7 +145,7 @@ def training_text(job: TrainingJob) -> str:
     """A job in one sentence."""
     if job.peak is None:
         return f"{job.name} on {job.device.upper()}: {job.reason}"
-    parts = ", ".join(f"{part.name} {bytes_text(part.quantity.value)}" for part in (*job.parts, *job.update))
+    parts = ", ".join(f"{part_text(part.name)} {bytes_text(part.quantity.value)}" for part in (*job.parts, *job.update))
     devices = f"{job.devices} x {job.device.upper()}" if job.devices > 1 else job.device.upper()
     return f"{job.name}: {devices}, {bytes_text(job.peak.value)} {_band(job.peak)} = {parts}"
 
@@ -142,9 +153,10 @@ def training_text(job: TrainingJob) -> str:
 def _print_rejected(plan: Plan, console: Console) -> None:
     if not plan.rejected:
         return
-    console.print(Text("Does not do:", style="bold"))
-    for each in plan.rejected[:_REJECTED]:
+    console.print(Text("Rejected:", style="bold"))
+    shown = _REJECTED // 3 if plan.candidates else _REJECTED
+    for each in plan.rejected[:shown]:
         console.print(Padding(Text(f"{each.name}: {each.reason}"), (0, 0, 0, 2)))
-    if len(plan.rejected) > _REJECTED:
-        console.print(Padding(Text(f"and {len(plan.rejected) - _REJECTED} more (--json lists all)"), (0, 0, 0, 2)))
+    if len(plan.rejected) > shown:
+        console.print(Padding(Text(f"and {len(plan.rejected) - shown} more (--json lists them)"), (0, 0, 0, 2)))
     console.print()

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvarn.planner.answer import Plan
-from kvarn.planner.quantity import Quantity
+from kvarn.planner.quantity import Part, Quantity
+
+_STEP_PARTS = ("activations", "logits", "graphs", "scratch")
+_OTHER_PARTS = ("driver", "runtime", "states", "snapshots", "kv_cache", "unused")
 
 
 def bytes_text(value: float) -> str:
@@ -54,13 +57,33 @@ def quantity_text(quantity: Quantity) -> str:
             return f"{quantity.value:,.4g} {unit}" if quantity.value < 1000 else f"{quantity.value:,.0f} {unit}"
 
 
+def part_text(name: str) -> str:
+    """A part's name in words."""
+    return name.replace("_", " ").replace("kv ", "KV ")
+
+
+def grouped_memory(memory: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Memory in the few parts that a line or a plot can tell apart."""
+    sizes = {part.name: part.quantity.value for part in memory}
+    step = sum(sizes.get(name, 0.0) for name in _STEP_PARTS)
+    weights = sum(sizes.values()) - step - sum(sizes.get(name, 0.0) for name in _OTHER_PARTS)
+    others = ((name, sizes[name]) for name in _OTHER_PARTS if name in sizes)
+    parts = (("weights", weights), ("largest step", step), *others)
+    return tuple(Part(name, Quantity(value=size, unit="B")) for name, size in parts)
+
+
+def rate_text(rate_rps: float) -> str:
+    """Requests a second."""
+    return f"{rate_rps:g} request{'' if rate_rps == 1 else 's'}/s"
+
+
 def traffic_text(plan: Plan) -> str:
     """The question in one line."""
     request: Any = plan.request
     traffic: Mapping[str, Any] = request["traffic"]
     lengths = " + ".join(f"{_mean(traffic[name]):,.0f}" for name in ("input_tokens", "output_tokens"))
     cached = f", {traffic['cached_share']:.0%} of prompts repeated" if traffic["cached_share"] else ""
-    return f"{traffic['rate_rps']:g} requests/s of {lengths} tokens{cached}"
+    return f"{rate_text(traffic['rate_rps'])} of {lengths} tokens{cached}"
 
 
 def targets_text(plan: Plan) -> str:

@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 from kvarn.charts.page import page, pairs, tiles
 from kvarn.charts.plots import Frame, Points, Series, line_plot
 from kvarn.simulator.outcome import Outcome, Summary, summary
-from kvarn.simulator.table import LATENCIES, PERCENTILES, figures, latencies, milliseconds
+from kvarn.simulator.table import LATENCIES, PERCENTILES, device_hours, figures, latencies, milliseconds
 
 _BINS = 120  # of a timeline
 
 
 def html_report(outcomes: Sequence[Outcome]) -> str:
-    """A complete page. The first outcome's figures stand at its top."""
+    """A complete page. The main figures stand at its top, of several outcomes from the first to the last."""
     names = [outcome.name or f"simulation {number}" for number, outcome in enumerate(outcomes, 1)]
     summaries = [summary(outcome) for outcome in outcomes]
-    title = " and ".join(names)
+    title = " against ".join(names)
     plots = "".join((*_distributions(outcomes, names), *_timelines(outcomes, names)))
-    body = [_tiles(outcomes[0], summaries[0]), f'<h2>Plots</h2><div class="plots">{plots}</div>']
+    body = [_tiles(outcomes, summaries), f'<h2>Plots</h2><div class="plots">{plots}</div>']
     for outcome, each, name in zip(outcomes, summaries, names, strict=True):
         heading = f" of {name}" if len(outcomes) > 1 else ""
         body.append(f"<h2>Latency{heading}, ms</h2>{_latency_table(each)}")
@@ -31,17 +31,23 @@ def html_report(outcomes: Sequence[Outcome]) -> str:
     return page(title, subtitle, "".join(body))
 
 
-def _tiles(outcome: Outcome, each: Summary) -> str:
-    values = [
-        (f"{each.requests_per_s:,.2f}", "requests/s"),
-        (f"{each.output_tokens_per_s:,.0f}", "output tokens/s"),
-        *((milliseconds(found["p95"]), f"{name} p95, ms") for name, found in latencies(each)[:2]),
-        (f"{each.cache_hit_rate:.0%}", "prompt tokens cached"),
-        (f"{outcome.device_hours:,.1f}", "device hours"),
-    ]
+def _tiles(outcomes: Sequence[Outcome], summaries: Sequence[Summary]) -> str:
+    values: dict[str, list[str]] = {}
+    for outcome, each in zip(outcomes, summaries, strict=True):
+        for name, text in _main_figures(outcome, each):
+            values.setdefault(name, []).append(text)
+    return tiles((" → ".join(texts), name) for name, texts in values.items())
+
+
+def _main_figures(outcome: Outcome, each: Summary) -> Iterator[tuple[str, str]]:
     if each.goodput is not None:
-        values.insert(0, (f"{each.goodput:.1%}", "goodput"))
-    return tiles(values)
+        yield "goodput", f"{each.goodput:.1%}"
+    yield "requests/s", f"{each.requests_per_s:,.2f}"
+    yield "output tokens/s", f"{each.output_tokens_per_s:,.0f}"
+    for name, found in latencies(each)[:2]:
+        yield f"{name} p95, ms", milliseconds(found["p95"])
+    yield "prompt tokens cached", f"{each.cache_hit_rate:.0%}"
+    yield "device hours", device_hours(outcome)
 
 
 def _latency_table(each: Summary) -> str:

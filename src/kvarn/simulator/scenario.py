@@ -43,7 +43,7 @@ def _replica_model(value: object) -> ReplicaModel:
     if isinstance(value, Mapping):
         unknown = sorted(set(value) - set(ReplicaModel.__struct_fields__))
         if unknown:
-            raise ValueError(f"{unknown[0]} is not known of a modelled replica: leave it out")
+            raise ValueError(f"'{unknown[0]}' is no field of a modelled replica, as `kvarn bench profile` writes it")
     try:
         return msgspec.convert(value, ReplicaModel, strict=False)  # YAML reads 1e-3 as a text
     except msgspec.ValidationError as error:
@@ -351,7 +351,7 @@ def _validated(raw: Any, where: str) -> Scenario:
     try:
         return Scenario.model_validate(raw)
     except ValidationError as error:
-        why = explain_errors(error).replace("configuration: Value error, ", "")
+        why = explain_errors(error).replace("configuration: ", "")
         raise ScenarioError(f"{where}: {why}") from None
 
 

@@ -61,11 +61,11 @@ def figures(outcome: Outcome, each: Summary) -> list[tuple[str, str]]:
         rows.append(("goodput", f"{each.goodput:.1%} within the targets"))
     rows += [
         ("throughput", f"{each.requests_per_s:,.2f} requests/s, {each.output_tokens_per_s:,.0f} output tokens/s"),
-        ("prompts cached", f"{each.cache_hit_rate:.1%} of {each.prompt_tokens:,} tokens"),
-        ("devices", f"{outcome.device_hours:,.1f} device hours, {_utilisation(outcome):.0%} of them busy"),
+        ("prefix cache", f"{each.cache_hit_rate:.1%} of {each.prompt_tokens:,} prompt tokens"),
+        ("devices", f"{device_hours(outcome)} device hours, {_utilisation(outcome):.0%} of them busy"),
     ]
     if each.output_tokens and outcome.device_hours:
-        rows.append(("tokens", f"{each.output_tokens / outcome.device_hours / 3600:,.1f} output tokens/s a device"))
+        rows.append(("per device", f"{each.output_tokens / outcome.device_hours / 3600:,.1f} output tokens/s"))
     if preempted := sum(deployment.preemptions for deployment in outcome.deployments):
         rows.append(("preemptions", f"{preempted:,}"))
     for rollout in outcome.rollouts:
@@ -81,6 +81,11 @@ def milliseconds(seconds: float) -> str:
     """Three digits that matter, more where they are there."""
     value = seconds * 1e3
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def device_hours(outcome: Outcome) -> str:
+    """Three digits that matter of a short simulation, a tenth of a long one."""
+    return f"{outcome.device_hours:,.1f}" if outcome.device_hours >= 100 else f"{outcome.device_hours:.3g}"
 
 
 def _utilisation(outcome: Outcome) -> float:

@@ -31,8 +31,10 @@ def open_trace(path: Path, form: TraceFormat = "auto") -> Traffic:
         for each in _read(path, form):
             any_read = True
             yield each
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(f"cannot read the trace {path}: {error}") from None
+    except OSError as error:
+        raise TraceError(f"cannot read the trace {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"the trace {path} is not text of a known format: {error}") from None
     if not any_read:
         raise TraceError(f"the trace {path} holds no requests")
 
@@ -46,8 +48,10 @@ def form_of(path: Path, form: TraceFormat = "auto") -> TraceFormat:
     try:
         with path.open(encoding="utf-8", newline="") as lines:
             return _form(lines.readline())
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"cannot read the trace {path}: {error}") from None
+    except OSError as error:
+        raise TraceError(f"cannot read the trace {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise TraceError(f"the trace {path} is not text of a known format: {error}") from None
 
 
 def parse_trace(lines: Iterator[str], form: TraceFormat = "auto") -> Traffic:
