@@ -114,9 +114,9 @@ def candidate(groups: tuple[Group, ...], price: Quantity) -> Candidate:
         pools=tuple(group.pool(rate) for group in groups),
         devices=sum(group.devices for group in groups),
         memory=memory.parts,
-        kv_tokens=memory.kv_tokens,
-        users=memory.users(memory.cache.max_context_length),
-        largest_batch=memory.largest_batch(workload.context),
+        kv_tokens=replica.cache.kv_tokens,
+        users=replica.cache.users(memory.cache.max_context_length),
+        largest_batch=replica.cache.largest_batch(workload.context),
         max_context_length=memory.cache.max_context_length,
         decode_step=_step(decode, replica, f"{batch} sequences of {workload.context:,.0f} tokens"),
         prefill=_step(prompt, replica, f"{prompt.prefill_tokens:,} tokens of a prompt, alone"),
@@ -171,7 +171,7 @@ def _step(step: StepShape, replica: SizedReplica, what: str) -> tuple[Part, ...]
     times = replica.times
     parts = {
         "fixed": times.fixed_s,
-        "rows": step.decode_rows * times.decode_row_s,
+        "rows": times.decode_s(step.decode_rows, 0) - times.fixed_s,
         "KV cache": step.decode_context * times.decode_token_s,
         "prompts": times.prompt_s(step.prefill_tokens, step.prefill_pairs),
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvarn.planner.capacity import OperatingPoint
 from kvarn.planner.request import SloRequest
+from kvarn.planner.settings import MOST_REPLICAS
 from kvarn.planner.sizing import SizedReplica
 
 if TYPE_CHECKING:
@@ -61,6 +62,12 @@ def reasons_for(groups: tuple[Group, ...]) -> Iterator[str]:
     replica = groups[-1].replica
     if len(groups) == 1 and groups[0].count == 1:
         yield "While a single replica restarts, nothing answers; a second one costs as much again."
+    if replica.device.devices_per_node and (machines := _machines(groups)) > 1:
+        of = replica.device.most_in_a_node
+        yield f"They take {machines:,} machines of {of} devices: a fleet starts replicas on more than one."
+    if len(groups) == 1 and groups[0].count > MOST_REPLICAS:
+        servers = -(-groups[0].count // MOST_REPLICAS)
+        yield f"A server has {MOST_REPLICAS} replicas of a model at most: {servers} servers share the traffic."
     if len(groups) > 1 and any(group.count > 1 for group in groups):
         yield "Kvarn runs one pair of prefill and decode engines on one machine: more pairs are for comparison."
     if replica.device.engine == "no":
@@ -74,10 +81,16 @@ def reasons_for(groups: tuple[Group, ...]) -> Iterator[str]:
         yield f"The longest context is {planned:,} tokens, not the model's {longest:,}."
 
 
+def _machines(groups: tuple[Group, ...]) -> int:
+    replica = groups[0].replica
+    on_one = max(1, replica.device.most_in_a_node // replica.layout.devices)
+    return -(-sum(group.count for group in groups) // on_one)
+
+
 def _count_reason(group: Group) -> str:
     replica, rate, noun = group.replica, group.planned_rps, _NOUNS[group.role]
     headroom = replica.request.choices.headroom
-    at = f" at {rate:,.3g} requests/s (with {headroom:.0%} headroom)" if headroom else ""
+    at = f" at {rate:,.7g} requests/s (with {headroom:.0%} headroom)" if headroom else ""
     slo, capacity = replica.request.slo, replica.capacity(group.count, group.role)
     full = capacity.capacity(group.count)
     point = capacity.at(full * 1.001 + 1e-9, group.count)

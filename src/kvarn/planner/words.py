@@ -74,7 +74,7 @@ def grouped_memory(memory: tuple[Part, ...]) -> tuple[Part, ...]:
 
 def rate_text(rate_rps: float) -> str:
     """Requests a second."""
-    return f"{rate_rps:g} request{'' if rate_rps == 1 else 's'}/s"
+    return f"{rate_rps:,.7g} request{'' if rate_rps == 1 else 's'}/s"
 
 
 def traffic_text(plan: Plan) -> str:
