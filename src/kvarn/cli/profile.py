@@ -202,14 +202,14 @@ def _table(found: Calibration) -> Table:
     replica = found.replica
     times, between, around = replica.step_times, replica.overhead_s, replica.answer_s
     loaded = (
-        f"Between steps pass {1e3 * between.at(0.5):.2f} ms (95 %: {1e3 * between.at(0.95):.2f} ms), around a request's "
-        f"steps {1e3 * around.at(0.5):.1f} ms."
+        f"Between steps: {1e3 * between.at(0.5):.2f} ms (95 %: {1e3 * between.at(0.95):.2f} ms), around a "
+        f"request: {1e3 * around.at(0.5):.1f} ms."
         if found.loaded
         else "The times between and around steps were not measured (--no-load)."
     )
     table.caption_justify = "left"
     table.caption = (
-        f"A step takes {1e3 * times.fixed_s:.2f} ms, and {1e3 * times.prefill_token_s:.3f} ms for each prompt token and "
-        f"{1e3 * times.decode_row_s:.3f} ms for each sequence. {loaded}"
+        f"A step takes {1e3 * times.fixed_s:.2f} ms, and {1e3 * times.prefill_token_s:.3f} ms a prompt token and "
+        f"{1e3 * times.decode_row_s:.3f} ms a sequence. {loaded}"
     )
     return table
