@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, help="use this one in place of a new one in each round")
     parser.add_argument("--seconds", type=float, default=24.0, help="of each run's arrivals")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each mix, but of those that are ranked")
+    parser.add_argument("--seed", type=int, default=1, help="of the requests and their times")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--only", nargs="+", default=None, help="names of mixes")
     parser.add_argument("--configurations", type=int, default=len(CONFIGURATIONS), help="of those that are ranked")
@@ -91,8 +92,8 @@ def validate(options: argparse.Namespace) -> None:
                 if part == "ranking" and number:
                     continue  # once: its parts are compared with each other
                 for mix in mixes:
-                    real = run_real(mix, Path(options.model), folder, options.seconds, seed=1)
-                    simulated = run_simulated(mix, replica, options.seconds, seed=1)
+                    real = run_real(mix, Path(options.model), folder, options.seconds, options.seed)
+                    simulated = run_simulated(mix, replica, options.seconds, options.seed)
                     runs.setdefault(f"{part}: {mix.name}", []).append((real, simulated))
         print(f"round {number + 1}: load average {os.getloadavg()[0]:.1f}", flush=True)
     printers = {"mixes": print_mixes, "saturation": print_saturation, "ranking": print_ranking}
