@@ -69,7 +69,7 @@ def grouped_memory(memory: tuple[Part, ...]) -> tuple[Part, ...]:
     weights = sum(sizes.values()) - step - sum(sizes.get(name, 0.0) for name in _OTHER_PARTS)
     others = ((name, sizes[name]) for name in _OTHER_PARTS if name in sizes)
     parts = (("weights", weights), ("largest step", step), *others)
-    return tuple(Part(name, Quantity(value=size, unit="B")) for name, size in parts)
+    return tuple(Part(name, Quantity(value=size, unit="B")) for name, size in parts if size)
 
 
 def rate_text(rate_rps: float) -> str:
