@@ -97,5 +97,8 @@ def test_a_users_own_device_needs_a_source_and_a_date_for_each_cell(tmp_path: Pa
     file.write_text(file.read_text() + "price_per_hour = { value = 1.0, source = 'quote', kind = 'vendor' }\n")
     with pytest.raises(PlanError, match="a date is not used"):
         device_table().with_file(file)
+    file.write_text(file.read_text().replace("value = 100", "value = 0"))
+    with pytest.raises(PlanError, match="above 0, not 0"):
+        device_table().with_file(file)
     with pytest.raises(PlanError, match="cannot read"):
         device_table().with_file(tmp_path / "missing.toml")
