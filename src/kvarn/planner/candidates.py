@@ -14,7 +14,7 @@ from kvarn.planner.layouts import layout_name
 from kvarn.planner.lengths import Workload
 from kvarn.planner.money import Deployment
 from kvarn.planner.quantity import Part, Quantity
-from kvarn.planner.reasons import milliseconds, percentile_name, reasons_for
+from kvarn.planner.reasons import is_one_pair, milliseconds, percentile_name, reasons_for
 from kvarn.planner.settings import settings_of
 from kvarn.planner.sizing import Role, SizedReplica
 
@@ -102,10 +102,15 @@ def split_groups(replica: SizedReplica, rate: float, most_devices: int) -> tuple
     return groups if sum_ttft(groups, rate) <= replica.request.slo.ttft_s else ()
 
 
+def is_served(groups: tuple[Group, ...]) -> bool:
+    """Whether this version of Kvarn runs it."""
+    return groups[0].replica.device.engine != "no" and (len(groups) == 1 or is_one_pair(groups))
+
+
 def candidate(groups: tuple[Group, ...], price: Quantity) -> Candidate:
     """The whole answer for a deployment."""
     replica, rate = groups[-1].replica, groups[0].replica.request.traffic.rate_rps
-    memory, model, device = replica.memory, replica.model, replica.device
+    memory, model = replica.memory, replica.model
     workload = replica.capacity(groups[0].count).workload
     batch = max(1, round(groups[-1].at(rate).rows))
     decode = StepShape(decode_rows=batch, decode_context=round(batch * workload.context))
@@ -114,7 +119,7 @@ def candidate(groups: tuple[Group, ...], price: Quantity) -> Candidate:
     return Candidate(
         name=_name(groups),
         layout=replica.layout,
-        is_served=device.engine != "no" and (len(groups) == 1 or all(each.count == 1 for each in groups)),
+        is_served=is_served(groups),
         pools=tuple(group.pool(rate) for group in groups),
         devices=sum(group.devices for group in groups),
         memory=memory.parts,
