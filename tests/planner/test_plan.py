@@ -174,6 +174,17 @@ def test_a_device_that_kvarn_does_not_run_on_is_ranked_after_those_it_does():
     assert "no kernels" in " ".join(last.reasons)
 
 
+def test_a_pair_of_engines_is_run_where_one_machine_has_room_for_both():
+    choices = {"disaggregation": True, "weights": ["fp8"], "tensor_parallel": [4, 8], "pipeline_parallel": [1]}
+    found = plan(request("Llama-3.1-70B", choices=choices, traffic={"rate_rps": 1}, slo={"ttft_s": 5, "tpot_s": 0.2}))
+    pairs = {each.layout.devices: each for each in found.candidates if len(each.pools) == 2}
+    assert pairs[4].is_served
+    found = plan(request("DeepSeek-V3", devices=["h200"], choices=choices, slo={"ttft_s": 5, "tpot_s": 0.2}))
+    (pair,) = (each for each in found.candidates if len(each.pools) == 2)
+    assert (pair.devices, pair.is_served) == (16, False)
+    assert "on one machine" in " ".join(pair.reasons)
+
+
 def test_a_cache_in_main_memory_lets_fewer_prompts_be_computed():
     traffic = {"rate_rps": 20, "input_tokens": 20_000, "cached_share": 0.9, "cached_tokens": 3e7}
     slow = {"ttft_s": 5.0, "tpot_s": 0.2}
@@ -228,7 +239,7 @@ def test_a_calibration_goes_before_the_device_model():
     )
     found = plan(request(calibration=msgspec.to_builtins(measured))).candidates[0]
     assert found.replica == measured
-    assert found.tpot.error == 0.07
+    assert {part.quantity.error for part in (*found.decode_step, *found.prefill)} == {0.07}
     assert found.tpot.value > 2 * table.tpot.value
     assert found.kv_tokens.value == 5000 * 16
     assert {part.name for part in found.decode_step} == {"fixed", "rows", "KV cache"}

@@ -10,7 +10,7 @@ from itertools import islice, zip_longest
 import msgspec
 
 from kvarn.planner.answer import Candidate, CostPoint, Curves, LatencyPoint, Layout, Plan, Rejection
-from kvarn.planner.candidates import Group, candidate, groups_for, split_groups, sum_ttft
+from kvarn.planner.candidates import Group, candidate, groups_for, is_served, split_groups, sum_ttft
 from kvarn.planner.devices import Device, DeviceTable, device_table
 from kvarn.planner.errors import PlanError
 from kvarn.planner.layouts import layout_name, layouts
@@ -54,9 +54,7 @@ class _Option:
 
     @property
     def is_served(self) -> bool:
-        """Whether Kvarn runs it: on its devices, and of engines for prompts alone one."""
-        one_pair = len(self.groups) == 1 or all(group.count == 1 for group in self.groups)
-        return self.groups[0].replica.device.engine != "no" and one_pair
+        return is_served(self.groups)
 
     @property
     def order(self) -> tuple[object, ...]:

@@ -60,16 +60,10 @@ def reasons_for(groups: tuple[Group, ...]) -> Iterator[str]:
     for group in groups:
         yield _count_reason(group)
     replica = groups[-1].replica
-    if len(groups) == 1 and groups[0].count == 1:
-        yield "While a single replica restarts, nothing answers; a second one costs as much again."
-    if replica.device.devices_per_node and (machines := _machines(groups)) > 1:
-        of = replica.device.most_in_a_node
-        yield f"They take {machines:,} machines of {of} devices: a fleet starts replicas on more than one."
-    if len(groups) == 1 and groups[0].count > MOST_REPLICAS:
-        servers = -(-groups[0].count // MOST_REPLICAS)
-        yield f"A server has {MOST_REPLICAS} replicas of a model at most: {servers} servers share the traffic."
-    if len(groups) > 1 and any(group.count > 1 for group in groups):
-        yield "Kvarn runs one pair of prefill and decode engines on one machine: more pairs are for comparison."
+    if len(groups) == 1:
+        yield from _size_reasons(groups[0])
+    if len(groups) > 1 and not is_one_pair(groups):
+        yield "Kvarn runs one pair of prefill and decode engines on one machine: more is for comparison."
     if replica.device.engine == "no":
         yield "Kvarn has no kernels for this device: figures are those of an engine as efficient as it is on an H100."
     elif replica.device.engine == "runs":
@@ -81,10 +75,24 @@ def reasons_for(groups: tuple[Group, ...]) -> Iterator[str]:
         yield f"The longest context is {planned:,} tokens, not the model's {longest:,}."
 
 
-def _machines(groups: tuple[Group, ...]) -> int:
-    replica = groups[0].replica
-    on_one = max(1, replica.device.most_in_a_node // replica.layout.devices)
-    return -(-sum(group.count for group in groups) // on_one)
+def is_one_pair(groups: tuple[Group, ...]) -> bool:
+    """Whether prefill and decode have one engine each, both on one machine."""
+    device, devices = groups[0].replica.device, sum(group.devices for group in groups)
+    is_one_machine = device.kind == "cpu" or devices <= device.most_in_a_node  # most have two sockets
+    return [group.count for group in groups] == [1, 1] and is_one_machine
+
+
+def _size_reasons(group: Group) -> Iterator[str]:
+    """Sentences that follow from the number of replicas."""
+    if group.count == 1:
+        yield "While a single replica restarts, nothing answers; a second one costs as much again."
+    machine = group.replica.device.most_in_a_node
+    machines = math.ceil(group.count / max(1, machine // group.replica.layout.devices))
+    if machines > 1 and machine > 1:
+        yield f"They take {machines:,} machines of {machine} devices: a fleet starts replicas on more than one."
+    if group.count > MOST_REPLICAS:
+        servers = math.ceil(group.count / MOST_REPLICAS)
+        yield f"A server has {MOST_REPLICAS} replicas of a model at most: {servers} servers share the traffic."
 
 
 def _count_reason(group: Group) -> str:

@@ -16,7 +16,7 @@ from kvarn.planner.answer import Layout
 from kvarn.planner.capacity import ReplicaCapacity
 from kvarn.planner.device_model import DeviceModel
 from kvarn.planner.devices import Device
-from kvarn.planner.efficiency import ErrorBand, efficiency_of, step_error
+from kvarn.planner.efficiency import ErrorBand, efficiency_of, prompt_error, step_error
 from kvarn.planner.errors import PlanError
 from kvarn.planner.lengths import Workload
 from kvarn.planner.memory import MemoryPlan, ModelTooLargeError, ReplicaSetting, decoder_costs, plan_memory
@@ -53,7 +53,7 @@ class SizedReplica:
     model: DeviceModel
     times: StepTimes
     error: ErrorBand
-    """Error of a step's time."""
+    """Error of the time of a step that decodes."""
     calibrated: ReplicaModel | None = None
     """The replica that was measured, in place of the device model."""
 
@@ -72,6 +72,11 @@ class SizedReplica:
     def kv_bytes_per_token(self) -> float:
         block_bytes = self.memory.block_bytes if self.calibrated is None else self.calibrated.block_bytes
         return block_bytes / BLOCK_SIZE
+
+    @property
+    def prompt_error(self) -> ErrorBand:
+        """Error of the time of a step with prompts."""
+        return prompt_error(self.error) if self.calibrated is None else self.error
 
     @cached_property
     def host_tokens(self) -> float:
