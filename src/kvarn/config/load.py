@@ -126,6 +126,10 @@ def explain_errors(error: ValidationError) -> str:
     lines = []
     for problem in error.errors(include_url=False):
         where = ".".join(str(part) for part in problem["loc"]) or "configuration"
-        what = "is not a known setting" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
+        what = (
+            "is not a known setting"
+            if problem["type"] == "extra_forbidden"
+            else problem["msg"].removeprefix("Value error, ")
+        )
         lines.append(f"{where}: {what}")
     return "; ".join(lines)
