@@ -35,8 +35,8 @@ from kvarn.traffic.workload import (
     synthetic_requests,
 )
 
-VOCABULARY = Vocabulary(300, 7900)
-CONTEXT = 4096
+VOCABULARY = Vocabulary(300, 3900)
+CONTEXT = 2048
 KV_GIB = 0.125
 NAME = "m"
 KV_BYTES_PER_TOKEN = 8192

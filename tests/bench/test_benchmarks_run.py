@@ -56,7 +56,7 @@ SMOKE = {
     "simulated_fleet": ("--deployments 1 --replicas 2 --duration 20", r"16 devices, .+ µs a request"),
     "simulator_validation": (
         f"--model {DEMO} --smoke --only bursts",
-        r"bursts \| TTFT p50 \| \d+\.\d+ \|.*\d %",
+        r"bursts \| TTFT p50 \| \d+\.\d+ \|.*\d%",
     ),
     "speculation": ("--smoke --streams 1,2", r"draft_model: \d+ proposals"),
     "startup": ("--runs 1", r"first token +\d"),

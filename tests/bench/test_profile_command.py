@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from kvarn.cli.bench import app
 from kvarn.simulator.calibration import read_calibration
 
-QUICK = ["--rounds", "1", "--batch", "2", "--context", "65", "--max-context-length", "256", "--kv-cache-gib", "0.02"]
+QUICK = ["--rounds", "1", "--batch", "2", "--context", "80", "--max-context-length", "256", "--kv-cache-gib", "0.02"]
 
 
 def test_step_times_of_the_packaged_model_are_measured(tmp_path: Path):

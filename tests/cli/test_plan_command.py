@@ -112,7 +112,8 @@ def test_the_guides_commands_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     commands = re.findall(r"^kvarn plan (.+)$|`kvarn plan ([^`]+)`", text, re.MULTILINE)
     told = [first or second for first, second in commands if (first or second) != "--help"]
     assert len(told) >= 10
-    for arguments in told if THOROUGH else [told[0], *told[-2:]]:
+    quick = [each for each in told if "--optimise" not in each]  # a search takes minutes
+    for arguments in told if THOROUGH else [quick[0], *quick[-2:]]:
         code, output = run(*shlex.split(arguments))
         assert code == 0, (arguments, output)
 

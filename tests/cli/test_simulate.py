@@ -32,6 +32,16 @@ def test_a_replica_and_a_preset_are_enough(replica: Path) -> None:
     assert report["duration_s"] == 5.0
 
 
+def test_recorded_traffic_asks_the_only_model_whatever_the_trace_calls_it(replica: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "day.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 20, "output_length": 5, "hash_ids": [1], "model": "other"}\n')
+    done = RUNNER.invoke(
+        app, ["--replica", str(replica), "--traffic", str(trace), "--duration", "2s", "--rps", "2", "--json", "-"]
+    )
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["all"]["ends"]["answered"] > 0
+
+
 def test_a_what_if_is_shown_beside_what_is_and_drawn(replica: Path, tmp_path: Path) -> None:
     flags = ["--replica", str(replica), "--rps", "4", "--prompt-tokens", "64:128", "--output-tokens", "20"]
     page, log = tmp_path / "report.html", tmp_path / "log.jsonl"

@@ -16,7 +16,7 @@ from kvarn.config.engine import EngineConfig
 from kvarn.costs.replica_model import Distribution
 from kvarn.engine import EngineCore, EngineParts
 from kvarn.engine.errors import ProtocolError
-from kvarn.engine.fast_forward import decode_run, fast_forward
+from kvarn.engine.fast_forward import decode_run
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.wire.sessions import SessionEvent, SessionNews, SessionTurn
@@ -205,6 +205,15 @@ def test_memory_that_may_run_out_is_left_to_steps() -> None:
     assert pair.num_forwarded > 60
 
 
+def test_an_answer_that_goes_on_elsewhere_is_stepped_to_the_last_token_that_is_known() -> None:
+    """One token is left to compute after the first step, as in a decode, but it is no new one."""
+    pair = Pair(token_budget=31)
+    pair.add(submit(prompt=20, max_tokens=60, resume_token_ids=[list(range(300, 312))]))
+    pair.play()
+    pair.finish()
+    assert pair.num_forwarded == 60 - 12 - 2
+
+
 def test_a_run_is_void_once_something_else_has_happened() -> None:
     for happens in (
         lambda engine: engine.add(submit(1)),
@@ -236,14 +245,21 @@ def test_an_engine_is_not_forwarded_where_its_next_steps_may_do_more_than_decode
     made.add(submit(1, max_tokens=20))
     made.step()
     made.step()
-    assert fast_forward(made.core) is None
+    assert decode_run(made.core) is None
+
+
+def test_log_probabilities_are_left_to_steps() -> None:
+    engine = Engine()
+    engine.add(submit(sampling=SamplingParams(seed=1, max_tokens=20, logprobs=2)))
+    engine.step()
+    assert decode_run(engine.core) is None
 
 
 def test_an_engine_on_the_machines_clock_is_not_forwarded() -> None:
     engine = EngineCore(EngineParts(ModelledExecutor(), EngineConfig()), VirtualClock().now)
     engine.add(submit())
     engine.step()
-    assert fast_forward(engine) is None
+    assert decode_run(engine) is None
 
 
 def test_tokens_and_times_of_any_function_are_forwarded() -> None:

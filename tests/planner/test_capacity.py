@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarn.config.engine import EngineConfig
-from kvarn.costs.step_times import StepTimes
+from kvarn.costs.step_times import FEW_ROWS, StepTimes
 from kvarn.planner.capacity import PromptQueue, ReplicaCapacity
 from kvarn.planner.lengths import Lengths, Workload
 from kvarn.planner.request import SloRequest
@@ -81,9 +82,12 @@ def test_many_replicas_share_their_load_better_than_one():
     assert capacity.capacity(16) < 16 * capacity.saturation
 
 
-def test_sequences_at_once_follow_littles_law():
-    capacity, rate = replica(variation=0.0), 10.0
+@pytest.mark.parametrize("further_row_s", [0.0, 1e-4])
+def test_sequences_at_once_follow_littles_law(further_row_s: float):
+    times = msgspec.structs.replace(TIMES, further_row_s=further_row_s)
+    capacity, rate = replica(variation=0.0, times=times), 15.0
     point = capacity.at(rate, 1)
+    assert point.rows > FEW_ROWS
     step_s = capacity.times.decode_s(point.rows, point.rows * capacity.workload.context)
     step_s /= 1 - rate * capacity.times.prompt_s(1000)  # it is longer by the prompts that come during it
     assert point.rows == pytest.approx(rate * 250 * step_s, rel=0.02)
@@ -112,7 +116,6 @@ def test_waits_are_those_of_a_simulated_queue_of_one_server():
 def test_a_quantile_is_where_the_share_reaches_it():
     queue = PromptQueue(0.5, (0.1, 0.2, 0.9), idle_s=0.01, ahead_s=0.1, waiting=0.5, mean_wait_s=0.3)
     for percentile in (0.5, 0.9, 0.99):
-        assert queue.share(queue.quantile(percentile)) == pytest.approx(percentile, abs=0.35)
         assert queue.share(queue.quantile(percentile)) >= percentile
         assert queue.share(0.999 * queue.quantile(percentile)) <= percentile + 1e-9
 

@@ -11,7 +11,7 @@ from kvarn.costs.step_times import StepShape
 from kvarn.planner.answer import Layout
 from kvarn.planner.device_model import DeviceModel
 from kvarn.planner.devices import device_table
-from kvarn.planner.efficiency import step_error
+from kvarn.planner.efficiency import prompt_error, step_error
 from kvarn.planner.errors import PlanError
 from kvarn.planner.lengths import Lengths, Workload
 from kvarn.planner.memory import decoder_costs
@@ -34,6 +34,11 @@ def decode(rows: int, context: int = 1000) -> StepShape:
 def test_the_stated_error_is_the_largest_of_decode_steps_that_the_model_was_not_fitted_to():
     judged = [abs(error) for row, _, error in errors(JUDGED) if row.batch]
     assert max(judged) <= step_error(device_table().devices["h200"], 1).value + 0.005
+
+
+def test_the_stated_error_of_prompts_is_the_largest_of_all_that_were_timed():
+    timed = [abs(error) for row, _, error in (*errors(JUDGED), *errors(FITTED)) if not row.batch]
+    assert max(timed) <= prompt_error(step_error(device_table().devices["h200"], 1)).value + 0.005
 
 
 def test_fitted_steps_are_close():
@@ -91,6 +96,9 @@ def test_a_users_own_device_needs_a_source_and_a_date_for_each_cell(tmp_path: Pa
     assert device_table().with_file(file).find("MINE")[1].memory_bytes == 100e9
     file.write_text(file.read_text() + "price_per_hour = { value = 1.0, source = 'quote', kind = 'vendor' }\n")
     with pytest.raises(PlanError, match="a date is not used"):
+        device_table().with_file(file)
+    file.write_text(file.read_text().replace("value = 100", "value = 0"))
+    with pytest.raises(PlanError, match="above 0, not 0"):
         device_table().with_file(file)
     with pytest.raises(PlanError, match="cannot read"):
         device_table().with_file(tmp_path / "missing.toml")

@@ -119,7 +119,7 @@ def test_services_are_a_line_of_their_own(compared: Plan):
 
 
 def test_weights_that_do_not_fit_are_refused_with_the_numbers():
-    found = plan(request("Llama-3.1-70B", choices={"tensor_parallel": [1]}))
+    found = plan(request("Llama-3.1-70B", choices={"tensor_parallel": [1], "pipeline_parallel": [1]}))
     assert not found.candidates
     assert "141.1 GB" in found.rejected[0].reason
     assert "80 GB x 0.9" in found.rejected[0].reason
@@ -174,6 +174,17 @@ def test_a_device_that_kvarn_does_not_run_on_is_ranked_after_those_it_does():
     assert "no kernels" in " ".join(last.reasons)
 
 
+def test_a_pair_of_engines_is_run_where_one_machine_has_room_for_both():
+    choices = {"disaggregation": True, "weights": ["fp8"], "tensor_parallel": [4, 8], "pipeline_parallel": [1]}
+    found = plan(request("Llama-3.1-70B", choices=choices, traffic={"rate_rps": 1}, slo={"ttft_s": 5, "tpot_s": 0.2}))
+    pairs = {each.layout.devices: each for each in found.candidates if len(each.pools) == 2}
+    assert pairs[4].is_served
+    found = plan(request("DeepSeek-V3", devices=["h200"], choices=choices, slo={"ttft_s": 5, "tpot_s": 0.2}))
+    (pair,) = (each for each in found.candidates if len(each.pools) == 2)
+    assert (pair.devices, pair.is_served) == (16, False)
+    assert "on one machine" in " ".join(pair.reasons)
+
+
 def test_a_cache_in_main_memory_lets_fewer_prompts_be_computed():
     traffic = {"rate_rps": 20, "input_tokens": 20_000, "cached_share": 0.9, "cached_tokens": 3e7}
     slow = {"ttft_s": 5.0, "tpot_s": 0.2}
@@ -185,9 +196,40 @@ def test_a_cache_in_main_memory_lets_fewer_prompts_be_computed():
     assert with_tier < without
 
 
-def test_long_prompts_are_told_where_the_model_refuses_them():
-    found = plan(request("Llama-2-7b", traffic={"input_tokens": 6000, "length_variation": 0}, slo={"ttft_s": 9}))
-    assert any("more than the model's context of 4,096" in note for note in found.notes)
+@pytest.mark.parametrize("context", [None, 2048])
+def test_long_requests_are_told_where_some_are_refused(context: int | None):
+    found = plan(request("Llama-2-7b", max_context_length=context, slo={"ttft_s": 9}))
+    assert any(f"more than the longest context of {context or 4096:,}" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("tokens", "context"), [(6000, None), (3000, 2048)])
+def test_traffic_whose_mean_request_is_refused_has_no_plan(tokens: int, context: int | None):
+    with pytest.raises(PlanError, match=f"longest context of {context or 4096:,}"):
+        plan(request("Llama-2-7b", max_context_length=context, traffic={"input_tokens": tokens}))
+
+
+def test_a_checkpoint_that_is_widened_is_told():
+    assert any("mxfp4 weights are widened" in note for note in plan(request("gpt-oss-20b")).notes)
+    assert not any("widened" in note for note in plan(request()).notes)
+
+
+def test_of_each_device_the_layout_that_is_nearest_to_a_fit_is_told_first():
+    devices, choices = ["l4", "a10g"], {"tensor_parallel": [1, 8], "pipeline_parallel": [1]}
+    found = plan(request("Llama-3.1-405B", devices=devices, choices=choices)).rejected
+    assert [(each.layout.device, each.layout.devices) for each in found] == [
+        ("l4", 8),
+        ("a10g", 8),
+        ("l4", 1),
+        ("a10g", 1),
+    ]
+
+
+def test_more_replicas_than_a_server_has_are_told():
+    many = plan(request(traffic={"rate_rps": 10_000}, choices={"tensor_parallel": [1]})).candidates[0]
+    told = " ".join(many.reasons)
+    assert f"{-(-many.devices // 256)} servers" in told
+    assert f"{-(-many.devices // 8)} machines of 8 devices" in told
+    assert many.settings["replicas"] == 256
 
 
 def test_a_calibration_goes_before_the_device_model():
@@ -197,11 +239,14 @@ def test_a_calibration_goes_before_the_device_model():
     )
     found = plan(request(calibration=msgspec.to_builtins(measured))).candidates[0]
     assert found.replica == measured
-    assert found.tpot.error == 0.07
+    assert {part.quantity.error for part in (*found.decode_step, *found.prefill)} == {0.07}
     assert found.tpot.value > 2 * table.tpot.value
+    assert found.kv_tokens.value == 5000 * 16
     assert {part.name for part in found.decode_step} == {"fixed", "rows", "KV cache"}
     with pytest.raises(PlanError, match="kvarn bench profile"):
         plan(request(calibration={"kv_blocks": 5}))
+    with pytest.raises(PlanError, match="kvarn bench profile"):
+        plan(request(calibration=msgspec.to_builtins(msgspec.structs.replace(measured, kv_blocks=0))))
 
 
 def test_training_jobs_name_the_fewest_devices():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
-import subprocess
+import random
 import sys
 import time
 from collections import Counter
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,26 +60,13 @@ def everything(**changes: Any) -> Scenario:
     return scenario_of(raw, Path.cwd(), "test")
 
 
-def test_the_log_is_the_same_in_another_process_with_other_hashes_and_in_parallel(tmp_path: Path) -> None:
+def test_the_log_is_the_same_in_other_processes_with_other_hashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = simulate(everything(), log=tmp_path / "here")
-    path = tmp_path / "scenario.json"
-    path.write_text(everything().model_dump_json(exclude_unset=True))
-    program = (
-        "import sys; from pathlib import Path; from kvarn.simulator import simulate, load_scenario\n"
-        "if __name__ == '__main__':\n"
-        "    outcome = simulate(load_scenario(Path(sys.argv[1])), log=Path(sys.argv[2]), jobs=2)\n"
-        "    print(outcome.log_sha256)\n"
-    )
-    script = tmp_path / "program.py"
-    script.write_text(program)
-    done = subprocess.run(
-        [sys.executable, str(script), str(path), str(tmp_path / "there")],
-        env=os.environ | {"PYTHONHASHSEED": "77"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == here.log_sha256
+    monkeypatch.setenv("PYTHONHASHSEED", "77")
+    there = simulate(everything(), log=tmp_path / "there", jobs=2)
+    assert there.log_sha256 == here.log_sha256
     assert (tmp_path / "there").read_bytes() == (tmp_path / "here").read_bytes()
     expected = {"refused", "answered", "left", "queued", "lost", "scaled", "fault"}
     assert not expected - set(kinds_of((tmp_path / "here").read_bytes()))
@@ -95,16 +83,18 @@ def test_another_seed_gives_another_log() -> None:
     assert simulate(everything(**short)).log_sha256 != simulate(everything(seed=1, **short)).log_sha256
 
 
-def test_a_run_of_every_feature_reads_no_clock_of_the_machine() -> None:
+def test_a_run_of_every_feature_reads_no_clock_and_no_chance_of_the_machine() -> None:
     """Looks at every call of a built-in function, however it was reached."""
     forbidden = {
         getattr(time, name)
         for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep")
     }
+    forbidden.add(os.urandom)
+    shared_chance = random.random.__self__  # that of the module's own functions
     found: list[str] = []
 
     def look(frame: Any, event: str, argument: Any) -> None:
-        if event == "c_call" and argument in forbidden:
+        if event == "c_call" and (argument in forbidden or getattr(argument, "__self__", None) is shared_chance):
             found.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
     scenario = everything(duration_s=3, drain_s=20)

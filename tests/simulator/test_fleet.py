@@ -235,6 +235,27 @@ def test_a_process_in_the_warm_pool_shortens_the_next_start(pool: int, waits_s: 
     assert run.times("sent", request=1) == [scaled[1] + waits_s]
 
 
+def test_what_waits_for_a_replica_that_drains_goes_on_with_another() -> None:
+    """The engine takes what comes within a second, as it was chosen before; the rest is for others."""
+    two = scenario({"replicas": 2, "engine": {"max_num_seqs": 4}})
+    run = Run(two, requests([0.01 * number for number in range(60)], output=20), priority=10, drain_at_s=1.0)
+    _all_answered(run, 20)
+    refused = run.named("lost")
+    assert refused
+    assert all(each["replica"] == "m/0" and each["t"] >= 2e6 for each in refused)
+    assert max(run.times("sent", replica="m/0")) <= run.times("replica", replica="m/0", state="gone")[0]
+
+
+def test_a_lost_replica_is_no_longer_loaded_by_requests_that_waited_for_it() -> None:
+    kill = FaultConfig(kind="kill", at_s=1.0, replica=0)
+    model = {"replicas": 2, "engine": {"max_num_seqs": 4}}
+    run = Run(scenario(model, [kill]), requests([0.01 * number for number in range(60)]), priority=10)
+    _all_answered(run, 20)
+    router = run.simulation.deployments["m"].set.router
+    assert router is not None
+    assert {name: each.reserved_rows for name, each in router.candidates.items()} == {"m/0": 0, "m/1": 0}
+
+
 def test_what_a_draining_replica_does_not_finish_in_time_goes_on_with_another() -> None:
     autoscale = {"min_replicas": 1, "max_replicas": 2, "scale_in_delay_s": 5, "target_utilization": 1.0}
     update, routing = {"drain_timeout_s": 2}, {"policy": "round_robin"}

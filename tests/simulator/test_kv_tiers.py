@@ -10,7 +10,7 @@ from kvarn.costs.replica_model import LinkModel
 from kvarn.simulator.scenario import FaultConfig, ScenarioError
 from kvarn.traffic.conversation import Conversation, ConversationTurn
 from kvarn.traffic.workload import Segment
-from simulated_fleet import Run, modelled, requests, scenario
+from simulated_fleet import STEP_S, Run, modelled, requests, scenario
 
 
 def _returning(prompts: int, tokens: int, rounds: int = 2) -> list[Conversation]:
@@ -110,6 +110,8 @@ def test_what_a_slow_link_does_not_bring_in_time_is_computed_here() -> None:
     )
     assert len(run.named("answered")) == 2
     assert all(moment < 5 for moment in run.times("first_token")), "twice the time of computing, and half a second"
+    computed_s = 2 * (2 * 2000 * 1e-4 + 42 * STEP_S) + 0.1
+    assert run.outcome.deployments[0].busy_s < computed_s, "an engine that waits for blocks is not busy"
 
 
 def test_a_pair_that_is_killed_loses_no_answer() -> None:

@@ -12,7 +12,7 @@ import pytest
 from kvarn.simulator import ScenarioError, load_scenario, simulate
 from kvarn.simulator.run import model_groups
 from kvarn.simulator.scenario import scenario_of
-from simulated_fleet import modelled, scenario
+from simulated_fleet import modelled, requests, scenario
 
 MODEL = {"name": "m", "path": "none"}
 REPLICA = msgspec.to_builtins(modelled())
@@ -88,6 +88,8 @@ def test_a_device_of_the_table_makes_the_replica_that_the_settings_ask_for() -> 
         ({"traffic": [{"preset": "azure"}]}, "take one of azure-conv"),
         ({"traffic": [{"preset": "batch", "trace": "x"}]}, "leave one out"),
         ({"traffic": [{"model": "n"}]}, "name one of m"),
+        ({"faults": [{"kind": "kill", "at_s": 1, "model": "n"}]}, "name one of m"),
+        ({"rollouts": [{"model": "n"}]}, "name one of m"),
         ({"traffic": [{"pattern": "wild"}]}, "is no pattern"),
         ({"traffic": [{"prompt_tokens": [5, 2]}]}, "the smaller one first"),
         ({"faults": [{"kind": "kill"}]}, "give one of both"),
@@ -113,3 +115,28 @@ def test_models_that_share_waiting_engines_are_simulated_together() -> None:
     apart = scenario_of(raw, Path(), "here")
     assert model_groups(apart) == [["a"], ["b"]]
     assert model_groups(apart.changed(["fleet.warm_pool=1"])) == [["a", "b"]]
+
+
+@pytest.mark.parametrize(("asked", "answers"), [({}, ["a", "b"]), ({"model": "b"}, ["b", "b"])])
+def test_a_trace_names_the_models_it_asks_unless_its_stream_has_one(
+    tmp_path: Path, asked: dict[str, str], answers: list[str]
+) -> None:
+    line = {"input_length": 32, "output_length": 4, "hash_ids": [1]}
+    lines = [{**line, "timestamp": 10.0 * number, "model": model} for number, model in enumerate("ab")]
+    (tmp_path / "trace.jsonl").write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in lines))
+    raw = {
+        "config": {"models": [{"name": name, "path": "none"} for name in "ab"]},
+        "replicas": dict.fromkeys("ab", REPLICA),
+        "traffic": [{"trace": "trace.jsonl", "trace_format": "mooncake", "max_requests": 2, **asked}],
+        "duration_s": 10,
+    }
+    table = simulate(scenario_of(raw, tmp_path, "here")).requests
+    assert sorted(table.names[each] for each in table.model) == answers
+
+
+def test_traffic_for_a_model_that_is_not_there_is_refused() -> None:
+    two = {"models": [{"name": name, "path": "none"} for name in "mn"]}
+    here = scenario_of({"config": two, "replicas": {"m": REPLICA, "n": REPLICA}}, Path(), "here")
+    (asked,) = requests([0.0])
+    with pytest.raises(ScenarioError, match="asks for the model 'other'"):
+        simulate(here, [msgspec.structs.replace(asked, model="other")])

@@ -9,6 +9,7 @@ import pytest
 from kvarn.costs.replica_model import Distribution
 from kvarn.costs.step_times import StepTimes
 from kvarn.simulator.outcome import report, summary
+from kvarn.simulator.scenario import FaultConfig
 from kvarn.traffic.arrivals import ArrivalPattern, arrivals
 from kvarn.traffic.conversation import Conversation, ConversationTurn
 from kvarn.traffic.workload import Segment
@@ -97,6 +98,24 @@ def test_what_is_not_answered_when_the_time_is_over_has_failed() -> None:
     run = Run(short, requests([0.0, 0.5], output=1000))
     assert summary(run.outcome).reasons == {"end_of_simulation": 2}
     assert run.outcome.ended_s == 2.0
+
+
+@pytest.mark.parametrize(
+    ("model", "faults", "replica"),
+    [
+        ({}, [], {"answer_s": Distribution((5.0,))}),
+        ({}, [FaultConfig(kind="kill", at_s=9.5)], {}),
+        ({"autoscale": {"min_replicas": 0, "max_replicas": 1}}, [], {}),
+    ],
+    ids=["on its way to the gateway", "its replica was lost", "held for the first replica"],
+)
+def test_what_waits_outside_of_engines_when_the_time_is_over_has_failed(
+    model: dict[str, Any], faults: list[FaultConfig], replica: dict[str, Any]
+) -> None:
+    short = scenario(model, faults, modelled(**replica), duration_s=10.0).model_copy(update={"drain_s": 1.0})
+    run = Run(short, requests([9.0], output=100))
+    assert summary(run.outcome).reasons == {"end_of_simulation": 1}
+    assert run.times("failed") == [11.0]
 
 
 def test_a_batch_tier_waits_for_idle_capacity() -> None:

@@ -120,7 +120,7 @@ class Pair:
     def play(self, until_s: float = math.inf, cuts: tuple[float, ...] = ()) -> None:
         """Go on until no step begins before `until_s`. Runs are taken in parts: `cuts` of the time that is left."""
         while self.forwarded.core.has_work() and self.forwarded.clock.now() < until_s:
-            run = decode_run(self.forwarded.core, until_s, self.forwarded.overheads)
+            run = decode_run(self.forwarded.core, self.forwarded.overheads)
             if run is None:
                 assert self.forwarded.step() == self.stepped.step()
             else:

@@ -68,10 +68,20 @@ def requests(moments: Iterable[float], prompt: int = 64, output: int = 20) -> li
 class Run:
     """A simulation that is over, with its log."""
 
-    def __init__(self, scenario: Scenario, traffic: Sequence[Conversation]) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        traffic: Sequence[Conversation],
+        priority: int = 0,
+        drain_at_s: float | None = None,
+    ) -> None:
+        """`drain_at_s`: when the first replica is told to drain."""
         lines: list[bytes] = []
         log = EventLog(lines.append)
-        self.simulation = Simulation(scenario, iter([Stream(iter(traffic), "m")]), log, attach=ATTACHED)
+        self.simulation = Simulation(scenario, iter([Stream(iter(traffic), "m", priority)]), log, attach=ATTACHED)
+        if drain_at_s is not None:
+            first = self.simulation.fleet.supervisors("m")[0]
+            self.simulation.world.at(drain_at_s, first.drain, 60.0)
         self.outcome: Outcome = self.simulation.run()
         self.events: list[dict[str, Any]] = [msgspec.json.decode(line) for line in b"".join(lines).splitlines()]
 

@@ -165,7 +165,7 @@ function options(drawing: Drawing, onHover: (index: number | null) => void): uPl
   return {
     width,
     height,
-    padding: [8, width > 320 && (labelled || !over) ? NAME_WIDTH : 12, 0, 0],
+    padding: [8, width > 320 && (labelled || !over) ? NAME_WIDTH : over ? 28 : 12, 0, 0],
     legend: { show: false },
     cursor: { ...(over ? {} : { sync: { key: "page" } }), y: false, points: { size: 6 }, drag: { x: false, y: false } },
     scales: { x: { time: !over, ...(over?.log ? { distr: 3 as const } : {}), ...(span ? { range: () => span } : {}) }, y: { range: () => [0, most > 0 ? most * 1.08 : 1] } },

@@ -16,7 +16,7 @@ export function number(value: Maybe, digits = 3): string {
 /** `12.3k`, `4.1M`: for axes and narrow places. */
 export function compact(value: Maybe): string {
   if (!known(value)) return UNKNOWN;
-  for (const [size, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]] as const) {
+  for (const [size, unit] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e4, "k"]] as const) {
     if (Math.abs(value) >= size) return `${number(value / (size === 1e4 ? 1e3 : size))}${unit}`;
   }
   return number(value);
@@ -94,6 +94,7 @@ export function hasOwnForm(unit: string): boolean {
 
 /** A number beside an axis: short, and without a word that the title has. */
 export function onAxis(value: number, unit: string): string {
+  if ((unit === "USD" || unit === "EUR") && Math.abs(value) >= 100) return value.toLocaleString("en", { style: "currency", currency: unit, maximumFractionDigits: 0 });
   if (unit === "share" || unit === "ratio") return `${number(value * 100, 2)} %`; // marks differ, however small
   return hasOwnForm(unit) ? withUnit(value, unit) : compact(value);
 }

@@ -119,6 +119,9 @@ def _memory(model: Decoder, config: ModelConfig) -> CachePlan:
     """The KV cache that a server would have, or the end of the command with the reason why there is none."""
     from kvarn.replica.server.startup.memory import plan_memory
 
+    trained = model.spec.max_context_length
+    if (config.max_context_length or 0) > trained:
+        stop(f"the model was trained for {trained} tokens: lower --max-context-length", EXIT_USAGE)
     try:
         plan = plan_memory(model, config, [])
     except CachePlanError as error:
@@ -201,9 +204,15 @@ def _table(found: Calibration) -> Table:
             table.add_row(f"{kind}: {fit_of.region}", str(fit_of.steps), f"{fit_of.median:+.0%}", f"{fit_of.p95:.0%}")
     replica = found.replica
     times, between, around = replica.step_times, replica.overhead_s, replica.answer_s
+    loaded = (
+        f"Between steps: {1e3 * between.at(0.5):.2f} ms (95 %: {1e3 * between.at(0.95):.2f} ms), around a "
+        f"request: {1e3 * around.at(0.5):.1f} ms."
+        if found.loaded
+        else "The times between and around steps were not measured (--no-load)."
+    )
+    table.caption_justify = "left"
     table.caption = (
-        f"a step takes {1e3 * times.fixed_s:.2f} ms, {1e3 * times.prefill_token_s:.3f} for each prompt token, "
-        f"{1e3 * times.decode_row_s:.3f} for each sequence; between steps {1e3 * between.at(0.5):.2f} "
-        f"(95 %: {1e3 * between.at(0.95):.2f}), around them {1e3 * around.at(0.5):.1f} ms"
+        f"A step takes {1e3 * times.fixed_s:.2f} ms, and {1e3 * times.prefill_token_s:.3f} ms a prompt token and "
+        f"{1e3 * times.decode_row_s:.3f} ms a sequence. {loaded}"
     )
     return table

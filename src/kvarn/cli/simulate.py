@@ -153,7 +153,7 @@ def _scenarios(options: SimulateOptions, path: Path | None) -> Iterator[Scenario
 
 def _with_flags(raw: dict[str, Any], options: SimulateOptions) -> dict[str, Any]:
     """A scenario as a file has it, with what flags give in place of its parts: the only replica, the first traffic."""
-    raw = dict(raw)
+    raw, name = dict(raw), ""
     if options.replica is not None:
         name = options.model or options.replica.stem
         raw["config"] = raw.get("config") or {"models": [{"name": name, "path": name}]}
@@ -176,6 +176,8 @@ def _with_flags(raw: dict[str, Any], options: SimulateOptions) -> dict[str, Any]
         stream["prompt_tokens"] = _lengths(options.prompt_tokens)
     if options.output_tokens is not None:
         stream["output_tokens"] = _lengths(options.output_tokens)
+    if stream and name:
+        stream["model"] = name  # whatever a trace calls its models
     if stream:
         first, *rest = raw.get("traffic") or [{}]
         raw["traffic"] = [{**first, **stream}, *rest]

@@ -141,10 +141,10 @@ class DecodeRun:
         return Forwarded(deltas, part.ends_s)
 
 
-def decode_run(core: EngineCore, until_s: float = math.inf, overheads: Draws | None = None) -> DecodeRun | None:
+def decode_run(core: EngineCore, overheads: Draws | None = None) -> DecodeRun | None:
     """The next steps of an engine, as far as they only decode, no sequence ends and memory surely suffices; None where
-    the next one is of another kind, or the device is not modelled. Those that begin at `until_s` or later may be left
-    out. `overheads`: seconds that pass between a step and the next. Nothing is changed."""
+    the next one is of another kind, or the device is not modelled. `overheads`: seconds that pass between a step and
+    the next. Nothing is changed."""
     executor = core.forwarding
     if executor is None or not executor.forwards or not core.only_decodes:
         return None
@@ -154,15 +154,11 @@ def decode_run(core: EngineCore, until_s: float = math.inf, overheads: Draws | N
         if not _decodes(sequence):
             return None
         context += sequence.num_computed_tokens + 1
-    count, now = _most_steps(core, executor, sequences), core.now
+    count = _most_steps(core, executor, sequences)
     if count < 1:
         return None
-    if until_s < math.inf:
-        (first_s,) = executor.decode_seconds(rows, range(context, context + 1))
-        if first_s > 0:
-            count = max(1, min(count, int((until_s - now) / first_s) + 1))
     elapsed_s = executor.decode_seconds(rows, range(context, context + rows * count, rows))
-    planned_s, ends_s = _moments(now, elapsed_s, overheads)
+    planned_s, ends_s = _moments(core.now, elapsed_s, overheads)
     steps = DecodeSteps(sequences, core.scheduler.totals.steps + 1, context, planned_s, ends_s, elapsed_s)
     return DecodeRun(core, executor, steps, overheads)
 
@@ -175,13 +171,6 @@ def _moments(now: float, elapsed_s: list[float], overheads: Draws | None) -> tup
     parts = [part for pair in zip(elapsed_s, overheads.peek(len(elapsed_s)), strict=True) for part in pair]
     moments = list(accumulate(parts[:-1], initial=now))
     return moments[::2], moments[1::2]
-
-
-def fast_forward(core: EngineCore, until_s: float = math.inf) -> Forwarded | None:
-    """Take all steps at once that only decode and begin before `until_s`; None where the next one is of another kind:
-    then `step` it."""
-    run = decode_run(core, until_s)
-    return None if run is None else run.take(until_s)
 
 
 def _decodes(sequence: Sequence) -> bool:

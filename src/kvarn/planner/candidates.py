@@ -9,11 +9,12 @@ from kvarn.costs.step_times import StepShape
 from kvarn.planner.answer import Candidate, Money, Pool
 from kvarn.planner.capacity import OperatingPoint
 from kvarn.planner.device_model import StepSeconds
+from kvarn.planner.efficiency import ErrorBand
 from kvarn.planner.layouts import layout_name
 from kvarn.planner.lengths import Workload
 from kvarn.planner.money import Deployment
 from kvarn.planner.quantity import Part, Quantity
-from kvarn.planner.reasons import milliseconds, percentile_name, reasons_for
+from kvarn.planner.reasons import is_one_pair, milliseconds, percentile_name, reasons_for
 from kvarn.planner.settings import settings_of
 from kvarn.planner.sizing import Role, SizedReplica
 
@@ -23,8 +24,11 @@ QUEUES = (
 )
 _TTFT_ERROR = 0.45
 """Error of the time to first token: it was under-predicted by as much under load on an H100."""
-_RATE_ERROR = 0.1
-"""Error of a rate beside that of steps: the queues' formulas."""
+_TPOT_ERROR = 0.14
+"""Error of the time per token beside that of steps: the formulas, beside the simulator; answers of a few tokens have
+more."""
+_RATE_ERROR = 0.2
+"""Error of a rate beside that of steps that decode: the formulas, and prompts, which are less sure."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +102,15 @@ def split_groups(replica: SizedReplica, rate: float, most_devices: int) -> tuple
     return groups if sum_ttft(groups, rate) <= replica.request.slo.ttft_s else ()
 
 
+def is_served(groups: tuple[Group, ...]) -> bool:
+    """Whether this version of Kvarn runs it."""
+    return groups[0].replica.device.engine != "no" and (len(groups) == 1 or is_one_pair(groups))
+
+
 def candidate(groups: tuple[Group, ...], price: Quantity) -> Candidate:
     """The whole answer for a deployment."""
     replica, rate = groups[-1].replica, groups[0].replica.request.traffic.rate_rps
-    memory, model, device = replica.memory, replica.model, replica.device
+    memory, model = replica.memory, replica.model
     workload = replica.capacity(groups[0].count).workload
     batch = max(1, round(groups[-1].at(rate).rows))
     decode = StepShape(decode_rows=batch, decode_context=round(batch * workload.context))
@@ -110,13 +119,13 @@ def candidate(groups: tuple[Group, ...], price: Quantity) -> Candidate:
     return Candidate(
         name=_name(groups),
         layout=replica.layout,
-        is_served=device.engine != "no" and (len(groups) == 1 or all(each.count == 1 for each in groups)),
+        is_served=is_served(groups),
         pools=tuple(group.pool(rate) for group in groups),
         devices=sum(group.devices for group in groups),
         memory=memory.parts,
-        kv_tokens=memory.kv_tokens,
-        users=memory.users(memory.cache.max_context_length),
-        largest_batch=memory.largest_batch(workload.context),
+        kv_tokens=replica.cache.kv_tokens,
+        users=replica.cache.users(memory.cache.max_context_length),
+        largest_batch=replica.cache.largest_batch(workload.context),
         max_context_length=memory.cache.max_context_length,
         decode_step=_step(decode, replica, f"{batch} sequences of {workload.context:,.0f} tokens"),
         prefill=_step(prompt, replica, f"{prompt.prefill_tokens:,} tokens of a prompt, alone"),
@@ -129,7 +138,12 @@ def candidate(groups: tuple[Group, ...], price: Quantity) -> Candidate:
             error=replica.error.value,
         ),
         ttft=_latency(sum_ttft(groups, rate), replica, "wait + prompt beside decodes + steps under way", _TTFT_ERROR),
-        tpot=_latency(groups[-1].at(rate).tpot_s, replica, "a step, and its part of the prompts", replica.error.value),
+        tpot=_latency(
+            groups[-1].at(rate).tpot_s,
+            replica,
+            "a step, and its part of the prompts",
+            math.hypot(replica.error.value, _TPOT_ERROR),
+        ),
         throughput=Quantity(
             value=rate * workload.output.mean,
             unit="tokens/s",
@@ -166,24 +180,24 @@ def _prompt(workload: Workload) -> StepShape:
 
 def _step(step: StepShape, replica: SizedReplica, what: str) -> tuple[Part, ...]:
     """Seconds of a step by part: of the device model, or of the times that were measured."""
+    error = replica.prompt_error if step.prefill_tokens else replica.error
     if replica.calibrated is None:
-        return _parts(replica.model.step(step), replica, what)
+        return _parts(replica.model.step(step), replica, error, what)
     times = replica.times
     parts = {
         "fixed": times.fixed_s,
-        "rows": step.decode_rows * times.decode_row_s,
+        "rows": times.decode_s(step.decode_rows, 0) - times.fixed_s,
         "KV cache": step.decode_context * times.decode_token_s,
         "prompts": times.prompt_s(step.prefill_tokens, step.prefill_pairs),
     }
     return tuple(
-        Part(name, Quantity(value=value, unit="s", formula=what, error=replica.error.value, source="calibration"))
+        Part(name, Quantity(value=value, unit="s", formula=what, error=error.value, source="calibration"))
         for name, value in parts.items()
         if value
     )
 
 
-def _parts(step: StepSeconds, replica: SizedReplica, what: str) -> tuple[Part, ...]:
-    efficiency = replica.error.reason
+def _parts(step: StepSeconds, replica: SizedReplica, error: ErrorBand, what: str) -> tuple[Part, ...]:
     rows = (
         (
             "weights",
@@ -197,8 +211,8 @@ def _parts(step: StepSeconds, replica: SizedReplica, what: str) -> tuple[Part, .
         ("links", step.links, "exchanges of ranks and stages"),
     )
     return tuple(
-        Part(name, Quantity(value=value, unit="s", formula=f"{what}: {formula}", assumption=efficiency,
-                            error=replica.error.value))
+        Part(name, Quantity(value=value, unit="s", formula=f"{what}: {formula}", assumption=error.reason,
+                            error=error.value))
         for name, value, formula in rows
         if value
     )  # fmt: skip

@@ -21,7 +21,7 @@ from statistics import NormalDist
 from kvarn.admission.predictor import Predictor
 from kvarn.config.engine import EngineConfig
 from kvarn.costs.prefill_speed import PrefillSpeed, longest_step_s
-from kvarn.costs.step_times import StepTimes
+from kvarn.costs.step_times import FEW_ROWS, StepTimes
 from kvarn.planner.lengths import Workload
 from kvarn.planner.request import SloRequest
 
@@ -198,9 +198,10 @@ class ReplicaCapacity:
         prompts_s = times.prompt_s(work.mix.prompt_tokens, work.mix.prompt_pairs) if self.does_prompts else 0.0
         per_row_s = times.decode_row_s + work.context * times.decode_token_s + prompts_s / work.output.mean
         tokens = rate * work.output.mean
-        if tokens * per_row_s >= 1:
-            return math.inf
-        return tokens * times.fixed_s / (1 - tokens * per_row_s)
+        rows = _balanced(tokens, times.fixed_s, per_row_s)
+        if rows <= FEW_ROWS or times.further_row_s == 0:
+            return rows
+        return _balanced(tokens, times.fixed_s - FEW_ROWS * times.further_row_s, per_row_s + times.further_row_s)
 
     def _tpot_s(self, rows: float) -> float:
         predictor, context = self._predictor, rows * self.workload.context
@@ -272,6 +273,12 @@ class ReplicaCapacity:
             waiting=busy ** (math.sqrt(2 * (replicas + 1)) - 1),
             mean_wait_s=(self.burstiness + variation) / 2 * service_s / (replicas * (1 - load)),
         )
+
+
+def _balanced(tokens_per_s: float, fixed_s: float, per_row_s: float) -> float:
+    """Rows whose steps of `fixed_s + rows * per_row_s` write so many tokens a second; infinite: none do."""
+    spare = 1 - tokens_per_s * per_row_s
+    return tokens_per_s * fixed_s / spare if spare > 0 else math.inf
 
 
 def _largest(holds: Callable[[float], bool], least: float) -> float:

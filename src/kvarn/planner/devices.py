@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import date
 from difflib import get_close_matches
@@ -34,6 +35,10 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: Literal["vendor", "measured"]
     low: float | None = None
     high: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.value < math.inf:
+            raise ValueError(f"a value is above 0, not {self.value:g}")
 
     def quantity(self, unit: str, factor: float = 1.0) -> Quantity:
         return Quantity(value=factor * self.value, unit=unit, source=f"{self.source} ({self.kind}, {self.date})")

@@ -92,7 +92,13 @@ class MemoryPlan:
         """Tokens that the KV cache holds."""
         blocks = self.token_blocks
         return Quantity(
-            value=blocks * BLOCK_SIZE, unit="tokens", formula=f"{blocks:,} blocks of {BLOCK_SIZE} tokens", error=0.0
+            value=blocks * BLOCK_SIZE,
+            unit="tokens",
+            formula=f"{blocks:,} blocks of {BLOCK_SIZE} tokens",
+            assumption=f"a device of {self.device_bytes / 1e9:,.4g} GB: drivers report some more than data sheets"
+            if self.setting.kernels == "gpu"
+            else "",
+            error=0.0,
         )
 
     def users(self, context: int) -> Quantity:

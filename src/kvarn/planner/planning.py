@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice, zip_longest
 
 import msgspec
 
 from kvarn.planner.answer import Candidate, CostPoint, Curves, LatencyPoint, Layout, Plan, Rejection
-from kvarn.planner.candidates import Group, candidate, groups_for, split_groups, sum_ttft
+from kvarn.planner.candidates import Group, candidate, groups_for, is_served, split_groups, sum_ttft
 from kvarn.planner.devices import Device, DeviceTable, device_table
 from kvarn.planner.errors import PlanError
 from kvarn.planner.layouts import layout_name, layouts
@@ -53,9 +54,7 @@ class _Option:
 
     @property
     def is_served(self) -> bool:
-        """Whether Kvarn runs it: on its devices, and of engines for prompts alone one."""
-        one_pair = len(self.groups) == 1 or all(group.count == 1 for group in self.groups)
-        return self.groups[0].replica.device.engine != "no" and one_pair
+        return is_served(self.groups)
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -83,6 +82,7 @@ def plan(request: PlanRequest, table: DeviceTable | None = None, model: PlannedM
     in the request."""
     table = table or device_table()
     model = model or planned_model(request)
+    _check_lengths(request, model)
     options: list[_Option] = []
     rejected: list[Rejection] = []
     prices = {table.find(name)[0]: price for name, price in request.money.prices.items()}
@@ -113,6 +113,22 @@ def planned_model(request: PlanRequest) -> PlannedModel:
     if isinstance(request.model, str):
         return preset(request.model)
     return described(request.model, name=request.name)
+
+
+def _longest_context(request: PlanRequest, model: PlannedModel) -> int:
+    longest = model.spec.max_context_length
+    return longest if request.max_context_length is None else min(request.max_context_length, longest)
+
+
+def _check_lengths(request: PlanRequest, model: PlannedModel) -> None:
+    """Raise PlanError where the mean request is longer than the longest context: most of the traffic is refused."""
+    workload, longest = Workload.of(request.traffic, 0.0), _longest_context(request, model)
+    mean = workload.prompt.mean + workload.output.mean
+    if mean > longest:
+        raise PlanError(
+            f"{model.name}: the mean request has {mean:,.0f} tokens, more than the longest context of {longest:,}: "
+            "take shorter lengths, a longer context, or another model"
+        )
 
 
 def _price(name: str, device: Device, prices: Mapping[str, float], request: PlanRequest) -> Quantity:
@@ -186,12 +202,12 @@ def _without_name(reason: str, model: PlannedModel) -> str:
 
 
 def _different(rejected: list[Rejection]) -> Iterator[Rejection]:
-    """The first rejections for each reason."""
-    seen: set[str] = set()
-    for each in rejected:
-        if each.reason not in seen and len(seen) < _MAX_REJECTIONS:
-            seen.add(each.reason)
-            yield each
+    """The first rejection for each reason: of all devices in turn, those before others that are nearest to a fit."""
+    of_devices: dict[str, dict[str, Rejection]] = {}
+    for each in reversed(rejected):  # layouts grow
+        of_devices.setdefault(each.layout.device, {})[each.reason] = each
+    rounds = zip_longest(*(reasons.values() for reasons in reversed(of_devices.values())))
+    yield from islice((each for row in rounds for each in row if each is not None), _MAX_REJECTIONS)
 
 
 def _compared(candidates: list[Candidate]) -> Iterator[Candidate]:
@@ -263,10 +279,16 @@ def _notes(request: PlanRequest, model: PlannedModel, candidates: list[Candidate
         f"{rate_text(traffic.rate_rps)}. Plan for your peak, not for the mean of a day."
     )
     longest = Workload.of(traffic, 0.0).longest
-    if longest > model.spec.max_context_length:
+    context = _longest_context(request, model)
+    if longest > context:
         yield (
-            f"Some requests have {longest:,.0f} tokens, more than the model's context of "
-            f"{model.spec.max_context_length:,}: they are refused, and counted here all the same."
+            f"Some requests have {longest:,.0f} tokens, more than the longest context of {context:,}: they are "
+            "refused, and counted here all the same."
+        )
+    if model.stored is not None and model.stored.packed_method is None:
+        yield (
+            f"The checkpoint's {model.stored.quant_method} weights are widened to bfloat16, or quantised anew at load "
+            "(fp8; with --weights int4 to 4 bits): they take more memory than the checkpoint's files."
         )
     if candidates and any(each.money.device_hour.source != "given" for each in candidates):
         yield "Prices are offers seen on the dates in the table of devices: take your own."

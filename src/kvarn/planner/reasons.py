@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvarn.planner.capacity import OperatingPoint
 from kvarn.planner.request import SloRequest
+from kvarn.planner.settings import MOST_REPLICAS
 from kvarn.planner.sizing import SizedReplica
 
 if TYPE_CHECKING:
@@ -59,10 +60,10 @@ def reasons_for(groups: tuple[Group, ...]) -> Iterator[str]:
     for group in groups:
         yield _count_reason(group)
     replica = groups[-1].replica
-    if len(groups) == 1 and groups[0].count == 1:
-        yield "While a single replica restarts, nothing answers; a second one costs as much again."
-    if len(groups) > 1 and any(group.count > 1 for group in groups):
-        yield "Kvarn runs one pair of prefill and decode engines on one machine: more pairs are for comparison."
+    if len(groups) == 1:
+        yield from _size_reasons(groups[0])
+    if len(groups) > 1 and not is_one_pair(groups):
+        yield "Kvarn runs one pair of prefill and decode engines on one machine: more is for comparison."
     if replica.device.engine == "no":
         yield "Kvarn has no kernels for this device: figures are those of an engine as efficient as it is on an H100."
     elif replica.device.engine == "runs":
@@ -74,10 +75,30 @@ def reasons_for(groups: tuple[Group, ...]) -> Iterator[str]:
         yield f"The longest context is {planned:,} tokens, not the model's {longest:,}."
 
 
+def is_one_pair(groups: tuple[Group, ...]) -> bool:
+    """Whether prefill and decode have one engine each, both on one machine."""
+    device, devices = groups[0].replica.device, sum(group.devices for group in groups)
+    is_one_machine = device.kind == "cpu" or devices <= device.most_in_a_node  # most have two sockets
+    return [group.count for group in groups] == [1, 1] and is_one_machine
+
+
+def _size_reasons(group: Group) -> Iterator[str]:
+    """Sentences that follow from the number of replicas."""
+    if group.count == 1:
+        yield "While a single replica restarts, nothing answers; a second one costs as much again."
+    machine = group.replica.device.most_in_a_node
+    machines = math.ceil(group.count / max(1, machine // group.replica.layout.devices))
+    if machines > 1 and machine > 1:
+        yield f"They take {machines:,} machines of {machine} devices: a fleet starts replicas on more than one."
+    if group.count > MOST_REPLICAS:
+        servers = math.ceil(group.count / MOST_REPLICAS)
+        yield f"A server has {MOST_REPLICAS} replicas of a model at most: {servers} servers share the traffic."
+
+
 def _count_reason(group: Group) -> str:
     replica, rate, noun = group.replica, group.planned_rps, _NOUNS[group.role]
     headroom = replica.request.choices.headroom
-    at = f" at {rate:,.3g} requests/s (with {headroom:.0%} headroom)" if headroom else ""
+    at = f" at {rate:,.7g} requests/s (with {headroom:.0%} headroom)" if headroom else ""
     slo, capacity = replica.request.slo, replica.capacity(group.count, group.role)
     full = capacity.capacity(group.count)
     point = capacity.at(full * 1.001 + 1e-9, group.count)

@@ -15,6 +15,7 @@ WeightFormat = Literal["plain", "int8", "fp8", "int4"]
 
 Tokens = Annotated[float, Field(ge=1, le=10_000_000)]
 Positive = Annotated[float, Field(gt=0, lt=1e12)]
+NotNegative = Annotated[float, Field(ge=0, lt=1e12)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -81,7 +82,7 @@ class MoneyRequest(Section):
     services_share: Annotated[float, Field(ge=0, le=5)] = 0.4
     """Egress, storage, load balancers and the rest, as a part of the devices' price."""
 
-    api_price: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] | None = None
+    api_price: tuple[NotNegative, NotNegative] | None = None
     """Dollars for a million input and a million output tokens of an API to compare with."""
 
 

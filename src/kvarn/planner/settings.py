@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvarn.planner.candidates import Group
 
-_MOST_REPLICAS = 256
+MOST_REPLICAS = 256
+"""Replicas of an entry of `models`."""
 
 
 def settings_of(groups: Sequence[Group]) -> dict[str, Any]:
@@ -43,5 +44,5 @@ def settings_of(groups: Sequence[Group]) -> dict[str, Any]:
     if len(groups) > 1:
         found["disaggregation"] = {"mode": "auto"}
     elif groups[0].count > 1:
-        found["replicas"] = min(groups[0].count, _MOST_REPLICAS)
+        found["replicas"] = min(groups[0].count, MOST_REPLICAS)
     return found

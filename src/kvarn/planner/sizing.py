@@ -16,7 +16,7 @@ from kvarn.planner.answer import Layout
 from kvarn.planner.capacity import ReplicaCapacity
 from kvarn.planner.device_model import DeviceModel
 from kvarn.planner.devices import Device
-from kvarn.planner.efficiency import ErrorBand, efficiency_of, step_error
+from kvarn.planner.efficiency import ErrorBand, efficiency_of, prompt_error, step_error
 from kvarn.planner.errors import PlanError
 from kvarn.planner.lengths import Workload
 from kvarn.planner.memory import MemoryPlan, ModelTooLargeError, ReplicaSetting, decoder_costs, plan_memory
@@ -53,19 +53,30 @@ class SizedReplica:
     model: DeviceModel
     times: StepTimes
     error: ErrorBand
-    """Error of a step's time."""
+    """Error of the time of a step that decodes."""
     calibrated: ReplicaModel | None = None
     """The replica that was measured, in place of the device model."""
 
+    @cached_property
+    def cache(self) -> MemoryPlan:
+        """The memory with as many blocks as were measured, where a replica was."""
+        if self.calibrated is None:
+            return self.memory
+        return replace(self.memory, cache=self.memory.cache._replace(num_blocks=self.calibrated.kv_blocks))
+
     @property
     def kv_tokens(self) -> float:
-        blocks = self.memory.cache.num_blocks if self.calibrated is None else self.calibrated.kv_blocks
-        return float(blocks * BLOCK_SIZE)
+        return self.cache.kv_tokens.value
 
     @property
     def kv_bytes_per_token(self) -> float:
         block_bytes = self.memory.block_bytes if self.calibrated is None else self.calibrated.block_bytes
         return block_bytes / BLOCK_SIZE
+
+    @property
+    def prompt_error(self) -> ErrorBand:
+        """Error of the time of a step with prompts."""
+        return prompt_error(self.error) if self.calibrated is None else self.error
 
     @cached_property
     def host_tokens(self) -> float:
@@ -205,9 +216,12 @@ def calibrated_replica(request: PlanRequest) -> ReplicaModel | None:
     if request.calibration is None:
         return None
     try:
-        return msgspec.convert(request.calibration, ReplicaModel)
+        measured = msgspec.convert(request.calibration, ReplicaModel)
+        if measured.kv_blocks < 1 or not all(seconds >= 0 for seconds in msgspec.structs.astuple(measured.step_times)):
+            raise msgspec.ValidationError("it has no KV cache, or times below zero")
     except msgspec.ValidationError as error:
         raise PlanError(f"the calibration is no replica that `kvarn bench profile` wrote: {error}") from None
+    return measured
 
 
 def _memory(request: PlanRequest, model: PlannedModel, setting: ReplicaSetting, device_bytes: int) -> MemoryPlan:

@@ -92,8 +92,8 @@ def first_lines(first: Candidate) -> Iterator[tuple[str, str]]:
         f"{count_text(first.kv_tokens.value)} tokens a replica: {first.largest_batch.value:,.0f} sequences of this "
         f"traffic at once, or {first.users.value:,.0f} of {first.max_context_length:,} tokens",
     )
-    yield "decode step", f"{_sum(first.decode_step, seconds_text)} {_band(first.tpot)}"
-    yield "prefill", f"{_sum(first.prefill, seconds_text)} {_band(first.tpot)}"
+    yield "decode step", _step(first.decode_step)
+    yield "prefill", _step(first.prefill)
     yield (
         "floors",
         f"by the device's peaks: decode {seconds_text(first.decode_floor.value)}, prefill "
@@ -126,6 +126,10 @@ def _sum(parts: tuple[Part, ...], text: object) -> str:
     total = sum(part.quantity.value for part in parts)
     named = ", ".join(f"{part_text(part.name)} {text(part.quantity.value)}" for part in parts)
     return f"{text(total)} = {named}"
+
+
+def _step(parts: tuple[Part, ...]) -> str:
+    return f"{_sum(parts, seconds_text)} {_band(parts[0].quantity) if parts else ''}"
 
 
 def _band(quantity: Quantity) -> str:

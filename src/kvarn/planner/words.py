@@ -69,12 +69,12 @@ def grouped_memory(memory: tuple[Part, ...]) -> tuple[Part, ...]:
     weights = sum(sizes.values()) - step - sum(sizes.get(name, 0.0) for name in _OTHER_PARTS)
     others = ((name, sizes[name]) for name in _OTHER_PARTS if name in sizes)
     parts = (("weights", weights), ("largest step", step), *others)
-    return tuple(Part(name, Quantity(value=size, unit="B")) for name, size in parts)
+    return tuple(Part(name, Quantity(value=size, unit="B")) for name, size in parts if size)
 
 
 def rate_text(rate_rps: float) -> str:
     """Requests a second."""
-    return f"{rate_rps:g} request{'' if rate_rps == 1 else 's'}/s"
+    return f"{rate_rps:,.7g} request{'' if rate_rps == 1 else 's'}/s"
 
 
 def traffic_text(plan: Plan) -> str:

@@ -18,7 +18,8 @@ _OWN_KEYS = 1 << 62
 
 
 class Stream(NamedTuple):
-    """Traffic that plays, the model that it asks unless a conversation names one, and its tier."""
+    """Traffic that plays, the model that all of it asks (empty: the one that a conversation names, else the first), and
+    its tier."""
 
     traffic: Traffic
     model: str = ""
@@ -27,7 +28,8 @@ class Stream(NamedTuple):
 
 class Clients:
     """Plays one stream of conversations. `send` is given each request when it leaves its client. No turn begins after
-    `until_s`; a conversation ends with the first turn that has no answer."""
+    `until_s`; a conversation ends with the first turn that has no answer. `model`: asked where none
+    is named."""
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class Clients:
         leave: Callable[[SimulatedRequest], None],
         *,
         until_s: float,
+        model: str,
         numbers: Iterator[int],
         timeout_s: float | None = None,
     ) -> None:
@@ -45,6 +48,7 @@ class Clients:
         self._send = send
         self._leave = leave
         self._until_s = until_s
+        self._model = model
         self._numbers = numbers
         self._timeout_s = timeout_s
         self._roots: dict[str, bytes] = {}  # of the names of a tenant's blocks
@@ -78,7 +82,7 @@ class Clients:
         segments = [(segment.key, segment.length) for segment in turn.segments]
         request = SimulatedRequest(
             number,
-            conversation.model or self._stream.model,
+            self._stream.model or conversation.model or self._model,
             NamedPrompt.of(self._root_of(tenant), segments, (answer_key, turn.output_tokens)),
             turn.output_tokens,
             self._world.now,

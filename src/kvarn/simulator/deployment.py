@@ -126,6 +126,8 @@ class Deployment:
             return
         if request.demand is None:
             self.on_entered(request)
+        if request.choice is not None:  # of a replica that it has waited for in vain
+            request.choice.end()
         request.route = self.route(request)
         choice = self.set.choose_or_draining(request.route)
         if choice is None:
@@ -290,20 +292,22 @@ class Deployment:
             del self._running[request.engine_id]
             if not self.on_lost(request, None):
                 self.end(request, End.FAILED, "replica_lost")
-        for request in list(self._waiting.pop(replica.name, {}).values()):
-            self.enter(request)
+        self._choose_again(replica)
 
     def emptied(self, replica: SimulatedReplica) -> None:
         self.remove_replica(replica.name)
         self.on_emptied(replica)
+        self._choose_again(replica)
 
-    def give_up_rest(self) -> None:
-        """The simulation is over: fail what is not answered."""
+    def _choose_again(self, replica: SimulatedReplica) -> None:
+        """Requests that have waited for a replica that is gone."""
+        for request in list(self._waiting.pop(replica.name, {}).values()):
+            self.enter(request)
+
+    def stop(self) -> None:
+        """The simulation is over: tell of every step that has ended, and send nothing more."""
         for replica in self.replicas.values():
             replica.settle()
-        waiting = [each for queue in self._waiting.values() for each in queue.values()]
-        for request in [*self._running.values(), *waiting]:
-            self.end(request, End.FAILED, "end_of_simulation")
         self._running.clear()
         self._waiting.clear()
 

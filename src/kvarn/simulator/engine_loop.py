@@ -63,6 +63,7 @@ class EngineLoop:
         forwards: bool = True,
     ) -> None:
         self.busy_s = 0.0
+        self.is_draining = False
         self._world = world
         self._clock = clock
         self._listener = listener
@@ -116,6 +117,12 @@ class EngineLoop:
                 self._end_step(self._ticket, held)
             else:
                 self._wake()
+
+    def start_draining(self) -> None:
+        """Refuse what comes from now on."""
+        self.settle()
+        self.is_draining = True
+        self.service.start_draining()
 
     def change_speed(self) -> None:
         """Have the next step take another time than this one."""
@@ -179,16 +186,16 @@ class EngineLoop:
                 self._publisher.send_due(idle=True)
             self._listener.has_nothing_to_do()
             return
-        run = self.service.decode_run(overheads=self._overheads) if self._forwards else None
+        run = self.service.decode_run(self._overheads) if self._forwards else None
         if run is not None and len(run.steps) >= _LEAST_RUN:
             self._run, self.quiet_until_s = run, 0.0
             self._world.at_end(run.ends_s, self._number, self._end_run, self._ticket)
             return
         began = self._clock.now()
         outputs = self.service.step()
+        self.busy_s += self._clock.now() - began
         if not outputs:
             self._clock.sleep(STALLED_S)
-        self.busy_s += self._clock.now() - began
         self._world.at_end(self._clock.now(), self._number, self._end_step, ticket, outputs)
 
     def _end_step(self, ticket: int, outputs: Sequence[object]) -> None:

@@ -36,7 +36,7 @@ def _tiles(outcomes: Sequence[Outcome], summaries: Sequence[Summary]) -> str:
     for outcome, each in zip(outcomes, summaries, strict=True):
         for name, text in _main_figures(outcome, each):
             values.setdefault(name, []).append(text)
-    return tiles((" → ".join(texts), name) for name, texts in values.items())
+    return tiles((" → ".join(texts if len(set(texts)) > 1 else texts[:1]), name) for name, texts in values.items())
 
 
 def _main_figures(outcome: Outcome, each: Summary) -> Iterator[tuple[str, str]]:

@@ -22,6 +22,7 @@ from kvarn.simulator.engine_parts import DeviceSpeed, engine_parts, memory_of
 from kvarn.simulator.world import World
 from kvarn.wire.block_events import BlockEvents
 from kvarn.wire.messages import AdapterInfo, EngineStats, ModelCard, Refused, StepOutput, TokenDelta
+from kvarn.wire.supervision import ON_THEIR_WAY_S
 
 VOCABULARY = 4096
 
@@ -133,19 +134,24 @@ class SimulatedReplica:
         self._subscribe()
 
     def drain(self) -> None:
-        """Take no more requests; `emptied` is told when the last one is answered."""
+        """Take no more requests but those that are on their way; `emptied` is told when the last one is answered."""
         if self.state is not ReplicaState.READY or self._loop is None:
             self.end(ReplicaState.GONE)
             self._listener.emptied(self)
             return
         self._change(ReplicaState.DRAINING)
-        if self._loop.is_resting:
-            self._world.after(0.0, self.has_nothing_to_do)
+        self._world.after(ON_THEIR_WAY_S, self._refuse_more, self._loop)
+
+    def _refuse_more(self, loop: EngineLoop) -> None:
+        if loop is self._loop:
+            loop.start_draining()
+            if loop.is_resting:
+                self.has_nothing_to_do()
 
     def has_nothing_to_do(self) -> None:
         """Its engine rests: the end, where it drains."""
-        is_empty = self._loop is not None and self.reachable and not self._loop.has_work
-        if self.state is ReplicaState.DRAINING and is_empty:
+        loop = self._loop
+        if loop is not None and loop.is_draining and self.reachable and not loop.has_work:
             self.end(ReplicaState.GONE)
             self._listener.emptied(self)
 

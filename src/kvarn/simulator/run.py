@@ -23,7 +23,7 @@ from kvarn.simulator.attached import ATTACHED
 from kvarn.simulator.clients import Stream
 from kvarn.simulator.event_log import EventLog
 from kvarn.simulator.outcome import Outcome
-from kvarn.simulator.scenario import Scenario, ScenarioError
+from kvarn.simulator.scenario import Scenario, ScenarioError, TrafficConfig
 from kvarn.simulator.simulation import Simulation
 from kvarn.simulator.traffic import conversations
 from kvarn.traffic.conversation import Conversation
@@ -78,9 +78,11 @@ def simulate(
 
 
 def model_groups(scenario: Scenario) -> list[list[str]]:
-    """Names of models that share something: engines that wait for whichever model needs one (`fleet.warm_pool`)."""
+    """Names of models that share something: engines that wait for whichever needs one (`fleet.warm_pool`), a trace
+    that asks several."""
     names = [model.name for model in scenario.config.models]
-    return [names] if scenario.config.fleet.warm_pool else [[name] for name in names]
+    together = scenario.config.fleet.warm_pool or any(len(_asked(scenario, each)) > 1 for each in scenario.traffic)
+    return [names] if together else [[name] for name in names]
 
 
 def _check(scenario: Scenario, traffic: Iterable[Conversation] | None) -> None:
@@ -179,14 +181,20 @@ def _rare_collections() -> Iterator[None]:
 
 def _streams(scenario: Scenario, names: list[str], traffic: Iterable[Conversation] | None) -> Iterator[Stream]:
     if traffic is not None:
-        yield Stream(iter(traffic), names[0])
+        yield Stream(iter(traffic), names[0] if len(names) == 1 else "")
         return
-    first = scenario.config.models[0].name
     for number, config in enumerate(scenario.traffic):
-        model = config.model or first
-        if model in names:
+        asked = _asked(scenario, config)
+        if asked[0] in names:
+            model = asked[0] if len(asked) == 1 else ""
             seed = f"{scenario.seed}/traffic/{number}"
             yield Stream(conversations(config, seed, scenario.duration_s), model, config.priority)
+
+
+def _asked(scenario: Scenario, traffic: TrafficConfig) -> list[str]:
+    """Models that a stream may ask: a trace names them for itself, unless the stream has one."""
+    names = [model.name for model in scenario.config.models]
+    return [traffic.model] if traffic.model else names if traffic.trace is not None else names[:1]
 
 
 def _join(scenario: Scenario, outcomes: list[Outcome]) -> Outcome:

@@ -72,7 +72,7 @@ class TrafficConfig(Section):
     """One stream of requests. Several of them, for one model or several, come together."""
 
     model: str = ""
-    """Model it asks. Default: the first."""
+    """Model it asks. Default: those that a trace names, else the first."""
 
     preset: str | None = Field(None, min_length=1)
     """Generator of the traffic, by its name (`kvarn simulate --help` lists them)."""
@@ -255,7 +255,12 @@ class Scenario(Section):
         for name in self.replicas:
             if name not in names:
                 raise ValueError(f"`replicas` names {name!r}, which is not among the models")
-        for asked in [*(each.model for each in self.traffic), *(each.model for each in self.faults)]:
+        asking = (
+            *(each.model for each in self.traffic),
+            *(each.model for each in self.faults),
+            *(each.model for each in self.rollouts),
+        )
+        for asked in asking:
             if asked and asked not in names:
                 raise ValueError(
                     f"traffic, a fault or a rollout names the model {asked!r}: name one of {', '.join(names)}"

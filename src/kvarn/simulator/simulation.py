@@ -14,7 +14,7 @@ from kvarn.simulator.faults import fault_moments
 from kvarn.simulator.fleet import SimulatedFleet
 from kvarn.simulator.outcome import DeploymentUse, Outcome
 from kvarn.simulator.request import End, SimulatedRequest
-from kvarn.simulator.scenario import Scenario
+from kvarn.simulator.scenario import Scenario, ScenarioError
 from kvarn.simulator.world import World
 
 
@@ -60,7 +60,7 @@ class Simulation:
         self.ready: dict[str, list[tuple[float, int]]] = {}  # numbers of ready replicas over time, by deployment
         self._chance = self.world.chance("gateway")
         self._numbers = count()
-        self._live = 0
+        self._live: dict[int, SimulatedRequest] = {}  # by number, in the order in which they came
         self._arrived = 0
         self.world.tell("begin", models=" ".join(models or [each.name for each in scenario.config.models]))
         for model in scenario.config.models:
@@ -75,10 +75,11 @@ class Simulation:
         self._clients = [
             Clients(
                 self.world,
-                stream if stream.model else stream._replace(model=next(iter(self.deployments))),
+                stream,
                 self._arrive,
                 self._leave,
                 until_s=scenario.duration_s,
+                model=next(iter(self.deployments)),
                 numbers=self._numbers,
                 timeout_s=scenario.client_timeout_s,
             )
@@ -106,7 +107,12 @@ class Simulation:
     # Requests --------------------------------------------------------------------------------------------------------
 
     def _arrive(self, request: SimulatedRequest) -> None:
-        self._live += 1
+        if request.model not in self.deployments:
+            raise ScenarioError(
+                f"the traffic asks for the model {request.model!r}, which the scenario has not: "
+                "name one of its models as the `model` of that traffic"
+            )
+        self._live[request.number] = request
         self._arrived += 1
         self.world.tell(
             "arrived",
@@ -139,7 +145,7 @@ class Simulation:
         if request.end is not None:
             raise SimulationError(f"request {request.number} ended twice: {request.end}, {end}")
         request.end, request.reason, request.ended_s = end, reason, self.world.now
-        self._live -= 1
+        del self._live[request.number]
         self.outcome.requests.add(request, met_slo=self._met_slo(request))
         self.world.tell(end.value, request=request.number, tokens=len(request.tokens), reason=reason)
         for hear in self.on_end:
@@ -159,6 +165,7 @@ class Simulation:
         """Play it to its end. `progress` is told the simulated seconds now and then.
 
         Raises:
+            ScenarioError: The traffic asks for a model that is not there.
             SimulationError: A request or a block is lost.
             WallClockError: The machine's time was read.
         """
@@ -173,14 +180,21 @@ class Simulation:
             world.run(self._is_over, scenario.duration_s + scenario.drain_s, show)
             if self._live:
                 if world.now < scenario.duration_s + scenario.drain_s:
-                    raise SimulationError(f"{self._live} requests are not over, and nothing is left to happen")
-                for deployment in self.deployments.values():
-                    deployment.give_up_rest()
+                    raise SimulationError(f"{len(self._live)} requests are not over, and nothing is left to happen")
+                self._give_up_rest()
             self._close()
         return self.outcome
 
     def _is_over(self) -> bool:
         return not self._live and all(each.are_done for each in self._clients)
+
+    def _give_up_rest(self) -> None:
+        """Fail what is not answered, wherever it waits."""
+        for deployment in self.deployments.values():
+            deployment.stop()
+        for request in list(self._live.values()):
+            end = self.finish if request.deployment is None else request.deployment.end
+            end(request, End.FAILED, "end_of_simulation")
 
     def _close(self) -> None:
         outcome, world = self.outcome, self.world

@@ -38,12 +38,12 @@ _PERCENT = np.arange(101) / 100.0
 _RUNS = 3
 """Runs of an answer: as it was, to learn the time outside the engine; as it was, with it; with the changes."""
 _OUTSIDE = (
-    "{:.3g} ms of each request pass outside the engine, in gateway, tokenizer and network: so much that the medians of "
-    "TTFT agree."
+    "{:.3g} ms of each request pass outside the engine, in gateway, tokenizer and network: chosen so that the "
+    "medians of TTFT agree."
 )
 _NOTES = (
     "Prompts of a project begin alike for as many tokens as were found in the cache; other hits are not known.",
-    "Answers have the lengths they had; clients ask when they asked, however fast the answers come.",
+    "Answers have the lengths they had; requests arrive when they did, however fast the answers come.",
     "Requests that were refused are in no ledger, so they are not simulated.",
 )
 

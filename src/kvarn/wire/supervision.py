@@ -14,6 +14,10 @@ class Supervise(Message, frozen=True, kw_only=True):
     knows: Literal["", "warm", "asleep", "ready"] = ""  # what it was told last; what it lacks is sent again
 
 
+ON_THEIR_WAY_S = 1.0
+"""For so long after `Drain` an engine still takes requests: gateways had chosen it before they heard of it."""
+
+
 class Drain(Message, frozen=True, kw_only=True):
     """Refuse new requests, end those that run, then exit."""
 

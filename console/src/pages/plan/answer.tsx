@@ -73,7 +73,7 @@ function Chosen({ of, asked, plan, titleOf }: { of: Candidate; asked: Question; 
       <div class="columns">
         <PartsBar label="Memory of a device" parts={of.memory} total={`${bytes(sumOf(of.memory))} that the engine may take`} />
         <div class="stack">
-          <PartsBar label="A step that decodes" parts={of.decode_step} total={`${duration(sumOf(of.decode_step))} for ${number(of.pools.at(-1)?.batch.value)} sequences`} />
+          <PartsBar label="A decode step" parts={of.decode_step} total={`${duration(sumOf(of.decode_step))} for ${number(of.pools.at(-1)?.batch.value)} sequences`} />
           <PartsBar label="The mean prompt, alone" parts={of.prefill} total={duration(sumOf(of.prefill))} />
         </div>
       </div>
@@ -85,7 +85,7 @@ function Chosen({ of, asked, plan, titleOf }: { of: Candidate; asked: Question; 
             return [[`Requests a second at most${role}`, pool.capacity_rps], [`Busy${role}`, { ...pool.utilisation, unit: "share" }], [`Sequences at once${role}`, pool.batch]];
           }),
           ["Output tokens a second", of.throughput], ["Least time of a step", of.decode_floor], ["Least time of the mean prompt", of.prefill_floor],
-          ["Sequences until decoding is bound by computing", of.compute_bound_batch],
+          ["Compute-bound from", of.compute_bound_batch],
         ]} />
         <div class="stack">
           <ExplainedList label="Money" items={[

@@ -41,7 +41,7 @@ export function Form(props: FormProps) {
         <legend>Targets</legend>
         <RangeField label="Time to first token" unit="ms" min={50} max={10000} value={Math.round(asked.ttft * 1000)} onChange={(ms) => onChange({ ttft: ms / 1000 })} />
         <RangeField label="Time per output token" unit="ms" min={5} max={500} value={Math.round(asked.tpot * 10000) / 10} onChange={(ms) => onChange({ tpot: ms / 1000 })} />
-        <SelectField label="Kept by" value={String(asked.percentile)} onChange={(value) => onChange({ percentile: Number(value) })}
+        <SelectField label="Kept by, of the requests" value={String(asked.percentile)} onChange={(value) => onChange({ percentile: Number(value) })}
           choices={[["0.5", "half of the requests"], ["0.9", "90 %"], ["0.95", "95 %"], ["0.99", "99 %"]].map(([value = "", label = ""]) => ({ value, label }))} />
       </fieldset>
       <Prices {...props} />

@@ -91,7 +91,7 @@ export function verdict(of: Simulated, changed: string): SentenceData {
     ? `; ${percent(of.after.within_targets)} of the requests within the targets in place of ${percent(of.before.within_targets)}` : "";
   const refusals = lost ? `; ${number(Math.abs(lost))} ${lost > 0 ? "more" : "fewer"} refused or lost` : "";
   const times = `TTFT p95 ${duration(after)} in place of ${duration(before)} (${changeText(before, after)}), TPOT p95 ${duration(tpotAfter)} in place of ${duration(tpotBefore)}`;
-  const doubt = error === null ? "" : large ? ` The simulation is ${percent(error)} off where it can be compared.` : ` That is less than the ${percent(error)} by which the simulation is off: it does not tell.`;
+  const doubt = error === null ? "" : large ? ` The simulation is ${percent(error)} off where it can be compared.` : ` The change is smaller than the simulation's error of ${percent(error)}: no conclusion.`;
   const worse = (of.after.within_targets ?? 0) < (of.before.within_targets ?? 0) - 0.005 || lost > 0;
   return { text: `With ${changed}: ${times}${targets}${refusals}.${doubt}`, level: !large ? "quiet" : worse ? "warn" : "good" };
 }

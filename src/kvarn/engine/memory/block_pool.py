@@ -81,8 +81,9 @@ class BlockPool:
         """Take as many of so many blocks as are free, or one that was idle; raises as `allocate`."""
         if not self._free and not self.evict():
             raise OutOfBlocksError("no free KV block: preempt a sequence")
-        taken = self._free[: -most - 1 : -1]
-        del self._free[-len(taken) :]
+        left = max(0, len(self._free) - most)
+        taken = self._free[left:][::-1]
+        del self._free[left:]
         for block in taken:
             self._references[block] = 1
         return taken

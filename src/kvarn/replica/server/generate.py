@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from kvarn.costs.decoder import DecoderCosts
 from kvarn.costs.draws import Draws
 from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.errors import AdmissionError
-from kvarn.engine.fast_forward import DecodeRun, Forwarded, decode_run
+from kvarn.engine.fast_forward import DecodeRun, decode_run
 from kvarn.engine.memory.block_inventory import BlockPlace
 from kvarn.engine.step_reports import FloorOf
 from kvarn.replica.server.engine_answers import EngineAnswers
@@ -174,19 +173,11 @@ class GenerateService:
             return told
         return [*told, *output.refused, StepOutput(deltas=output.deltas, stats=self.due_stats())]
 
-    def decode_run(self, until_s: float = math.inf, overheads: Draws | None = None) -> DecodeRun | None:
-        """Steps that only decode, for `forward`; see `kvarn.engine.fast_forward`."""
+    def decode_run(self, overheads: Draws | None = None) -> DecodeRun | None:
+        """The next steps as far as they only decode (`kvarn.engine.fast_forward`)."""
         if self._adapters is not None or self._prefill_server is not None:
             return None
-        return decode_run(self._core, until_s, overheads)
-
-    def forward(self, run: DecodeRun, until_s: float = math.inf) -> tuple[Forwarded, StepOutput] | None:
-        """Take the steps of a run that begin before `until_s`, up to the first with which the gauges are due; None
-        where there is none."""
-        forwarded = run.take(until_s, due_s=self.gauges_due_s)
-        if forwarded is None:
-            return None
-        return forwarded, StepOutput(deltas=forwarded.deltas, stats=self.due_stats())
+        return decode_run(self._core, overheads)
 
     def _poll_adapters(self) -> list[Refused | StepOutput | AdapterChanged | Adapters]:
         """Changes of adapters: the list of adapters comes before the answer to the request for the change."""

@@ -47,12 +47,10 @@ from kvarn.wire.messages import (
 )
 from kvarn.wire.questions import Ask, EngineAnswer
 from kvarn.wire.sessions import SessionNews
-from kvarn.wire.supervision import Drain, Sleep, Supervise
+from kvarn.wire.supervision import ON_THEIR_WAY_S, Drain, Sleep, Supervise
 
 _IDLE_WAIT_S = 0.5
 """Longest wait for a message when idle: how late a signal to drain may be seen."""
-_ON_THEIR_WAY_S = 1.0
-"""For so long after `Drain` requests are still taken: gateways had chosen this engine before they heard of it."""
 _STALLED_WAIT_S = 0.005
 """Wait after a step that computed nothing although work is queued, so that the loop never spins."""
 
@@ -275,10 +273,10 @@ class EngineLoop:
                 self._owes_ready = message.knows != "ready"
             case Drain():
                 self._heartbeat.draining, self.sleeps = True, False
-                self._drain_at = self._drain_at or SYSTEM_CLOCK.now() + _ON_THEIR_WAY_S
+                self._drain_at = self._drain_at or SYSTEM_CLOCK.now() + ON_THEIR_WAY_S
             case Sleep():
                 self.sleeps = True
-                self._drain_at = self._drain_at or SYSTEM_CLOCK.now() + _ON_THEIR_WAY_S
+                self._drain_at = self._drain_at or SYSTEM_CLOCK.now() + ON_THEIR_WAY_S
             case Stop():
                 self._stopped, self.sleeps = True, False
             case UnreadableRequest():
