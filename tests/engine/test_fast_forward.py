@@ -14,7 +14,7 @@ from forwarded_engine import NOISE, Engine, Pair, submit
 from kvarn.clock.virtual import VirtualClock
 from kvarn.config.engine import EngineConfig
 from kvarn.costs.replica_model import Distribution
-from kvarn.engine import EngineCore, EngineParts
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.fast_forward import decode_run
 from kvarn.wire.messages import Submit

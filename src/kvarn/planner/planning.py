@@ -136,7 +136,10 @@ def _price(name: str, device: Device, prices: Mapping[str, float], request: Plan
     if price is None:
         lacking = "list price and power" if request.money.owned else "rent"
         other = "" if request.money.owned or device.list_price is None else ", or count it as bought (--owned)"
-        raise PlanError(f"the table has no {lacking} for {device.name}: give one (--price {name}=2.50){other}")
+        raise PlanError(
+            f"the table has no {lacking} for {device.name}: set its price an hour (on the command line "
+            f"--price {name}=2.50, on the console's page under Prices){other}"
+        )
     return price
 
 
