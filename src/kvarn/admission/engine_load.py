@@ -36,12 +36,14 @@ class EngineLoad:
         """Take the latest statistics; False where they are known."""
         if stats is self.stats:
             return False
-        self.stats, self.updated_s = stats, now
         times = stats.step_times
-        self.predictor = None if times is None else Predictor(times, self.config, self._tpot_target_s)
+        if times is not self.stats.step_times:
+            self.predictor = None if times is None else Predictor(times, self.config, self._tpot_target_s)
+        self.stats, self.updated_s = stats, now
         # What was sent while that step ran waits for the next one: the statistics do not count it yet.
-        for reservation in [each for each in self.reservations if each.sent_s < now - stats.step_s]:
-            reservation.end()
+        if self.reservations:
+            for reservation in [each for each in self.reservations if each.sent_s < now - stats.step_s]:
+                reservation.end()
         self._ended_rows = 0
         return True
 

@@ -156,7 +156,8 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
             client = self._clients[name]
             candidate.available = client.state is ReplicaState.READY
             candidate.adapters = client.adapters
-            candidate.update(client.stats, now)
+            if (stats := client.stats) is not candidate.stats:
+                candidate.update(stats, now)
         return router.choose(request, now)
 
     def choose_or_draining(self, request: RouteRequest) -> ReplicaChoice | None:

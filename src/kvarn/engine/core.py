@@ -270,6 +270,10 @@ class EngineCore:
     def stats(self) -> EngineStats:
         return self._recorder.stats(len(self._preparing))
 
+    def stats_ahead(self, now: EngineStats, steps: DecodeSteps, begin: int, end: int) -> EngineStats | None:
+        """Statistics once a part of these steps is taken; see `StatsRecorder.stats_ahead`."""
+        return self._recorder.stats_ahead(now, steps, begin, end)
+
     def check_integrity(self) -> None:
         """Recount everything. Valid between steps; with nothing to do, nothing may be held. Raises `IntegrityError`."""
         self.scheduler.check_integrity()
@@ -331,6 +335,7 @@ class EngineCore:
         self._admission.leave(request)
         self.scheduler.memory.adapters.leave(request.scope.adapter)
         self.scheduler.tenants.close(request.account)
+        request.sequences.clear()  # they know their request: else they stay until garbage is collected
 
 
 def _is_usable(mask: TokenMask) -> bool:

@@ -26,7 +26,7 @@ from kvarn.engine.errors import ProtocolError
 from kvarn.engine.plan import Executor
 from kvarn.engine.request import Sequence
 from kvarn.shapes import BLOCK_SIZE
-from kvarn.wire.messages import TokenDelta
+from kvarn.wire.messages import EngineStats, TokenDelta
 
 if TYPE_CHECKING:
     from kvarn.engine.core import EngineCore
@@ -71,6 +71,8 @@ class DecodeSteps:
         return len(self.elapsed_s)
 
     def part(self, begin: int, end: int) -> DecodeSteps:
+        if end - begin == len(self.elapsed_s):
+            return self
         return DecodeSteps(
             self.sequences,
             self.first + begin,
@@ -101,6 +103,7 @@ class DecodeRun:
         self._executor = executor
         self._overheads = overheads
         self._mark = core.num_changes
+        self._stats: EngineStats | None = None  # as of the steps that are taken
         self.steps = steps
         self.taken = 0
         """Steps that were taken, the first of all."""
@@ -133,12 +136,19 @@ class DecodeRun:
             self._overheads.skip(count if begin else count - 1)
         self._executor.skip(self._core.scheduler.drain_released(), part.ends_s[-1])
         self._core.advance(part, tokens)
-        self.taken, self._mark = end, self._core.num_changes
+        self.taken, self._mark, self._stats = end, self._core.num_changes, None
         deltas = [
             TokenDelta(request_id=each.request.request_id, index=each.index, token_ids=drawn)
             for each, drawn in zip(steps.sequences, tokens, strict=True)
         ]
         return Forwarded(deltas, part.ends_s)
+
+    def stats_at(self, end: int) -> EngineStats | None:
+        """The engine's statistics as they will be once its first `end` steps are taken, more than are taken; None where
+        they must be taken for that. Nothing is changed, and the run must be current."""
+        if self._stats is None:
+            self._stats = self._core.stats()
+        return self._core.stats_ahead(self._stats, self.steps, self.taken, end)
 
 
 def decode_run(core: EngineCore, overheads: Draws | None = None) -> DecodeRun | None:
@@ -223,13 +233,13 @@ def advance_blocks(memory: KVCacheManager, steps: DecodeSteps, step_time: StepTi
     free: list[int] = []
     pool, sequences, count = memory.pool, steps.sequences, len(steps)
     computed = [each.num_computed_tokens for each in sequences]
-    learned = 0
+    learned, learns = 0, step_time.learns
     for sequence in sequences:
         sequence.pending_updates = []
     for number, published, place in _block_events(computed, count):
         sequence = sequences[place]
         free += [pool.num_available] * (number + published - len(free))
-        if number > learned and step_time.learns:
+        if learns and number > learned:
             _learn(step_time, steps, learned, number)
             learned = number
         if published:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from kvarn.costs.step_times import StepShape
 from kvarn.engine.memory.adapters import AdapterResidency
+from kvarn.engine.memory.kv_cache_manager import blocks_for
 from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.plan import StepResult
 from kvarn.engine.proposals.speculation import Speculation
@@ -15,6 +19,9 @@ from kvarn.engine.sessions.table import Sessions
 from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.engine_stats import STEP_TOKENS, AdapterStats, LookupStats, SessionStats, SpeculationStats, WorkStats
 from kvarn.wire.messages import EngineStats, RefusalReason
+
+if TYPE_CHECKING:
+    from kvarn.engine.fast_forward import DecodeSteps
 
 _NO_LOOKUPS, _NO_SPECULATION = LookupStats(), SpeculationStats()
 
@@ -58,7 +65,7 @@ class StatsRecorder:
     def count_decodes(self, rows: int, context: int, elapsed_s: Sequence[float]) -> None:
         """Steps of so many decodes: `context` tokens in the first, one more for each row in each that follows."""
         steps = len(elapsed_s)
-        contexts = steps * context + rows * (steps * (steps - 1) // 2)
+        contexts = _contexts(rows, context, steps)
         self._last_tokens = self._last_rows = rows
         self._step_tokens += steps * rows
         self._steps_by_tokens[bisect_left(STEP_TOKENS, rows)] += steps
@@ -123,6 +130,47 @@ class StatsRecorder:
             work=WorkStats(kv_tokens_read_total=self._kv_tokens_read, attended_pairs_total=int(self._pairs)),
         )
 
+    def stats_ahead(self, now: EngineStats, steps: DecodeSteps, begin: int, end: int) -> EngineStats | None:
+        """Statistics as `stats` will give them once the next steps of a run, `begin` to `end - 1`, are taken, after
+        those of `now`, which `stats` gives at present; None where blocks may do more than be taken and filled."""
+        memory, sequences, count = self._scheduler.memory, steps.sequences, end - begin
+        rows, taken, slots, computed, parents = len(sequences), 0, 0, count * len(sequences), set()
+        served = dict(now.tenant_tokens_total)
+        for sequence in sequences:
+            held, known = len(sequence.blocks), sequence.num_computed_tokens
+            needed = blocks_for(known + count)
+            taken, computed = taken + max(0, needed - held), computed + known
+            slots += max(held, needed) * BLOCK_SIZE
+            served[sequence.account.name] += count
+            if memory.fills(sequence, known + count):
+                parent = memory.next_cached_under(sequence)
+                if parent is None or parent in parents:
+                    return None
+                parents.add(parent)
+        if self._scheduler.step_time.learns or now.step_times is None or taken > memory.pool.num_free:
+            return None
+        held_slots = (memory.pool.num_held + taken - memory.adapters.num_held) * BLOCK_SIZE
+        contexts, by_tokens = _contexts(rows, steps.context + begin * rows, count), list(now.steps_by_tokens)
+        by_tokens[bisect_left(STEP_TOKENS, rows)] += count
+        return msgspec.structs.replace(
+            now,
+            step=now.step + count,
+            steps_by_tokens=by_tokens,
+            step_tokens_total=now.step_tokens_total + count * rows,
+            decode_context=now.decode_context + count * rows,
+            kv_blocks_free=now.kv_blocks_free - taken,
+            kv_waste_ratio=(slots - computed) / held_slots,
+            batch_tokens=rows,
+            batch_seqs=rows,
+            step_s=steps.elapsed_s[end - 1],
+            output_tokens_total=now.output_tokens_total + count * rows,
+            tenant_tokens_total=served,
+            work=WorkStats(
+                kv_tokens_read_total=now.work.kv_tokens_read_total + contexts,
+                attended_pairs_total=now.work.attended_pairs_total + contexts,
+            ),
+        )
+
     def _kv_waste_ratio(self, computed: int) -> float:
         """Empty slots over all slots of running sequences. Only a table's last blocks have some, and those are never
         shared after a step: a sequence that shares one copies it in the step in which it starts."""
@@ -132,6 +180,11 @@ class StatsRecorder:
             return 0.0
         slots = sum([len(sequence.blocks) for sequence in self._scheduler.running]) * BLOCK_SIZE
         return (slots - computed) / held
+
+
+def _contexts(rows: int, context: int, steps: int) -> int:
+    """Tokens that so many steps read: `context` in the first, one more for each row in each that follows."""
+    return steps * context + rows * (steps * (steps - 1) // 2)
 
 
 def _lookups(tiers: KVTiers | None) -> LookupStats:

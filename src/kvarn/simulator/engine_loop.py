@@ -227,7 +227,7 @@ class EngineLoop:
         self.catch_up()
         if self._run.is_current:
             self._take(self._run, self._run.ends_s)
-        self._run = None
+        self._run, self.quiet_until_s = None, math.inf
         self._next_step()
 
     def catch_up(self) -> None:
@@ -243,6 +243,11 @@ class EngineLoop:
         blocks_s = None
         if self._publishes:
             blocks_s = _last_due(ends_s, run.taken, self._publisher.due_s, SEND_EVERY_S, now)
+        if stats_s is not None and blocks_s is None:
+            ahead = service.due_stats_ahead(run, bisect_left(ends_s, stats_s, run.taken) + 1)
+            if ahead is not None:
+                self._listener.take_outputs([StepOutput(deltas=[], stats=ahead)])
+                stats_s = None
         for moment in sorted({each for each in (stats_s, blocks_s) if each is not None}):
             self._take(run, moment)
             if moment == stats_s and (stats := service.due_stats()) is not None:
@@ -272,7 +277,7 @@ class EngineLoop:
         if run is None:
             return
         self.catch_up()
-        self._run = None
+        self._run, self.quiet_until_s = None, math.inf
         self._ticket += 1
         if run.is_current and (ended := bisect_right(run.steps.ends_s, now, run.taken)) > run.taken:
             self._take(run, run.steps.ends_s[ended - 1])

@@ -6,6 +6,7 @@ starting ──ready──▶ ready ──drain──▶ draining ──last ans
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -221,7 +222,7 @@ class SimulatedReplica:
     def stats(self) -> EngineStats:
         """The latest statistics that have come."""
         loop = self._loop
-        if loop is not None and loop.quiet_until_s <= self._world.clock.now():
+        if loop is not None and loop.quiet_until_s < math.inf and loop.quiet_until_s <= self._world.clock.now():
             loop.catch_up()
         return self._stats
 

@@ -272,6 +272,18 @@ class KVCacheManager:
         if self.snapshots is not None:
             self.snapshots.publish(sequence)
 
+    def fills(self, sequence: Sequence, end: int) -> bool:
+        """Whether a sequence has more blocks to `publish` once so many of its tokens are computed."""
+        return self._reuse and end // BLOCK_SIZE > len(sequence.nodes)
+
+    def next_cached_under(self, sequence: Sequence) -> PrefixNode | None:
+        """The node below which the next block of a sequence will be a new one, as long as no other sequence enters one
+        below the same node; None where that is not known."""
+        names, nodes = sequence.request.block_names, sequence.nodes
+        if names is None or not nodes or names[len(nodes)] in nodes[-1].children:
+            return None
+        return nodes[-1]
+
     def plan_saves(self, rows: Mapping[Sequence, int]) -> dict[Sequence, list[StateSave]]:
         return {} if self.snapshots is None else self.snapshots.plan_saves(rows)
 

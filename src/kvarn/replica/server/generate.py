@@ -188,7 +188,9 @@ class GenerateService:
         return [*([] if told is None else [told]), *answers, *refused]
 
     def stats(self) -> EngineStats:
-        stats = self._core.stats()
+        return self._complete(self._core.stats())
+
+    def _complete(self, stats: EngineStats) -> EngineStats:
         used = stats.adapters
         if self._adapters is not None and (used.running or used.waiting):
             named = self._adapters.names_of
@@ -215,6 +217,14 @@ class GenerateService:
             return None
         self.gauges_due_s = now if idle else now + self.gauges_every_s
         return self.stats()
+
+    def due_stats_ahead(self, run: DecodeRun, end: int) -> EngineStats | None:
+        """The gauges, due with a run's step of this number (from 1 on), which is not taken; None where it must be."""
+        stats = run.stats_at(end)
+        if stats is None:
+            return None
+        self.gauges_due_s = run.steps.ends_s[end - 1] + self.gauges_every_s
+        return self._complete(stats)
 
 
 def _with_work(stats: EngineStats, costs: DecoderCosts) -> EngineStats:
