@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--deployments", type=int, default=25)
     parser.add_argument("--replicas", type=int, default=50, help="of each deployment")
-    parser.add_argument("--rps", type=float, default=7.0, help="requests a second of each deployment")
+    parser.add_argument("--rps", type=float, default=5.0, help="requests a second of each deployment")
     parser.add_argument("--duration", type=float, default=3600.0, help="seconds")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--growth", action="store_true", help="only the cost of a request by the number of replicas")
