@@ -39,6 +39,7 @@ def searched(best: Tried | None) -> Optimised:
         settings={"name": "m", "replicas": 2},
         changes=(change,) if best is not None else (),
         variants=12,
+        candidates=6,
         runs=9,
         length=5.5,
         duration_s=60.0,
@@ -63,3 +64,14 @@ def test_the_search_is_told_after_the_plan(best: Tried | None, tmp_path: Path, m
     else:
         assert "replicas: 3 -> 2" in ran.output and "replicas: 2" in ran.output
         assert told["changes"][0]["reason"] == "it costs less" and told["settings"] == {"name": "m", "replicas": 2}
+
+
+def test_the_printed_command_searches(tmp_path: Path) -> None:
+    """The command of docs/guides/plan.md with short requests."""
+    path = tmp_path / "plan.json"
+    command = "Qwen/Qwen3-8B --gpu h100 --rps 40 --ttft 0.5 --tpot 0.05 --optimise --input 64 --output 2 --json"
+    ran = CliRunner().invoke(app, [*command.split(), str(path)])
+    assert ran.exit_code == 0, ran.output
+    assert "Searched with the simulator" in ran.output and "simulations: 1" in ran.output
+    told = json.loads(path.read_text())["searched"]
+    assert told["best"]["figures"]["excess"] <= 0 and told["runs"] >= 1

@@ -5,23 +5,29 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forwarded_engine import NOISE, Engine, Pair, submit
+from guesses import KnownAnswers
 from kvarn.clock.virtual import VirtualClock
 from kvarn.config.engine import EngineConfig
+from kvarn.config.kv_tiers import KVTiersConfig
+from kvarn.config.speculation import SpeculationConfig
 from kvarn.costs.replica_model import Distribution
 from kvarn.engine import EngineCore, EngineParts
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.fast_forward import decode_run
+from kvarn.simulator.host_memory import host_memory
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.wire.sessions import SessionEvent, SessionNews, SessionTurn
 from kvarn.worker.modelled import ModelledExecutor
 from profiles import examples
+from scripted_masks import EveryThird
 
 
 @dataclass(frozen=True)
@@ -214,6 +220,15 @@ def test_an_answer_that_goes_on_elsewhere_is_stepped_to_the_last_token_that_is_k
     assert pair.num_forwarded == 60 - 12 - 2
 
 
+def test_more_answers_than_a_step_has_room_for_are_left_to_steps() -> None:
+    pair = Pair(token_budget=5, num_blocks=300)
+    for number in range(8):
+        pair.add(submit(number, prompt=3, max_tokens=40))
+    pair.play()
+    pair.finish()
+    assert pair.num_forwarded > 0, "once few enough are left"
+
+
 def test_a_run_is_void_once_something_else_has_happened() -> None:
     for happens in (
         lambda engine: engine.add(submit(1)),
@@ -246,6 +261,27 @@ def test_an_engine_is_not_forwarded_where_its_next_steps_may_do_more_than_decode
     made.step()
     made.step()
     assert decode_run(made.core) is None
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"connector": host_memory(KVTiersConfig(host_gib=1.0), 1 << 20)},
+        {"num_snapshots": 4},
+        {"masks": lambda message: EveryThird()},
+        {"proposer": KnownAnswers({("r0", 0): [*range(300, 340)]}, 2, 3), "speculation": SpeculationConfig()},
+        {"micro_batches": 2},
+    ],
+    ids=["tiers", "snapshots", "masks", "proposals", "pipeline"],
+)
+def test_an_engine_with_more_parts_is_not_forwarded(parts: dict[str, Any]) -> None:
+    for more in ({}, parts):
+        clock = VirtualClock()
+        core = EngineCore(EngineParts(ModelledExecutor(clock=clock), EngineConfig(), **more), clock.now)
+        core.add(submit())
+        while not core.stats().decode_rows:
+            core.step()
+        assert (decode_run(core) is None) == bool(more)
 
 
 def test_log_probabilities_are_left_to_steps() -> None:

@@ -23,6 +23,8 @@ app = application()
 
 _MOST_JOBS = 8
 """Processes of a search at most; each takes some 100 MB."""
+_TOLD_RUNS = 5
+"""Runs of a search between two lines of progress, where no terminal shows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,8 @@ def _searched(found: Plan) -> Optimised:
 
         def tell(runs: int) -> None:
             progress.update(task, description=f"simulations: {runs}")
+            if not console.is_terminal and runs % _TOLD_RUNS == 1:
+                typer.echo(f"simulations: {runs}", err=True)
 
         return optimise(found, jobs=min(_MOST_JOBS, os.cpu_count() or 1), progress=tell)
 

@@ -136,7 +136,9 @@ def _price(name: str, device: Device, prices: Mapping[str, float], request: Plan
     if price is None:
         lacking = "list price and power" if request.money.owned else "rent"
         other = "" if request.money.owned or device.list_price is None else ", or count it as bought (--owned)"
-        raise PlanError(f"the table has no {lacking} for {device.name}: give one (--price {name}=2.50){other}")
+        raise PlanError(
+            f"the table has no {lacking} for {device.name}: give a price an hour (--price {name}=2.50){other}"
+        )
     return price
 
 

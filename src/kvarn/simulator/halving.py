@@ -58,9 +58,10 @@ def halve(
 ) -> Search:
     """Find the cheapest of `count` candidates that meets its targets.
 
-    Each round keeps one in `factor` and runs it `factor` times as long; the last one is a full run. A full run is then
-    given to each candidate that is cheaper by more than `tolerance` than the best confirmed one and was not above its
-    targets by more than `doubt` in its longest run, those that met them first; where none is confirmed, to all.
+    Each round keeps one in `factor` and runs it `factor` times as long; the last one has full runs. It is one after
+    another, from the cheapest on: a full run is given to each candidate that is cheaper by more than `tolerance` than
+    the best confirmed one and was not above its targets by more than `doubt` in its longest run, those that met them
+    first; where none is confirmed, to all.
     """
     if count < 1 or factor < 2 or rounds < 1:
         raise ValueError("at least one candidate and one round are needed, and a factor of 2")
@@ -73,7 +74,7 @@ def halve(
             trials.append(trial)
 
     kept = list(range(count))
-    for left in reversed(range(rounds)):
+    for left in range(rounds - 1, 0, -1):
         run(kept, 1.0 / factor**left)
         kept = _ranked(longest, kept)[: max(1, -(-len(kept) // factor))]
     while (following := _to_confirm(longest, tolerance, doubt)) is not None:

@@ -1,14 +1,17 @@
 """Search of deployments and settings: the planner's candidates and what is near them, judged by the simulator.
 
-plan -> variants (layout, replicas, token budget, sequences at once) -> successive halving -> the cheapest that meets
-the targets -> settings that make no difference go back to the plan's -> changes, each with what happens without it
+plan -> variants (layout, replicas, token budget, sequences at once) -> those that cost less, where the plan's own meets
+the targets -> successive halving -> the cheapest that meets the targets -> settings that make no difference go back to
+the plan's -> changes, each with what happens without it
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from multiprocessing import get_context
 
@@ -28,9 +31,13 @@ from kvarn.simulator.run import simulate
 from kvarn.simulator.scenario import Scenario
 from kvarn.simulator.variants import Variant, planned_variant, variants_of
 
-_REQUESTS = 1200
+_log = logging.getLogger(__name__)
+
+_REQUESTS = 800
 """Requests of a full run, within its bounds of time."""
-_LEAST_S, _MOST_S = 30.0, 3600.0
+_LEAST_S, _MOST_S = 20.0, 3600.0
+_SHORTER = 4
+"""Short runs have this part of a full one: a quarter of 20 s is as long as an answer."""
 _TOLERANCE = 0.01
 """Part of the cost that is not worth another full run."""
 _UNANSWERED = 10.0
@@ -84,14 +91,16 @@ class _Optimiser:
         self._runs: list[float] = []
 
     def optimise(self) -> Optimised:
-        variants = variants_of(self._plan)
-        planned = self._try([variants[0]], 1.0)[0]
+        considered = variants_of(self._plan)
+        planned = self._try(considered[:1], 1.0)[0]
+        worth = [each for each in considered[1:] if self._is_worth_a_run(each, planned)]
+        variants = [considered[0], *worth]
 
         def judge(which: Sequence[int], share: float) -> list[Judgement]:
             found = self._try([variants[each] for each in which], share)
             return [Judgement(cost=each.figures.dollars_per_hour, excess=each.figures.excess) for each in found]
 
-        search = halve(len(variants), judge, rounds=2, tolerance=_TOLERANCE)
+        search = halve(len(variants), judge, factor=_SHORTER, rounds=2, tolerance=_TOLERANCE)
         chosen = self._tried[variants[_chosen(search)], 1.0]
         if search.best is not None:
             chosen = self._without_idle_changes(chosen)
@@ -103,14 +112,24 @@ class _Optimiser:
             best_name=self._plan.candidates[chosen.variant.candidate].name,
             settings=self._settings(chosen.variant),
             changes=changes,
-            variants=len(variants),
+            variants=len(considered),
+            candidates=len(worth),
             runs=len(self._runs),
             length=sum(self._runs),
             duration_s=self._full_s,
             notes=self._notes(),
         )
 
+    def _is_worth_a_run(self, variant: Variant, planned: Tried) -> bool:
+        """Whether it could be chosen: where the plan holds, only what costs less could."""
+        least = planned.figures.dollars_per_hour * (1 - _TOLERANCE)
+        return planned.figures.excess > 0 or self._dollars(variant)[1] < least
+
     def _try(self, variants: Sequence[Variant], share: float) -> list[Tried]:
+        """Run variants for a share of the full length, or longer where that is known."""
+        for each in variants:
+            if (each, 1.0) in self._tried:
+                self._tried.setdefault((each, share), self._tried[each, 1.0])
         missing = [each for each in variants if (each, share) not in self._tried]
         runs = [
             _Run(
@@ -122,13 +141,25 @@ class _Optimiser:
             )
             for each in missing
         ]
-        outcomes = map(_run, runs) if self._pool is None else self._pool.map(_run, runs)
-        for variant, outcome in zip(missing, outcomes, strict=True):
+        for variant, outcome in zip(missing, self._outcomes(runs), strict=True):
             figures = self._figures(variant, outcome)
             self._tried[variant, share] = Tried(variant=variant, figures=figures, share=share)
             self._runs.append(share)
             self._progress(len(self._runs))
         return [self._tried[each, share] for each in variants]
+
+    def _outcomes(self, runs: Sequence[_Run]) -> Iterator[Outcome]:
+        """Outcomes in the order of the runs."""
+        finished = 0
+        if self._pool is not None and len(runs) > 1:
+            try:
+                for outcome in self._pool.map(_run, runs):
+                    finished += 1
+                    yield outcome
+            except BrokenProcessPool:  # processes cannot be started, or were killed for their memory
+                self._pool = None
+                _log.warning("simulations go on in one process: their own processes died")
+        yield from map(_run, runs[finished:])
 
     def _settings(self, variant: Variant) -> dict[str, object]:
         """The entry of `models` of a variant."""

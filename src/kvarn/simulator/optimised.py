@@ -52,6 +52,9 @@ class Optimised(msgspec.Struct, frozen=True, kw_only=True):
     """The entry of `models` of the best or closest one."""
     changes: tuple[Change, ...]
     variants: int
+    """Deployments that were considered, the planned one included."""
+    candidates: int
+    """Those of them that were run beside the planned one: where that meets the targets, only what costs less is."""
     runs: int
     length: float
     """Length of all runs together, in full ones."""

@@ -17,7 +17,8 @@ def print_optimised(found: Optimised, console: Console) -> None:
     console.print()
     console.print(Text("Searched with the simulator", style="bold"))
     console.print(
-        f"{found.variants} deployments, {found.runs} runs as long as {found.length:.3g} full ones (successive halving)",
+        f"{found.variants} deployments near the plan, {found.candidates} of them worth a run beside it; runs: "
+        f"{found.runs}, together {found.length:.3g} times as long as a full one",
         highlight=False,
     )
     chosen = found.best or found.closest

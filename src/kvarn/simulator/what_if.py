@@ -38,8 +38,8 @@ _PERCENT = np.arange(101) / 100.0
 _RUNS = 3
 """Runs of an answer: as it was, to learn the time outside the engine; as it was, with it; with the changes."""
 _OUTSIDE = (
-    "{:.3g} ms of each request pass outside the engine, in gateway, tokenizer and network: chosen so that the "
-    "medians of TTFT agree."
+    "{:.3g} ms of each request pass outside the engine, in gateway, tokenizer and network: chosen so that the medians "
+    "of TTFT agree."
 )
 _NOTES = (
     "Prompts of a project begin alike for as many tokens as were found in the cache; other hits are not known.",
