@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from resource import RUSAGE_SELF, getrusage
 
 from kvarn.simulator import Outcome, Scenario, simulate
 from kvarn.simulator.outcome import summary
@@ -47,11 +48,15 @@ def show(scenario: Scenario, outcome: Outcome, seconds: float) -> None:
     requests, events = len(outcome.requests), outcome.num_events
     each = summary(outcome)
     assert each.ttft_s is not None, "requests were answered"
+    uses = outcome.deployments
+    busy = sum(use.busy_s for use in uses) / sum(use.device_s for use in uses)
     print(
         f"{scenario.name}, {scenario.duration_s:,.0f} s: {requests:,} requests, {events:,} events in {seconds:.1f} s "
         f"({outcome.wall_s:.1f} s on the clock); {seconds / requests * 1e6:.0f} µs a request, "
-        f"{seconds / events * 1e6:.0f} µs an event; {each.output_tokens_per_s:,.0f} output tokens/s, "
-        f"TTFT p95 {each.ttft_s['p95'] * 1e3:.0f} ms, log {outcome.log_sha256[:16]}"
+        f"{seconds / events * 1e6:.0f} µs an event; devices compute {busy:.0%} of the time, "
+        f"{each.output_tokens_per_s:,.0f} output tokens/s, "
+        f"TTFT p95 {each.ttft_s['p95'] * 1e3:.0f} ms, log {outcome.log_sha256[:16]}; "
+        f"{getrusage(RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB at most"
     )
 
 
@@ -59,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--deployments", type=int, default=25)
     parser.add_argument("--replicas", type=int, default=50, help="of each deployment")
-    parser.add_argument("--rps", type=float, default=7.0, help="requests a second of each deployment")
+    parser.add_argument("--rps", type=float, default=5.0, help="requests a second of each deployment")
     parser.add_argument("--duration", type=float, default=3600.0, help="seconds")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--growth", action="store_true", help="only the cost of a request by the number of replicas")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 
 from forwarded_engine import Engine, submit
 from kvarn.engine.fast_forward import decode_run
+from kvarn.engine.request import Sequence
 from kvarn.wire.block_names import NamedPrompt, PrefixScope, root_hash
 from kvarn.wire.messages import Submit
 
@@ -87,3 +89,16 @@ def test_statistics_are_not_told_ahead_of_steps_whose_times_are_learned() -> Non
     run = decode_run(engine.core)
     assert run is not None
     assert run.stats_at(5) is None
+
+
+def test_a_request_that_is_over_is_gone_without_the_garbage_collector() -> None:
+    engine = measured()
+    gc.collect()
+    gc.disable()
+    try:
+        engine.add(named(0, [(1, 40)], 60, answer_key=5))
+        while engine.core.has_work():
+            engine.step()
+        assert not [each for each in gc.get_objects() if isinstance(each, Sequence)]
+    finally:
+        gc.enable()

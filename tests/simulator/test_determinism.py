@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from kvarn.costs.replica_model import Distribution
 from kvarn.simulator import Scenario, simulate
 from kvarn.simulator.scenario import TrafficConfig, scenario_of
+from kvarn.simulator.simulation import Simulation
 from kvarn.simulator.traffic import conversations
 from simulated_fleet import Run, modelled
 
@@ -180,3 +181,14 @@ def test_the_hash_is_that_of_the_file(tmp_path: Path) -> None:
     scenario = everything(duration_s=1).changed(["fleet.warm_pool=1"])
     outcome = simulate(scenario, log=tmp_path / "log")
     assert hashlib.sha256((tmp_path / "log").read_bytes()).hexdigest() == outcome.log_sha256
+
+
+def test_what_one_models_simulation_leaves_is_freed_before_the_next_begins() -> None:
+    scenario = everything(duration_s=1, drain_s=20)
+    gc.collect()
+    gc.disable()
+    try:
+        simulate(scenario)
+        assert sum(isinstance(each, Simulation) for each in gc.get_objects()) <= 1
+    finally:
+        gc.enable()

@@ -106,7 +106,8 @@ def _run_all(
     outcomes = []
     for number, (names, log) in enumerate(zip(groups, logs, strict=True)):
         tell = None if progress is None else partial(_part_of, progress, number, len(groups))
-        outcomes.append(run_group(scenario, names, log, tell, traffic))
+        run = run_group if len(groups) == 1 else _run_next
+        outcomes.append(run(scenario, names, log, tell, traffic))
     return outcomes
 
 
@@ -126,7 +127,7 @@ def _run_in_processes(
             progress(done / len(groups))
 
     with ProcessPoolExecutor(min(jobs, len(groups)), mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(run_group, scenario, names, log) for names, log in zip(groups, logs, strict=True)]
+        futures = [pool.submit(_run_next, scenario, names, log) for names, log in zip(groups, logs, strict=True)]
         for future in futures:
             future.add_done_callback(count)
         return [future.result() for future in futures]
@@ -164,6 +165,18 @@ def run_group(
             streams = _streams(scenario, names, traffic)
             simulation = Simulation(scenario, streams, EventLog(write), names, ATTACHED)
         return simulation.run(show)
+
+
+def _run_next(
+    scenario: Scenario,
+    names: list[str],
+    log: Path | None,
+    progress: Progress | None = None,
+    traffic: Iterable[Conversation] | None = None,
+) -> Outcome:
+    """`run_group`, once the blocks of the group that this process simulated before, gigabytes perhaps, are freed."""
+    gc.collect()
+    return run_group(scenario, names, log, progress, traffic)
 
 
 @contextmanager
