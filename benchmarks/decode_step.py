@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from kvarn.config.engine import EngineConfig
-from kvarn.engine import EngineCore, EngineParts
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.models import Decoder, load_model
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams

@@ -26,7 +26,7 @@ import torch
 
 import kvarn
 from kvarn.config.engine import EngineConfig
-from kvarn.engine import EngineCore, EngineParts
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.models import Decoder, load_model

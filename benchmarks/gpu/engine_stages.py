@@ -16,7 +16,7 @@ from benchmarks.gpu.run import THREADS, Session, free_memory
 from benchmarks.gpu.shapes import SHAPES, random_decoder
 from kvarn.config.engine import EngineConfig
 from kvarn.costs.decoder import DecoderCosts
-from kvarn.engine import EngineCore, EngineParts
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.kernels.weights import Quantization
 from kvarn.models.decoder import Decoder

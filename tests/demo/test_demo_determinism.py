@@ -15,7 +15,7 @@ import torch
 import kvarn
 from chat_prompts import render_chats
 from kvarn.config.engine import EngineConfig
-from kvarn.engine import EngineCore, EngineParts
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.models import Decoder, load_model
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.messages import Submit

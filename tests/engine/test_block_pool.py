@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.engine import IntegrityError
+from kvarn.engine.errors import IntegrityError
 from kvarn.engine.memory.block_pool import BlockPool
 from profiles import examples
 

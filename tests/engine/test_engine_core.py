@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvarn.engine import AdmissionError, ProtocolError
+from kvarn.engine.errors import AdmissionError, ProtocolError
 from kvarn.engine.plan import StepPlan, StepResult
 from kvarn.wire.messages import FinishReason
 

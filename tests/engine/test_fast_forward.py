@@ -18,7 +18,7 @@ from kvarn.config.engine import EngineConfig
 from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.costs.replica_model import Distribution
-from kvarn.engine import EngineCore, EngineParts
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.errors import ProtocolError
 from kvarn.engine.fast_forward import decode_run
 from kvarn.simulator.host_memory import host_memory

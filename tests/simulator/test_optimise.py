@@ -67,12 +67,12 @@ def plan(*candidates: Candidate, rate: float = 3.0, ttft: float = 4.0, cached: f
 
 
 def planned_model() -> Plan:
-    """A 70B model on H100s: its real plan has 7 replicas of 4 devices, and capacity to spare."""
+    """A 70B model on H100s: its plan has 8 replicas of 4 devices, and capacity to spare."""
     request = PlanRequest(
         model="Llama-3.1-70B",
         devices=("h100",),
         traffic={"rate_rps": 30.0, "input_tokens": 2000, "output_tokens": 8, "length_variation": 0.5},
-        slo={"ttft_s": 2.0, "tpot_s": 0.2},
+        slo={"ttft_s": 0.5, "tpot_s": 0.2},
         choices={
             "headroom": 0.3,
             "weights": ("plain",),

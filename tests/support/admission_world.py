@@ -12,8 +12,7 @@ from kvarn.admission.engine_load import EngineLoad
 from kvarn.admission.traffic import Traffic
 from kvarn.config.engine import EngineConfig
 from kvarn.costs.step_times import StepTimes
-from kvarn.engine import EngineCore, EngineParts
-from kvarn.engine.core import EngineOutput
+from kvarn.engine.core import EngineCore, EngineOutput, EngineParts
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.wire.messages import EngineStats, Submit
 from kvarn.wire.sampling import SamplingParams

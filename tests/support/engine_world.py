@@ -13,7 +13,8 @@ from guesses import FreeProposer
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.engine import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine import AdmissionError, EngineCore, EngineParts
+from kvarn.engine.core import EngineCore, EngineParts
+from kvarn.engine.errors import AdmissionError
 from kvarn.engine.memory.remote_prefill import PrefillPeer
 from kvarn.engine.plan import LAST_SAMPLED, NO_SNAPSHOT, KVConnector, NewSequence, Row, RowResult, StepPlan, StepResult
 from kvarn.engine.proposals.proposer import Proposer

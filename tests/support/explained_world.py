@@ -14,7 +14,7 @@ from kvarn.answers.timeline import RequestTimeline
 from kvarn.clock.virtual import VirtualClock
 from kvarn.config.engine import EngineConfig
 from kvarn.costs.step_times import StepShape, StepTimes
-from kvarn.engine import EngineCore, EngineParts
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.live import turn_steps
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.explain.explain import explain

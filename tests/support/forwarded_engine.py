@@ -9,7 +9,8 @@ from kvarn.config.engine import EngineConfig
 from kvarn.costs.draws import Draws
 from kvarn.costs.replica_model import Distribution
 from kvarn.costs.step_times import StepTimes
-from kvarn.engine import AdmissionError, EngineCore, EngineParts
+from kvarn.engine.core import EngineCore, EngineParts
+from kvarn.engine.errors import AdmissionError
 from kvarn.engine.fast_forward import DecodeRun, Forwarded, decode_run
 from kvarn.engine.memory.block_inventory import BlockInventory
 from kvarn.engine.plan import StepPlan

@@ -15,7 +15,7 @@ import torch
 
 import kvarn
 from kvarn.config.engine import EngineConfig
-from kvarn.engine import EngineCore, EngineParts
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.plan import KVConnector, NewSequence
 from kvarn.models import Decoder, load_model
 from kvarn.models.adapters import LoadedAdapter

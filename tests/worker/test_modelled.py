@@ -13,7 +13,7 @@ from kvarn.clock.virtual import VirtualClock
 from kvarn.config.engine import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.costs.step_times import StepTimes
-from kvarn.engine import EngineCore, EngineParts
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.wire.messages import Submit, TokenDelta
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.modelled import ModelledExecutor, successor

@@ -14,7 +14,7 @@ from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.engine import EngineConfig
 from kvarn.costs.decoder import DecoderCosts, StepWork
 from kvarn.costs.roofline import Ceilings, floor_s
-from kvarn.engine import EngineCore, EngineParts
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.engine.plan import Executor
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams

@@ -137,7 +137,8 @@ def _price(name: str, device: Device, prices: Mapping[str, float], request: Plan
         lacking = "list price and power" if request.money.owned else "rent"
         other = "" if request.money.owned or device.list_price is None else ", or count it as bought (--owned)"
         raise PlanError(
-            f"the table has no {lacking} for {device.name}: give a price an hour (--price {name}=2.50){other}"
+            f"the table has no {lacking} for {device.name}: give its price an hour (on the command line "
+            f"--price {name}=2.50, on the console's page under Prices){other}"
         )
     return price
 

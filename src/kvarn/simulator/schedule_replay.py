@@ -16,7 +16,8 @@ from typing import cast
 import msgspec
 
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine import AdmissionError, EngineCore, EngineParts
+from kvarn.engine.core import EngineCore, EngineParts
+from kvarn.engine.errors import AdmissionError
 from kvarn.engine.plan import Row, RowResult, StepPlan, StepResult
 from kvarn.engine.proposals.proposer import Guess, Proposer
 from kvarn.engine.request import Sequence as EngineSequence

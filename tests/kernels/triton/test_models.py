@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvarn.config.engine import EngineConfig
-from kvarn.engine import EngineCore, EngineParts
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.kernels.batch import whole_texts
 from kvarn.kernels.weights import Quantization
 from kvarn.models import Decoder, load_model

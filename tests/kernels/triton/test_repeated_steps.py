@@ -12,7 +12,7 @@ from guesses import KnownAnswers
 from kv_connectors import DictConnector
 from kvarn.config.engine import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine import EngineCore, EngineParts
+from kvarn.engine.core import EngineCore, EngineParts
 from kvarn.models import Decoder, load_model
 from kvarn.models.adapters import load_adapter
 from kvarn.wire.messages import PositionLogprobs, Submit
