@@ -99,13 +99,14 @@ def test_a_run_of_every_feature_reads_no_clock_and_no_chance_of_the_machine() ->
             found.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
     scenario = everything(duration_s=3, drain_s=20)
-    gc.disable()  # Hypothesis times collections
+    callbacks = gc.callbacks[:]  # Hypothesis times collections
+    gc.callbacks.clear()
     sys.setprofile(look)
     try:
         simulate(scenario)
     finally:
         sys.setprofile(None)
-        gc.enable()
+        gc.callbacks.extend(callbacks)
     outside = [each for each in found if "kvarn/clock/__init__.py" not in each]
     assert not outside
     assert len(found) == 2, "simulate() itself looks when it begins and ends"

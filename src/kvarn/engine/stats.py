@@ -105,7 +105,7 @@ class StatsRecorder:
             prefill_tokens=max(0, known - computed - len(contexts)),
             decode_rows=len(contexts),
             decode_context=sum(contexts),
-            step_times=scheduler.step_time.fitted if scheduler.step_time.is_measured else None,
+            step_times=scheduler.step_time.latest if scheduler.step_time.is_measured else None,
             kv_blocks_total=pool.num_blocks,
             kv_blocks_free=pool.num_available,
             kv_blocks_cached=pool.num_idle,

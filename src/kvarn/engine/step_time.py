@@ -83,6 +83,11 @@ class StepTimeModel:
             self._fit()
         return self.fitted
 
+    @property
+    def latest(self) -> StepTimes:
+        """`times` as they would be fitted now; nothing is kept of it, so whoever looks changes no later fit."""
+        return _times(self._solved()) if self._unfitted else self.fitted
+
     def predict(self, shape: StepShape) -> float:
         return self.times.seconds(shape)
 
@@ -144,8 +149,12 @@ class StepTimeModel:
             self._answers[i] = keep * self._answers[i] + feature * elapsed_s
 
     def _fit(self) -> None:
-        """Solve for the coefficients' change. One that would become negative is set to 0, the rest fitted anew."""
         self._unfitted = 0
+        self._weights = self._solved()
+        self.fitted = _times(self._weights)
+
+    def _solved(self) -> list[float]:
+        """Solve for the coefficients' change. One that would become negative is set to 0, the rest fitted anew."""
         free, weights = list(range(len(self._weights))), list(self._weights)
         while free:
             matrix, residuals = [], []
@@ -161,9 +170,12 @@ class StepTimeModel:
             for i in negative:
                 weights[i] = 0.0
             free = [i for i in free if i not in negative]
-        self._weights = weights
-        seconds = [weight / scale for weight, scale in zip(weights, _SCALES, strict=True)]
-        self.fitted = StepTimes(**dict(zip(_NAMES, seconds, strict=True)))
+        return weights
+
+
+def _times(weights: list[float]) -> StepTimes:
+    seconds = [weight / scale for weight, scale in zip(weights, _SCALES, strict=True)]
+    return StepTimes(**dict(zip(_NAMES, seconds, strict=True)))
 
 
 class FixedStepTimes(StepTimeModel):
