@@ -120,7 +120,7 @@ def test_a_template_that_cannot_be_compiled_takes_only_its_own_model(bomb_server
 def test_a_model_that_moderates_is_bounded_too(bomb_server):
     gateway, config = bomb_server.gateway, SafetyConfig(model="always", moderate_input=True)
     moderation = Moderation(config, gateway.models, gateway.text, gateway.moderation.prompts)
-    with pytest.raises(ModerationAwayError, match="within 2 s"):
+    with pytest.raises(ModerationAwayError, match=r"within (2|10) s"):
         bomb_server.do(moderation.moderator.judge("hi", Claim(tenant="anybody")))
 
 

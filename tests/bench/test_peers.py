@@ -125,7 +125,7 @@ def test_engines_that_cannot_run_are_reported_and_the_others_measured(run):
     assert "peer:" not in printed, "what was measured is not measured again"
 
 
-def test_a_server_is_timed_to_its_first_answer_and_leaves_nothing_behind(tmp_path):
+def test_a_server_is_timed_to_its_first_answer_and_leaves_nothing_behind(tmp_path, wait_for):
     port, log = free_port(), tmp_path / "log"
     with running([sys.executable, "-c", ENGINE, str(port)], port, log) as server:
         assert server.first_answer_s > 0
@@ -135,7 +135,7 @@ def test_a_server_is_timed_to_its_first_answer_and_leaves_nothing_behind(tmp_pat
         outcome = run_job(Job(target=Target(url=server.url, model="m"), requests=requests, concurrency=3))
     assert {(each.error, each.prompt_tokens, each.output_tokens) for each in outcome.records} == {(None, 20, 7)}
     state = Path(f"/proc/{child}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
+    wait_for(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX", "the child to end")
 
 
 @pytest.mark.parametrize(
