@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import msgspec
@@ -75,3 +77,27 @@ def test_wrong_use_says_what_to_do(flags: list[str], words: str, replica: Path) 
     done = RUNNER.invoke(app, given)
     assert done.exit_code in (1, 2)
     assert words in done.output
+
+
+@pytest.mark.parametrize("output", ["--log", "--json", "--html"])
+def test_a_full_disk_is_told_with_the_files_name(replica: Path, output: str) -> None:
+    flags = ["--replica", str(replica), "--traffic", "sharegpt", "--rps", "1", "--duration", "2s"]
+    done = RUNNER.invoke(app, [*flags, output, "/dev/full"])
+    assert done.exit_code == 1
+    assert "/dev/full: No space left on device" in done.stderr
+
+
+def test_a_killed_process_is_told(replica: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(self: Future[object]) -> object:
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(Future, "result", killed)
+    models = "[{name: a, path: a}, {name: b, path: b}]"
+    scenario = tmp_path / "two.yaml"
+    scenario.write_text(
+        f"config: {{models: {models}}}\nreplicas: {{a: {replica}, b: {replica}}}\n"
+        "traffic: [{model: a, rate: 1}, {model: b, rate: 1}]\nduration_s: 1\n"
+    )
+    done = RUNNER.invoke(app, [str(scenario), "--jobs", "2"])
+    assert done.exit_code == 1
+    assert "was killed" in done.stderr

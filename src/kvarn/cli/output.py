@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -27,6 +28,17 @@ _PIPE_WIDTH = 250
 def stop(message: str, status: int) -> NoReturn:
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(status)
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a file, or to standard output where the path is `-`; stop the command where that cannot be done."""
+    if path == Path("-"):
+        typer.echo(text, nl=False)
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        stop(f"cannot write {path}: {error.strerror}", EXIT_FAILED)
 
 
 def counted(number: int, name: str) -> str:

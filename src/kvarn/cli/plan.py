@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from kvarn.cli.application import application, expand_options
-from kvarn.cli.output import EXIT_FAILED, EXIT_USAGE, stop
+from kvarn.cli.output import EXIT_FAILED, EXIT_USAGE, stop, write_output
 
 if TYPE_CHECKING:
     from kvarn.planner.answer import Plan
@@ -108,9 +108,9 @@ def plan(
     if options.html_path is not None:
         from kvarn.planner.report import html_report
 
-        _write(options.html_path, html_report(found))
+        write_output(options.html_path, html_report(found))
     if options.json_path is not None:
-        _write(options.json_path, _json(found, searched))
+        write_output(options.json_path, _json(found, searched))
     if options.json_path != Path("-"):
         from kvarn.planner.table import print_plan
 
@@ -246,13 +246,3 @@ def _json(found: Plan, searched: Optimised | None = None) -> str:
     if searched is not None:
         whole = {**msgspec.structs.asdict(found), "searched": searched}
     return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode() + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    if path == Path("-"):
-        typer.echo(text, nl=False)
-        return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        stop(f"cannot write {path}: {error.strerror}", EXIT_FAILED)

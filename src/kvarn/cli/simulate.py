@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from kvarn.cli.application import GroupedCommand, application, expand_options
-from kvarn.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, stop
+from kvarn.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, stop, write_output
 from kvarn.simulator import Outcome, Scenario, ScenarioError, load_scenario, report, simulate
 from kvarn.simulator.page import html_report
+from kvarn.simulator.run import ProcessLostError
 from kvarn.simulator.scenario import read_mapping, scenario_of
 from kvarn.simulator.table import print_outcomes
 from kvarn.traffic.presets import PRESETS
@@ -66,9 +67,9 @@ class SimulateOptions:
         str | None,
         Option(help=f"{', '.join(PRESETS)}, or a file of recorded traffic.", rich_help_panel=_TRAFFIC),
     ] = None
-    rps: Annotated[float | None, Option(min=1e-6, help="Requests a second on average.", rich_help_panel=_TRAFFIC)] = (
-        None
-    )
+    rps: Annotated[
+        float | None, Option(min=1e-6, max=1e6, help="Requests a second on average.", rich_help_panel=_TRAFFIC)
+    ] = None
     prompt_tokens: Annotated[
         str | None, Option(metavar="N|LO:HI", help="Tokens of prompts that are made.", rich_help_panel=_TRAFFIC)
     ] = None
@@ -113,7 +114,7 @@ def simulate_command(
 ) -> None:
     """Simulate a deployment under traffic: the production scheduler and router, devices modelled.
 
-    The same inputs give the same events on every machine. Exit code: 0 done, 1 it could not be finished, 2 wrong
+    The same inputs give the same events. Exit code: 0 done, 1 it could not be finished, 2 wrong
     options or scenario, 130 interrupted.
     """
     try:
@@ -123,10 +124,8 @@ def simulate_command(
     try:
         outcomes = [_run(each, options, options.log if number == 0 else None) for number, each in enumerate(scenarios)]
         _write(outcomes, options)
-    except ScenarioError as error:
+    except (ScenarioError, ProcessLostError) as error:
         stop(str(error), EXIT_FAILED)
-    except OSError as error:
-        stop(f"cannot write {error.filename}: {error.strerror}" if error.filename else str(error), EXIT_FAILED)
     except KeyboardInterrupt:
         stop("interrupted", EXIT_INTERRUPTED)
 
@@ -212,11 +211,9 @@ def _progress(name: str) -> Iterator[Callable[[float], None]]:
 def _write(outcomes: list[Outcome], options: SimulateOptions) -> None:
     reports = [report(each) for each in outcomes]
     encoded = msgspec.json.format(msgspec.json.encode(reports[0] if len(reports) == 1 else reports), indent=2)
-    if options.json_path == Path("-"):
-        typer.echo(encoded.decode())
-    else:
+    if options.json_path != Path("-"):
         print_outcomes(Console(), outcomes)
-        if options.json_path is not None:
-            options.json_path.write_bytes(encoded)
+    if options.json_path is not None:
+        write_output(options.json_path, encoded.decode() + "\n")
     if options.html_path is not None:
-        options.html_path.write_text(html_report(outcomes), encoding="utf-8")
+        write_output(options.html_path, html_report(outcomes))

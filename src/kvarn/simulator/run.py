@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing import get_context
@@ -30,6 +31,10 @@ from kvarn.traffic.conversation import Conversation
 
 Progress = Callable[[float], None]
 """Is told the part of the simulation that is done, from 0 to 1."""
+
+
+class ProcessLostError(RuntimeError):
+    """A process that played a part of the simulation was killed; nothing came of the whole."""
 
 
 def simulate(
@@ -71,7 +76,7 @@ def simulate(
                         with part.open("rb") as lines:
                             shutil.copyfileobj(lines, whole)
     except OSError as error:
-        raise ScenarioError(f"cannot write the log {log}: {error}") from None
+        raise ScenarioError(f"cannot write the log {log}: {error.strerror}") from None
     outcome = _join(scenario, outcomes)
     outcome.wall_s = SYSTEM_CLOCK.now() - began
     return outcome
@@ -130,7 +135,11 @@ def _run_in_processes(
         futures = [pool.submit(_run_next, scenario, names, log) for names, log in zip(groups, logs, strict=True)]
         for future in futures:
             future.add_done_callback(count)
-        return [future.result() for future in futures]
+        try:
+            return [future.result() for future in futures]
+        except BrokenProcessPool:
+            problem = "a process of the simulation was killed, perhaps for its memory: use fewer jobs"
+            raise ProcessLostError(problem) from None
 
 
 def _run_on_ray(scenario: Scenario, groups: list[list[str]], logs: list[Path | None], address: str) -> list[Outcome]:

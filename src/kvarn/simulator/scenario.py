@@ -86,7 +86,7 @@ class TrafficConfig(Section):
     length_scale: float = Field(1.0, gt=0)
     """Factor of the lengths in that file; shared beginnings stay."""
 
-    rate: float | None = Field(None, gt=0)
+    rate: float | None = Field(None, gt=0, le=1e6)
     """Requests a second on average. Default: as recorded, or 1."""
 
     pattern: str = "poisson"
