@@ -90,21 +90,6 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
         return StepTimes(**{name: factor * getattr(self, name) for name in self.__struct_fields__})
 
 
-class SlowedTimes:
-    """The times of a device that may be slow for a while."""
-
-    def __init__(self, times: StepTimes) -> None:
-        self.times = times
-        self.factor = 1.0
-
-    def seconds(self, shape: StepShape) -> float:
-        return self.times.seconds(shape) * self.factor
-
-    def decodes_s(self, rows: int, contexts: range) -> list[float]:
-        factor = self.factor
-        return [seconds * factor for seconds in self.times.decodes_s(rows, contexts)]
-
-
 ExpectedStep = tuple[StepShape, float]
 """A step, and the seconds it is expected to take; more than 0."""
 

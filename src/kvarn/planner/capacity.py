@@ -209,10 +209,6 @@ class ReplicaCapacity:
             return predictor.decode_s(rows, context)
         return predictor.tpot_s(rows, context, self.workload.mix)
 
-    def _prompt_speed(self, rows: float) -> float:
-        predictor, work = self._predictor, self.workload
-        return predictor.prefill_speed(predictor.token_s(work.mix), rows, rows * work.context)
-
     def _computing(self, beside: PrefillSpeed, rows: float) -> list[float]:
         """Seconds that each prompt takes: beside decodes, or alone where none happens to be there (Poisson)."""
         alone = PrefillSpeed.beside(self.times.fixed_s, 0, 0.0, self.config)
