@@ -73,7 +73,7 @@ async def make_replica(make_spec: Callable[..., ReplicaSpec]) -> AsyncGenerator[
     replicas: list[RunningReplica] = []
 
     def make(config: dict[str, Any] | None = None, **script: Any) -> RunningReplica:
-        settings = {"heartbeat_interval_s": 0.1, "heartbeat_timeout_s": 1.0, "restart_backoff_s": 0.05}
+        settings = {"heartbeat_interval_s": 0.1, "heartbeat_timeout_s": 30.0, "restart_backoff_s": 0.05}
         replica = RunningReplica(make_spec(**script), ReplicaConfig(**(settings | (config or {}))))
         replicas.append(replica)
         replica.start()

@@ -19,6 +19,9 @@ from kvarn.wire.kv_map import CACHED
 from kvarn.wire.messages import FinishReason, RefusalReason
 from profiles import thorough
 
+IMPATIENT = {"heartbeat_timeout_s": 1.0}
+"""Of tests in which an engine does nothing for a while; others allow for a busy machine."""
+
 
 async def first_delta(stream) -> None:
     await stream.__anext__()
@@ -58,7 +61,7 @@ async def test_two_hundred_requests_at_once_all_finish_and_the_engine_tells_thei
 
 
 async def test_requests_are_refused_while_the_engine_starts(make_replica, submit):
-    replica = make_replica(load_s=5.0)
+    replica = make_replica(load_s=5.0, config=IMPATIENT)
     assert replica.state is ReplicaState.STARTING
     with pytest.raises(ReplicaLostError, match="not ready: starting"):
         await collect(replica, submit())
@@ -83,7 +86,7 @@ async def test_kill_in_mid_stream_fails_the_request_at_once_and_the_engine_comes
 
 
 async def test_a_silent_engine_is_killed_and_restarted(make_replica, submit):
-    replica = make_replica(step_s=0.02)
+    replica = make_replica(step_s=0.02, config=IMPATIENT)
     await replica.wait_until_ready()
     stream = replica.generate(submit(max_tokens=10_000))
     await first_delta(stream)
@@ -99,7 +102,7 @@ async def test_a_silent_engine_is_killed_and_restarted(make_replica, submit):
 
 
 async def test_a_long_step_is_no_silence(make_replica, submit):
-    replica = make_replica(step_s=1.5)
+    replica = make_replica(step_s=1.5, config=IMPATIENT)
     await replica.wait_until_ready()
     assert await collect(replica, submit(max_tokens=1)) == [2]
     assert replica.supervisor.failure is None
@@ -258,7 +261,7 @@ async def test_a_start_that_takes_too_long_is_given_up(make_replica):
 
 
 async def test_an_engine_that_is_stopped_while_it_starts_is_noticed_and_another_started_at_once(make_replica):
-    replica = make_replica(load_s=600.0)
+    replica = make_replica(load_s=600.0, config=IMPATIENT)
     await until(lambda: replica.progress[0] == "read the script")
     stopped = replica.pid
     os.kill(stopped, signal.SIGSTOP)
