@@ -101,7 +101,7 @@ class Deployment:
         """Have a replica get requests while it is ready."""
         # The set asks for its state, statistics, card, adapters and blocks: answers come by `take_delta`.
         self.set.add(replica.name, cast(ReplicaClient, replica))
-        replica.on_changed = lambda: self._changed(replica)
+        replica.on_changed = lambda: self._changed(replica)  # in place of the set, which has made itself its listener
 
     def remove_replica(self, name: str) -> None:
         """A replica is gone for good. Idempotent."""
