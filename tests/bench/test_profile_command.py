@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvarn.cli.bench import app
+from kvarn.costs.step_times import StepShape
 from kvarn.simulator.calibration import read_calibration
 
 QUICK = ["--rounds", "1", "--batch", "2", "--context", "80", "--max-context-length", "256", "--kv-cache-gib", "0.02"]
@@ -19,7 +20,8 @@ def test_step_times_of_the_packaged_model_are_measured(tmp_path: Path):
     assert result.exit_code == 0, result.output
     assert "designed: decode" in result.output
     found = read_calibration(path)
-    assert found.replica.step_times.fixed_s > 0
+    # On a busy machine single parts of a step may be fitted as 0.
+    assert found.replica.step_times.seconds(StepShape(decode_rows=1, decode_context=80)) > 0
     assert found.replica.max_context_length == 256
     assert found.replica.kv_blocks * found.replica.block_bytes == pytest.approx(0.02 * 2**30, rel=0.02)
     assert {each.region for each in found.designed} == {"decode", "prompt", "mixed", "verification"}
@@ -44,4 +46,5 @@ def test_a_server_under_load_is_measured(tmp_path: Path):
     assert {each.region for each in found.loaded} >= {"decode", "prompt"}
     assert 0 < found.replica.overhead_s.at(0.5) < 0.1
     assert 0 < found.replica.answer_s.at(0.5) < 1
+    assert 0 < found.replica.gateway_s < 0.1
     assert found.replica.start_s.at(0.5) > 0.1

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvarn.bench.step_profile import (
     StepSample,
@@ -10,6 +13,7 @@ from kvarn.bench.step_profile import (
     designed_cases,
     errors_by_region,
     fit,
+    nonnegative_least_squares,
     region_of,
     spread,
     time_steps,
@@ -65,6 +69,20 @@ def test_steps_that_the_machine_held_up_change_little():
     found = fit([sample for _, sample in timed(seconds, rounds=4)])
     for shape in (StepShape(0, 0.0, 8, 2048), StepShape(256, 32896.0)):
         assert found.seconds(shape) == pytest.approx(KNOWN.seconds(shape), rel=0.15)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_nonnegative_coefficients_are_the_best_ones(seed: int):
+    """Of a convex problem (Karush, Kuhn and Tucker): no coefficient can be moved so that the errors get smaller."""
+    chance = np.random.default_rng(seed)
+    features = chance.uniform(0, 1, (30, 5))
+    features[:, 3] = features[:, 1] + 1e-3 * chance.uniform(0, 1, 30)  # nearly the same
+    wanted = features @ chance.normal(0, 1, 5) + chance.normal(0, 1, 30)
+    found = nonnegative_least_squares(features, wanted)
+    slopes = features.T @ (features @ found - wanted)
+    assert (found >= 0).all()
+    assert slopes.min() >= -1e-9
+    assert slopes[found > 0] == pytest.approx(0, abs=1e-9)
 
 
 def test_where_the_linear_form_is_wrong_the_region_says_so():

@@ -42,6 +42,13 @@ def test_a_lone_request_takes_the_hop_its_steps_and_the_overhead_between_them() 
     assert answered == pytest.approx(1.0 + 0.1 + 0.12 + 4 * (0.02 + 0.005), abs=1e-5)
 
 
+@pytest.mark.parametrize(("processes", "entered"), [(1, [0.1, 0.15, 0.2, 0.25]), (2, [0.1, 0.1, 0.15, 0.15])])
+def test_requests_that_come_together_wait_for_the_gateway(processes: int, entered: list[float]) -> None:
+    model = modelled(answer_s=Distribution((0.1,)), gateway_s=0.05)
+    run = Run(scenario(replica=model, gateway={"api_server_count": processes}), requests([0.0] * 4))
+    assert run.times("sent") == [pytest.approx(moment, abs=1e-5) for moment in entered]
+
+
 def talk(begins_s: float, turns: int, gap_s: float = 1.0, key: int = 0) -> Conversation:
     """Each turn repeats what went before, answers included, and adds 32 tokens."""
     made, segments = [], (Segment(key=key, length=64),)

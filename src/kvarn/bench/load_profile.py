@@ -1,7 +1,8 @@
 """Measurement of a server under load: the time between its engine's steps, and the time around them.
 
 A server is started with a record of its engine's schedule and loaded by several numbers of clients. The record tells
-when each step began and ended and how long the executor took; the clients tell when they had their first tokens.
+when each step began and ended and how long the executor took; the clients tell when they had their first tokens; the
+system tells how long the gateway's process computed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from kvarn.clock import SYSTEM_CLOCK
 from kvarn.costs.replica_model import Distribution
 from kvarn.costs.step_times import StepShape
 from kvarn.engine.schedule_record import Add, Event, Step
+from kvarn.replica.session_work import process_cpu_s
 from kvarn.simulator.schedule_replay import read_schedule
 from kvarn.traffic.workload import Lengths, Vocabulary, synthetic_requests
 
@@ -56,6 +58,8 @@ class LoadProfile(msgspec.Struct, kw_only=True):
     """Seconds that each sequence of a step adds to them."""
     answer_s: Distribution
     """Seconds of a request until its first token that no step accounts for."""
+    gateway_s: float
+    """Processor seconds of the gateway's process for each request with an answer of one token."""
     start_s: float
     """Seconds from the start of the engine's process until it is ready."""
     steps: list[StepSample]
@@ -88,11 +92,14 @@ def profile_under_load(
         folder = Path(name)
         engine = {**settings.get("engine", {}), "schedule_folder": str(folder / "schedules")}
         model = {**settings, "name": "profiled", "engine": engine, "speculation": {"method": "none"}}
-        with _server(model, folder) as url:
+        with _server(model, folder) as (url, gateway):
             target = Target(url=url, model="profiled", vocabulary=vocabulary)
             alone, prompts = _load(target, 0, 1, requests, prompt, output)
             for number, concurrency in enumerate(clients, start=1):
                 _load(target, number, concurrency, max(requests, 2 * concurrency), prompt, output)
+            begin_s = process_cpu_s(gateway)
+            _load(target, 1 + len(clients), max(clients, default=1), requests, prompt, Lengths(1, 1))
+            gateway_s = (process_cpu_s(gateway) - begin_s) / requests
         (path,) = (folder / "schedules").iterdir()
         events = list(read_schedule(path))
         start_s = _engine_start_s(folder / "serve.log")
@@ -103,6 +110,7 @@ def profile_under_load(
         overhead_s=distribution([max(0.0, seconds - row_s * rows) for rows, seconds in between]),
         overhead_row_s=row_s,
         answer_s=distribution(_answer_times(events, steps, alone, prompts)),
+        gateway_s=gateway_s,
         start_s=start_s,
         steps=[StepSample(step.shape, step.elapsed_s) for step in steps],
     )
@@ -201,8 +209,8 @@ def distribution(values: Sequence[float]) -> Distribution:
 
 
 @contextlib.contextmanager
-def _server(model: dict[str, Any], folder: Path) -> Iterator[str]:
-    """A server with this model, by its URL. Raises `ProfileError`."""
+def _server(model: dict[str, Any], folder: Path) -> Iterator[tuple[str, int]]:
+    """A server with this model, by its URL and the process of its gateway. Raises `ProfileError`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -216,7 +224,7 @@ def _server(model: dict[str, Any], folder: Path) -> Iterator[str]:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
         _await_answer(process, Target(url=url, model="profiled"), log, until_s)
-        yield url
+        yield url, process.pid
     finally:
         process.terminate()
         try:

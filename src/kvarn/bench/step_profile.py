@@ -6,6 +6,7 @@ both together, and rows that verify proposals. Only the executor's work is timed
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 from collections.abc import Iterator, Sequence
@@ -129,18 +130,28 @@ def _features(shape: StepShape) -> tuple[float, ...]:
 
 
 def _least_squares(features: Floats, seconds: Floats, scale: Floats) -> Floats:
-    """Coefficients >= 0 with the least squares of errors over `scale`: one that would be negative is 0, and the rest is
-    fitted anew."""
+    """Coefficients >= 0 with the least squares of errors over `scale`."""
     weighted, wanted = features / scale[:, None], seconds / scale
     sizes = np.maximum(np.abs(weighted).max(axis=0), 1e-30)
-    found, free = np.zeros(features.shape[1]), np.arange(features.shape[1])
-    while len(free):
-        solved = np.linalg.lstsq(weighted[:, free] / sizes[free], wanted, rcond=1e-9)[0]
-        if (solved >= 0).all():
-            found[free] = solved / sizes[free]
-            break
-        free = free[solved >= 0]
-    return found
+    return nonnegative_least_squares(weighted / sizes, wanted) / sizes
+
+
+def nonnegative_least_squares(features: Floats, wanted: Floats) -> Floats:
+    """Coefficients >= 0 with the least squares of `features @ coefficients - wanted`, for a few features.
+
+    The best one has some coefficients at 0 and is the plain least squares of the others: each choice is tried.
+    """
+    rotation, triangle = np.linalg.qr(features)
+    rotated, count = rotation.T @ wanted, features.shape[1]
+    best, least = np.zeros(count), float(rotated @ rotated)
+    for chosen in itertools.product((False, True), repeat=count):
+        free = np.flatnonzero(chosen)
+        solved = np.linalg.lstsq(triangle[:, free], rotated, rcond=1e-9)[0]
+        error = float(((triangle[:, free] @ solved - rotated) ** 2).sum())
+        if (solved >= 0).all() and error < least:
+            best, least = np.zeros(count), error
+            best[free] = solved
+    return best
 
 
 def errors_by_region(times: StepTimes, samples: Sequence[tuple[str, StepSample]]) -> list[RegionFit]:

@@ -179,6 +179,7 @@ def _replica(
         max_context_length=plan.max_context_length,
         overhead_s=nothing if loaded is None else loaded.overhead_s,
         answer_s=nothing if loaded is None else loaded.answer_s,
+        gateway_s=0.0 if loaded is None else loaded.gateway_s,
         start_s=nothing if loaded is None else Distribution((loaded.start_s,)),
         source=source,
         error=max(fit.p95 for fit in fits),
@@ -206,7 +207,7 @@ def _table(found: Calibration) -> Table:
     times, between, around = replica.step_times, replica.overhead_s, replica.answer_s
     loaded = (
         f"Between steps: {1e3 * between.at(0.5):.2f} ms (95 %: {1e3 * between.at(0.95):.2f} ms), around a "
-        f"request: {1e3 * around.at(0.5):.1f} ms."
+        f"request: {1e3 * around.at(0.5):.1f} ms, {1e3 * replica.gateway_s:.1f} ms of them in the gateway's process."
         if found.loaded
         else "The times between and around steps were not measured (--no-load)."
     )

@@ -56,6 +56,9 @@ class ReplicaModel(msgspec.Struct, frozen=True, kw_only=True):
     """Between it and a replica that computes prompts for it."""
     answer_s: Distribution = Distribution()
     """Seconds that a request spends outside the engine before its first token: gateway, tokenizer, sockets."""
+    gateway_s: float = 0.0
+    """Seconds of `answer_s` for which a request keeps its gateway process busy: requests that come together wait for
+    one another."""
     source: str = ""
     """Origin of the figures: a row of the device table, the name of a calibration."""
     error: float | None = None

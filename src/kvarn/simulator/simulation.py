@@ -12,6 +12,7 @@ from kvarn.simulator.event_log import EventLog
 from kvarn.simulator.fault_injection import FaultInjection
 from kvarn.simulator.faults import fault_moments
 from kvarn.simulator.fleet import SimulatedFleet
+from kvarn.simulator.gateway_processes import GatewayProcesses
 from kvarn.simulator.outcome import DeploymentUse, Outcome
 from kvarn.simulator.request import End, SimulatedRequest
 from kvarn.simulator.scenario import Scenario, ScenarioError
@@ -59,6 +60,8 @@ class Simulation:
         self.outcome = Outcome(scenario.name, scenario.seed, scenario.duration_s)
         self.ready: dict[str, list[tuple[float, int]]] = {}  # numbers of ready replicas over time, by deployment
         self._chance = self.world.chance("gateway")
+        # Of each model its own: models are simulated in several processes.
+        self._gateways = {name: GatewayProcesses(scenario.config.gateway.api_server_count) for name in scenario.replicas}
         self._numbers = count()
         self._live: dict[int, SimulatedRequest] = {}  # by number, in the order in which they came
         self._arrived = 0
@@ -124,11 +127,13 @@ class Simulation:
         )
         for hear in self.on_arrival:
             hear(request)
-        hop = self.scenario.replicas[request.model].answer_s if request.model in self.scenario.replicas else None
-        if hop is None or hop.is_zero:
+        replica = self.scenario.replicas.get(request.model)
+        if replica is None or (replica.answer_s.is_zero and not replica.gateway_s):
             self._enter(request)
-        else:
-            self.world.after(hop.at(self._chance.random()), self._enter, request)
+            return
+        waits_s = self._gateways[request.model].reserve(self.world.now, replica.gateway_s)
+        around_s = replica.answer_s.at(self._chance.random())
+        self.world.after(waits_s + max(replica.gateway_s, around_s), self._enter, request)
 
     def _enter(self, request: SimulatedRequest) -> None:
         if request.end is None:
