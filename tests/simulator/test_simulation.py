@@ -38,15 +38,27 @@ def test_a_lone_request_takes_the_hop_its_steps_and_the_overhead_between_them() 
     model = modelled(step_times=times, overhead_s=Distribution((0.005,)), answer_s=Distribution((0.1,)))
     run = Run(scenario(replica=model), requests([1.0], prompt=100, output=5))
     (answered,) = run.times("answered")
-    assert run.times("first_token") == [pytest.approx(1.0 + 0.1 + 0.02 + 0.1, abs=1e-5)]
-    assert answered == pytest.approx(1.0 + 0.1 + 0.12 + 4 * (0.02 + 0.005), abs=1e-5)
+    assert run.times("first_token") == [pytest.approx(1.0 + 0.02 + 0.1, abs=1e-5)]
+    assert answered == pytest.approx(1.0 + 0.12 + 4 * (0.02 + 0.005), abs=1e-5)
+    figures = summary(run.outcome)
+    assert figures.ttft_s is not None and figures.e2e_s is not None
+    assert figures.ttft_s["mean"] == pytest.approx(0.12 + 0.1, abs=1e-5)
+    assert figures.e2e_s["mean"] == pytest.approx(0.12 + 0.1 + 4 * (0.02 + 0.005), abs=1e-5)
 
 
-@pytest.mark.parametrize(("processes", "entered"), [(1, [0.1, 0.15, 0.2, 0.25]), (2, [0.1, 0.1, 0.15, 0.15])])
-def test_requests_that_come_together_wait_for_the_gateway(processes: int, entered: list[float]) -> None:
-    model = modelled(answer_s=Distribution((0.1,)), gateway_s=0.05)
-    run = Run(scenario(replica=model, gateway={"api_server_count": processes}), requests([0.0] * 4))
-    assert run.times("sent") == [pytest.approx(moment, abs=1e-5) for moment in entered]
+@pytest.mark.parametrize(
+    ("processes", "arrivals", "sent"),
+    [
+        (1, [0.0], [0.05]),
+        (1, [0.0] * 4, [0.2] * 4),
+        (2, [0.0] * 4, [0.1] * 4),
+        (1, [0.0, 0.02], [0.08, 0.1]),  # the first was alone for 0.02 s
+    ],
+)
+def test_requests_that_come_together_share_the_gateway(processes: int, arrivals: list[float], sent: list[float]):
+    model = modelled(gateway_s=0.05)
+    run = Run(scenario(replica=model, gateway={"api_server_count": processes}), requests(arrivals))
+    assert run.times("sent") == [pytest.approx(moment, abs=1e-5) for moment in sent]
 
 
 def talk(begins_s: float, turns: int, gap_s: float = 1.0, key: int = 0) -> Conversation:
@@ -110,7 +122,7 @@ def test_what_is_not_answered_when_the_time_is_over_has_failed() -> None:
 @pytest.mark.parametrize(
     ("model", "faults", "replica"),
     [
-        ({}, [], {"answer_s": Distribution((5.0,))}),
+        ({}, [], {"gateway_s": 5.0}),
         ({}, [FaultConfig(kind="kill", at_s=9.5)], {}),
         ({"autoscale": {"min_replicas": 0, "max_replicas": 1}}, [], {}),
     ],

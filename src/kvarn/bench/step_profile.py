@@ -133,7 +133,8 @@ def _least_squares(features: Floats, seconds: Floats, scale: Floats) -> Floats:
     """Coefficients >= 0 with the least squares of errors over `scale`."""
     weighted, wanted = features / scale[:, None], seconds / scale
     sizes = np.maximum(np.abs(weighted).max(axis=0), 1e-30)
-    return nonnegative_least_squares(weighted / sizes, wanted) / sizes
+    found: Floats = nonnegative_least_squares(weighted / sizes, wanted) / sizes
+    return found
 
 
 def nonnegative_least_squares(features: Floats, wanted: Floats) -> Floats:

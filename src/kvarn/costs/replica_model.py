@@ -57,8 +57,8 @@ class ReplicaModel(msgspec.Struct, frozen=True, kw_only=True):
     answer_s: Distribution = Distribution()
     """Seconds that a request spends outside the engine before its first token: gateway, tokenizer, sockets."""
     gateway_s: float = 0.0
-    """Seconds of `answer_s` for which a request keeps its gateway process busy: requests that come together wait for
-    one another."""
+    """Seconds of `answer_s` before the engine, for which a request keeps a process of the gateway busy: requests that
+    come together take longer."""
     source: str = ""
     """Origin of the figures: a row of the device table, the name of a calibration."""
     error: float | None = None

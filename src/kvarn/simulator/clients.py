@@ -111,7 +111,7 @@ class Clients:
         self._open -= 1
         if request.end is not End.ANSWERED:
             return
-        for following in due.answered(self._world.now):
+        for following in due.answered(self._world.now + request.answer_delay_s):
             if following.at_s <= self._until_s:
                 self._open += 1
                 self._world.at(following.at_s, self._ask, following)

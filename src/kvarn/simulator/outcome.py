@@ -62,7 +62,7 @@ class RequestTable:
         self.arrival_s.append(request.arrival_s)
         self.ttft_s.append(_NONE if request.ttft_s is None else request.ttft_s)
         self.tpot_s.append(_NONE if request.tpot_s is None or not answered else request.tpot_s)
-        self.e2e_s.append(request.ended_s - request.arrival_s if answered and request.ended_s is not None else _NONE)
+        self.e2e_s.append(_NONE if request.e2e_s is None or not answered else request.e2e_s)
         self.queue_s.append(_NONE if request.queue_s is None else request.queue_s)
 
     def extend(self, other: RequestTable) -> None:

@@ -30,6 +30,7 @@ class End(StrEnum):
 class SimulatedRequest:
     __slots__ = (
         "admission",
+        "answer_delay_s",
         "arrival_s",
         "attempts",
         "cached_tokens",
@@ -79,6 +80,7 @@ class SimulatedRequest:
         self.prompt = prompt
         self.output_tokens = output_tokens  # of its answer
         self.arrival_s = arrival_s
+        self.answer_delay_s = 0.0  # from what its engine says until its client has it
         self.on_end = on_end
         self.tenant = tenant
         self.priority = priority
@@ -110,7 +112,11 @@ class SimulatedRequest:
 
     @property
     def ttft_s(self) -> float | None:
-        return None if self.first_s is None else self.first_s - self.arrival_s
+        return None if self.first_s is None else self.first_s + self.answer_delay_s - self.arrival_s
+
+    @property
+    def e2e_s(self) -> float | None:
+        return None if self.ended_s is None else self.ended_s + self.answer_delay_s - self.arrival_s
 
     @property
     def queue_s(self) -> float | None:

@@ -60,8 +60,11 @@ class Simulation:
         self.outcome = Outcome(scenario.name, scenario.seed, scenario.duration_s)
         self.ready: dict[str, list[tuple[float, int]]] = {}  # numbers of ready replicas over time, by deployment
         self._chance = self.world.chance("gateway")
-        # Of each model its own: models are simulated in several processes.
-        self._gateways = {name: GatewayProcesses(scenario.config.gateway.api_server_count) for name in scenario.replicas}
+        gateways = scenario.config.gateway.api_server_count
+        self._gateways = {  # of each model its own: models are simulated in several processes
+            name: GatewayProcesses(self.world, gateways, replica.gateway_s, self._enter)
+            for name, replica in scenario.replicas.items()
+        }
         self._numbers = count()
         self._live: dict[int, SimulatedRequest] = {}  # by number, in the order in which they came
         self._arrived = 0
@@ -128,12 +131,12 @@ class Simulation:
         for hear in self.on_arrival:
             hear(request)
         replica = self.scenario.replicas.get(request.model)
-        if replica is None or (replica.answer_s.is_zero and not replica.gateway_s):
+        if replica is not None and not replica.answer_s.is_zero:
+            request.answer_delay_s = max(0.0, replica.answer_s.at(self._chance.random()) - replica.gateway_s)
+        if replica is not None and replica.gateway_s:
+            self._gateways[request.model].take(request)
+        else:
             self._enter(request)
-            return
-        waits_s = self._gateways[request.model].reserve(self.world.now, replica.gateway_s)
-        around_s = replica.answer_s.at(self._chance.random())
-        self.world.after(waits_s + max(replica.gateway_s, around_s), self._enter, request)
 
     def _enter(self, request: SimulatedRequest) -> None:
         if request.end is None:
