@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kvarn.costs.speculation_model import SpeculationModel
 from kvarn.costs.step_times import StepTimes
 
 
@@ -63,3 +64,5 @@ class ReplicaModel(msgspec.Struct, frozen=True, kw_only=True):
     """Origin of the figures: a row of the device table, the name of a calibration."""
     error: float | None = None
     """Relative error of a step's time, at the 95th percentile of the steps it was not fitted on."""
+    speculation: SpeculationModel | None = None
+    """Its proposer; None: it guesses no tokens, whatever the model's settings."""

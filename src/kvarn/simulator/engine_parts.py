@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from kvarn.clock import Clock
 from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.model import ModelConfig
@@ -14,6 +16,7 @@ from kvarn.engine.step_time import FixedStepTimes, StepTimeModel
 from kvarn.kvstore import TieredStore
 from kvarn.simulator.host_memory import HostLink, host_memory
 from kvarn.worker.modelled import ModelledExecutor
+from kvarn.worker.proposers.modelled import ModelledProposer
 
 
 class DeviceSpeed:
@@ -40,24 +43,47 @@ def engine_parts(
     peer: PrefillPeer | None,
     *,
     learns: bool,
+    chance: random.Random,
 ) -> EngineParts:
     """The parts of one engine. `store`: see `memory_of`; `learns`: whether the engine learns how long its steps take,
-    which costs most of the time and tells it nothing as long as they take what the model says."""
+    which costs most of the time and tells it nothing as long as they take what the model says; `chance`: of guesses."""
     transfer = None
     if store is not None:
         assert model.host_link is not None, "a scenario with tiers has a link"
         transfer = HostLink(store, model.host_link, model.block_bytes).transfer
+    proposer = _proposer(config, model, speed, clock, chance)
     executor = ModelledExecutor(
-        speed, clock, num_blocks=model.kv_blocks, max_context_length=model.max_context_length, transfer=transfer
+        speed,
+        clock,
+        num_blocks=model.kv_blocks,
+        max_context_length=model.max_context_length,
+        transfer=transfer,
+        follow=None if proposer is None else proposer.follow,
     )
     return EngineParts(
         executor,
         config.engine,
         step_time=StepTimeModel.knowing(model.step_times) if learns else FixedStepTimes(model.step_times),
+        proposer=proposer,
+        speculation=config.speculation,
         step_log=NoStepLog(),
         connector=store,
         prefill_peer=peer,
         disaggregation=config.disaggregation,
+    )
+
+
+def _proposer(
+    config: ModelConfig, model: ReplicaModel, speed: DeviceSpeed, clock: Clock, chance: random.Random
+) -> ModelledProposer | None:
+    method = config.speculation.chosen
+    if model.speculation is None or method == "none":
+        return None
+    return ModelledProposer(
+        model.speculation,
+        is_free=method == "ngram",
+        chance=chance,
+        sleep=lambda seconds: clock.sleep(seconds * speed.slowness),
     )
 
 

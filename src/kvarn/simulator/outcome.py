@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvarn.rollouts.rollout import Rollout
+from kvarn.simulator.engine_totals import EngineTotals
 from kvarn.simulator.request import End, SimulatedRequest
 
 Mask: TypeAlias = NDArray[np.bool_]
@@ -102,7 +103,7 @@ class DeploymentUse:
     devices: int  # of a replica
     device_s: float  # seconds for which devices were taken, times their number
     busy_s: float  # seconds for which devices computed, times their number
-    preemptions: int
+    engines: EngineTotals
     replicas: tuple[tuple[float, int], ...]
     """Moments at which the number of ready replicas changed, and what it is from then on."""
 
@@ -234,7 +235,12 @@ def report(outcome: Outcome) -> dict[str, Any]:
                     "devices_per_replica": each.devices,
                     "device_hours": each.device_s / 3600,
                     "utilisation": each.utilisation,
-                    "preemptions": each.preemptions,
+                    "preemptions": each.engines.preemptions,
+                    "speculation": {
+                        "rows": each.engines.verified,
+                        "proposed": each.engines.proposed,
+                        "accepted": each.engines.accepted,
+                    },
                     "ready_replicas": [{"t": t, "replicas": count} for t, count in each.replicas],
                 }
                 for each in outcome.deployments

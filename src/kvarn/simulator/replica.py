@@ -20,6 +20,7 @@ from kvarn.replica.client.block_events import BlockEventReader, BlockWatcher
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.simulator.engine_loop import EngineLoop, Message
 from kvarn.simulator.engine_parts import DeviceSpeed, engine_parts, memory_of
+from kvarn.simulator.engine_totals import EngineTotals
 from kvarn.simulator.world import World
 from kvarn.wire.block_events import BlockEvents
 from kvarn.wire.messages import AdapterInfo, EngineStats, ModelCard, Refused, StepOutput, TokenDelta
@@ -76,7 +77,7 @@ class SimulatedReplica:
         self.on_changed: Callable[[], None] = lambda: None
         self.reachable = True  # whether messages and answers get through; what is sent meanwhile waits
         self.hanging = False  # whether its process stands still
-        self.preemptions = 0
+        self.totals = EngineTotals()
         self.device_s = 0.0
         """Seconds for which its devices were taken, times their number; without the present ones."""
         self.starts = 0  # engines that it has had
@@ -85,6 +86,7 @@ class SimulatedReplica:
         self._world = world
         self._listener = listener
         self._chance = world.chance("replica", name)
+        self._guesses = world.chance("guesses", name)
         self._speed = DeviceSpeed(model.step_times)
         self._peer_of = peer_of
         self._peer: ReplicaPeer | None = None
@@ -121,7 +123,14 @@ class SimulatedReplica:
         self._loop = EngineLoop(
             self._world,
             engine_parts(
-                self.config, model, self._speed, clock, self.store, self._peer, learns=self._world.speeds_change
+                self.config,
+                model,
+                self._speed,
+                clock,
+                self.store,
+                self._peer,
+                learns=self._world.speeds_change,
+                chance=self._guesses,
             ),
             self.card,
             clock,
@@ -168,7 +177,7 @@ class SimulatedReplica:
             self.starts += 1  # what a start that is under way would do is not wanted any more
         else:
             loop.end()
-            self.preemptions += loop.service.stats().preemptions_total
+            self._count(loop.service.stats())
             self._busy_s += loop.busy_s
         self._end_use()
         self._loop = self._reader = self.store = None
@@ -186,8 +195,21 @@ class SimulatedReplica:
             stats = self._loop.finish()
             if not self._loop.service.has_work() and stats.kv_blocks_free != stats.kv_blocks_total:
                 raise BlocksHeldError(f"{self.name} holds blocks for nobody")
-            self.preemptions += stats.preemptions_total
+            self._count(stats)
         self._end_use()
+
+    def _count(self, stats: EngineStats) -> None:
+        """An engine is over."""
+        self.totals.add(stats)
+        guesses = stats.speculation
+        if guesses.drafts_total:
+            self._world.tell(
+                "speculation",
+                replica=self.name,
+                rows=guesses.drafts_total,
+                proposed=guesses.draft_tokens_total,
+                accepted=guesses.accepted_tokens_total,
+            )
 
     @property
     def taken_s(self) -> float:

@@ -6,13 +6,13 @@ A what-if is the same scenario with a changed setting (`Scenario.changed`).
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import yaml
-from pydantic import Field, PlainSerializer, PlainValidator, ValidationError, WithJsonSchema, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from kvarn.config.load import explain_errors
 from kvarn.config.model import ModelConfig
@@ -25,6 +25,7 @@ from kvarn.planner.models import find_model
 from kvarn.planner.replicas import table_replica
 from kvarn.replica.server.generate import GAUGES_EVERY_S
 from kvarn.simulator.calibration import CalibrationError, read_calibration
+from kvarn.simulator.modelled_values import ModelledReplica, ModelledSpeculation
 from kvarn.traffic.arrivals import ArrivalPattern
 from kvarn.traffic.presets import PRESETS
 from kvarn.traffic.trace import TraceFormat
@@ -36,28 +37,6 @@ class ScenarioError(ValueError):
     """The scenario cannot be simulated; the message names the field and what to do."""
 
 
-def _replica_model(value: object) -> ReplicaModel:
-    """A replica as it stands in a file."""
-    if isinstance(value, ReplicaModel):
-        return value
-    if isinstance(value, Mapping):
-        unknown = sorted(set(value) - set(ReplicaModel.__struct_fields__))
-        if unknown:
-            raise ValueError(f"'{unknown[0]}' is no field of a modelled replica, as `kvarn bench profile` writes it")
-    try:
-        return msgspec.convert(value, ReplicaModel, strict=False)  # YAML reads 1e-3 as a text
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{error} (a modelled replica is written by `kvarn bench profile`)") from None
-
-
-ModelledReplica = Annotated[
-    ReplicaModel,
-    PlainValidator(_replica_model),
-    PlainSerializer(msgspec.to_builtins),
-    WithJsonSchema({"type": "object"}),
-]
-
-
 class DeviceConfig(Section):
     """Devices of the table on which a model runs, in place of a modelled replica."""
 
@@ -66,6 +45,9 @@ class DeviceConfig(Section):
 
     model: str = ""
     """Model by its name, or a folder with its config.json. Default: the `path` of the model."""
+
+    speculation: ModelledSpeculation | None = None
+    """Guesses of the model's proposer. Default: none are simulated."""
 
 
 class TrafficConfig(Section):
@@ -240,7 +222,8 @@ class Scenario(Section):
                 raise ValueError(f"`devices` names {name!r}, which is not among the models")
             chosen = DeviceConfig.model_validate(devices)
             planned = find_model(chosen.model or model.path, max_context_length=model.max_context_length)
-            made[name] = table_replica(planned, chosen.device, model)
+            replica = table_replica(planned, chosen.device, model)
+            made[name] = msgspec.structs.replace(replica, speculation=chosen.speculation)
         return raw | {"replicas": dict(raw.get("replicas") or {}) | made}
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ from itertools import count
 from kvarn.clock.guard import machine_time, virtual_time_only
 from kvarn.simulator.clients import Clients, Stream
 from kvarn.simulator.deployment import Deployment
+from kvarn.simulator.engine_totals import EngineTotals
 from kvarn.simulator.event_log import EventLog
 from kvarn.simulator.fault_injection import FaultInjection
 from kvarn.simulator.faults import fault_moments
@@ -219,7 +220,7 @@ class Simulation:
                     devices=devices,
                     device_s=deployment.taken_s,
                     busy_s=sum(each.busy_s for each in replicas) * devices,
-                    preemptions=sum(each.preemptions for each in replicas),
+                    engines=EngineTotals.sum(each.totals for each in replicas),
                     replicas=tuple(self.ready[name]),
                 )
             )

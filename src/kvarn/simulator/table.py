@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console, Group
 from rich.table import Table
 
+from kvarn.simulator.engine_totals import EngineTotals
 from kvarn.simulator.outcome import Outcome, Summary, summary
 
 LATENCIES = (
@@ -66,8 +67,12 @@ def figures(outcome: Outcome, each: Summary) -> list[tuple[str, str]]:
     ]
     if each.output_tokens and outcome.device_hours:
         rows.append(("per device", f"{each.output_tokens / outcome.device_hours / 3600:,.1f} output tokens/s"))
-    if preempted := sum(deployment.preemptions for deployment in outcome.deployments):
-        rows.append(("preemptions", f"{preempted:,}"))
+    engines = EngineTotals.sum(deployment.engines for deployment in outcome.deployments)
+    if engines.preemptions:
+        rows.append(("preemptions", f"{engines.preemptions:,}"))
+    if engines.verified:
+        right = f"{engines.accepted / engines.proposed:.1%} of {engines.proposed:,} guesses were right"
+        rows.append(("speculation", f"{right}, {1 + engines.accepted / engines.verified:.2f} tokens a row"))
     for rollout in outcome.rollouts:
         ending = rollout.log[-1]
         phase = rollout.phase.value.replace("_", " ")

@@ -153,7 +153,7 @@ def side_of(outcome: Outcome) -> Side:
         total_s=quantiles(table.column("e2e_s")),
         within_targets=float(table.column("met_slo").sum()) / len(table) if len(table) else None,
         utilisation=sum(each.busy_s for each in outcome.deployments) / taken if taken else None,
-        preemptions=sum(each.preemptions for each in outcome.deployments),
+        preemptions=sum(each.engines.preemptions for each in outcome.deployments),
         cached_share=cached / prompts if prompts else None,
         device_hours=outcome.device_hours,
     )

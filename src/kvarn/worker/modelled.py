@@ -56,7 +56,7 @@ class DeviceTimes(Protocol):
 class ModelledExecutor:
     """Runs plans one after the other. `seconds` gives a step's duration; `clock` sleeps until it has ended; where a
     mask forbids `next_token`'s, the next token that it allows is drawn. `transfer` moves the blocks of a plan to and
-    from a tier, and returns the seconds that this adds to the step.
+    from a tier, and returns the seconds that this adds to the step; `follow` gives those that a proposer adds to it.
 
     On a virtual clock it can be forwarded (`kvarn.engine.fast_forward`), faster where `seconds` are `DeviceTimes`.
     """
@@ -71,6 +71,7 @@ class ModelledExecutor:
         max_context_length: int = 4096,
         max_in_flight: int = 1,
         transfer: Callable[[StepPlan], float] | None = None,
+        follow: Callable[[], float] | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.max_context_length = max_context_length
@@ -80,6 +81,7 @@ class ModelledExecutor:
         self._clock = clock
         self._next_token = next_token
         self._transfer = transfer
+        self._follow = follow
         self._submitted: deque[tuple[StepPlan, float, float, float]] = deque()
         """Plans, how long each takes, how much of it blocks are moved, and when it ends."""
         self._free_at = 0.0
@@ -91,6 +93,8 @@ class ModelledExecutor:
         if self._transfer is not None and (plan.kv_stores or plan.kv_loads):
             transfer_s = self._transfer(plan)
         elapsed_s = self._seconds(shape_of(plan)) + transfer_s
+        if self._follow is not None:
+            elapsed_s += self._follow()
         if self._clock is not None:
             self._free_at = max(self._clock.now(), self._free_at) + elapsed_s
         self._submitted.append((plan, elapsed_s, transfer_s, self._free_at))

@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from kvarn.engine.request import Sequence
 
 
+IDLE_AFTER = 16
+"""Steps without a request for guesses after which a proposer that follows each step stops."""
+
+
 class Guess(NamedTuple):
     """Tokens that may follow a sequence's known ones."""
 

@@ -15,7 +15,7 @@ import torch
 
 from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.engine.plan import BlockCopy, BlockTransfer, NewSequence, Row
-from kvarn.engine.proposals.proposer import NO_GUESS, Guess, Proposer
+from kvarn.engine.proposals.proposer import IDLE_AFTER, NO_GUESS, Guess, Proposer
 from kvarn.engine.request import Sequence
 from kvarn.kernels.batch import PagedBatch
 from kvarn.models.decoder import HiddenStates
@@ -36,8 +36,6 @@ class EagleProposer(Proposer):
     call_s: float = 200e-6
     """Estimate for copying blocks and making tables."""
 
-    IDLE_AFTER = 16
-    """Steps without a request for guesses after which following stops."""
     LENGTH = BLOCK_SIZE
     """Most tokens guessed: two blocks always hold them."""
 
@@ -63,7 +61,7 @@ class EagleProposer(Proposer):
         """Hidden states for the forward pass to keep for `process_step`; None while no guesses are requested.
         Sequences that were not followed from their beginning get no guesses later."""
         self._unasked += 1
-        if self._unasked > self.IDLE_AFTER:
+        if self._unasked > IDLE_AFTER:
             self._entered.clear()
             self._followed.clear()
             return None
