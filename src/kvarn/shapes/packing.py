@@ -53,10 +53,6 @@ class PackedForm:
         group = INT4_GROUP if to == "int4" else 0
         return PackedForm(format=to, group=group, has_sub_scales=to == "int4")
 
-    @property
-    def is_plain(self) -> bool:
-        return self.format in DTYPE_BYTES
-
     def num_bytes(self, kernels: Kernels, out: int, inputs: int, *, gated: bool = False) -> int:
         """Bytes of a weight [out, inputs], without a bias. `gated`: gate above up, `out` counts both."""
         return self._on_cpu(out, inputs, gated) if kernels == "cpu" else self._on_gpu(out, inputs, gated)
@@ -85,11 +81,6 @@ class PackedForm:
         width = _up(inputs, group)
         word = 8 if self.has_sub_scales and group > 2 * SUB_GROUP else 4
         return outputs * (width // 2 + word * (width // group))
-
-
-def adapter_lines(rows: int, columns: int, number_bytes: int) -> int:
-    """Lines of a matrix [rows, columns] of an adapter, whose numbers take so many bytes each."""
-    return _parts(rows, PANEL) * _parts(columns, LINE // PANEL // number_bytes)
 
 
 def _parts(size: int, step: int) -> int:
