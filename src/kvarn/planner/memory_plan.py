@@ -77,7 +77,6 @@ class MemoryPlan:
 
     @property
     def kv_tokens(self) -> Quantity:
-        """Tokens that the KV cache holds."""
         blocks = self.cache.num_blocks
         return Quantity(
             value=blocks * BLOCK_SIZE,
@@ -163,5 +162,4 @@ class MemoryPlan:
 
 
 def num_bytes(value: float, formula: str, assumption: str = "", error: float = 0.0) -> Quantity:
-    """A number of bytes."""
     return Quantity(value=value, unit="B", formula=formula, assumption=assumption, error=error)

@@ -69,7 +69,6 @@ class TrainingMemory:
 
     @property
     def peak(self) -> Quantity:
-        """The most that is held at once."""
         held, update, rollout = (_sum(parts) for parts in (self.parts, self.update, self.rollout))
         errors = [part.quantity.value * (part.quantity.error or 0.0) for part in (*self.parts, *self.update)]
         value = held + max(update, rollout)
@@ -194,7 +193,6 @@ def _update(model: PlannedModel, setting: TrainingSetting) -> Iterator[Part]:
 
 
 def _largest_layer(spec: DecoderSpec) -> int:
-    """Numbers of the layer that has most."""
     sizes = {
         layer: sum(
             each.times * each.parameters

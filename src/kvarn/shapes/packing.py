@@ -37,8 +37,6 @@ _TILE, _SPLIT_STEP = 64, 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedForm:
-    """Form of a weight's numbers."""
-
     format: Dtype | Quantization
     group: int = 0
     """int4: inputs that share a scale."""

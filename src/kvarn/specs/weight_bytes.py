@@ -27,7 +27,6 @@ class WeightForms:
     """Quantization of plain weights at load."""
 
     def form(self, product: LinearSpec) -> PackedForm:
-        """The form of a linear layer."""
         stored = None if self.stored is None else self.stored.form(product)
         if stored is not None:
             return stored
