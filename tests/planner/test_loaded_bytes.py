@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from held_bytes import held_bytes
 from kvarn.models import Decoder, load_model
-from kvarn.models.adapters import load_adapter
 from kvarn.planner.memory import decoder_costs
 from kvarn.planner.models import PlannedModel, find_model
 from kvarn.shapes import BLOCK_SIZE, KvDtype
 from kvarn.shapes.packing import Dtype, Kernels, PackedForm, Quantization
 from kvarn.specs.place import Place
-from kvarn.specs.weight_bytes import WeightForms, adapter_bytes, product_bytes, weight_bytes
+from kvarn.specs.weight_bytes import WeightForms, product_bytes, weight_bytes
 from oracles import change_config
 from packing import int4_weight, int8_weight, sub_scaled_weight
 from profiles import thorough
@@ -129,28 +126,6 @@ def test_layers_that_were_left_plain_are_counted_as_such(name: str, config: dict
     write_quantized(case, tmp_path, skip=("layers.0.mlp", "v_proj"))
     change_config(tmp_path, quantization_config={**case.config, **config})
     check_weights(*load(tmp_path, "cpu"))
-
-
-def write_adapter(path: Path, model: Decoder, rank: int) -> None:
-    """An adapter of all layers that adapters can change, as PEFT writes it."""
-    tensors = {}
-    for product, _ in model.adapted_layers:
-        for stack in product.stacks():
-            name = f"base_model.model.{stack.name}"
-            tensors[f"{name}.lora_A.weight"] = torch.zeros(rank, product.inputs.size)
-            tensors[f"{name}.lora_B.weight"] = torch.zeros(stack.rows, rank)
-    save_file(tensors, path / "adapter_model.safetensors")
-    (path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": 8}))
-
-
-@pytest.mark.parametrize(("family", "mode"), [("phi3", "cpu"), ("deepseek-v3", "cpu"), ("qwen3-next", "cpu-float32")])
-def test_adapters_take_the_bytes_that_were_planned(
-    families: dict[str, Path], family: str, mode: str, tmp_path: Path
-) -> None:
-    loaded, model, forms = load(families[family], mode)
-    for rank in (3, 20):
-        write_adapter(tmp_path, loaded, rank)
-        assert load_adapter(tmp_path, loaded).packed.nbytes == adapter_bytes(model.spec, Place(), forms.dtype, rank)
 
 
 @pytest.mark.parametrize("method", ["fp8", "mxfp4"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.planner.activations import activation_bytes, attention_bytes, mlp_bytes
+from kvarn.planner.activations import activation_bytes, layer_bytes
 from kvarn.planner.errors import PlanError
 from kvarn.planner.models import preset, preset_names
 from kvarn.planner.training import (
@@ -37,21 +37,12 @@ def test_states_are_divided_as_the_paper_of_zero_says(zero: Any, gigabytes: floa
     assert sum(value for _, value, _ in state_bytes(7.5e9, setting)) / 1e9 == pytest.approx(gigabytes, rel=0.003)
 
 
-def test_a_layer_of_gpt_keeps_what_korthikanti_et_al_count() -> None:
-    """34 h + 5 a s bytes of a token; for GPT-3 the second term is 80 h."""
-    h, a, s = 12_288, 96, 2048
-    kept = attention_bytes(h, h, h, a, s, dropout=True) + mlp_bytes(h, 4 * h, gated=False, dropout=True) + 4 * h
-    assert kept == 34 * h + 5 * a * s
-    assert 5 * a * s == 80 * h
-
-
 def test_a_llama_keeps_the_sum_by_hand() -> None:
     spec, tokens = preset(LLAMA).spec, 2048
     h, f = 4096, 11_008
     layer = (2 * h + 6 * h + 2 * h) + (2 * h + 8 * f) + 4 * h
-    assert activation_bytes(spec, tokens, "selective") == tokens * (32 * layer + 2 * h)
-    assert activation_bytes(spec, tokens, "none") == tokens * (32 * (layer + 2 * 32 * tokens) + 2 * h)
-    assert activation_bytes(spec, tokens, "full") == tokens * (32 * 2 * h + layer + 2 * h)
+    assert layer_bytes(spec.layers[0], spec) == layer
+    assert activation_bytes(spec, tokens) == tokens * (32 * 2 * h + layer + 2 * h)
 
 
 def test_adapters_have_as_many_numbers_as_peft_says() -> None:
@@ -70,8 +61,6 @@ def test_a_whole_model_needs_16_bytes_a_number_and_adapters_little_more_than_the
     qlora = training_memory(model, TrainingSetting(tuned="qlora", length=512))
     assert part(qlora, "policy_base") / 1e9 == pytest.approx(3.87, abs=0.02)  # 3.34 of 4 bits, head and embedding
     assert qlora.peak.value < 9e9 < part(lora, "policy_base")
-    small = training_memory(model, TrainingSetting(optimizer="adamw-8bit"))
-    assert part(small, "policy_optimizer") == pytest.approx(2.03 * model.num_parameters, rel=1e-3)
 
 
 def test_each_objective_holds_its_models() -> None:
@@ -85,15 +74,13 @@ def test_each_objective_holds_its_models() -> None:
     engine = {"rollout_kv_cache", "rollout_weights"}
     assert names() == {"policy"}
     assert names(objective="dpo") == {"policy", "reference"}
-    assert names(objective="dpo", reference="precomputed") == {"policy"}
     assert names(objective="dpo", tuned="lora") == {"policy"}
     assert names(objective="ppo") == {"policy", "critic", "reference", "reward", *engine}
     assert names(objective="grpo") == {"policy", "reference", *engine}
-    assert names(objective="grpo", reward_parameters=1e9) == {"policy", "reference", "reward", *engine}
     pairs = training_memory(model, TrainingSetting(objective="dpo"))
     assert part(pairs, "activations") == 2 * part(training_memory(model, TrainingSetting()), "activations")
-    rollouts = training_memory(model, TrainingSetting(objective="grpo", rollouts=64, length=2048))
-    assert part(rollouts, "rollout_kv_cache") == 64 * 2048 * 2 * 36 * 8 * 128 * 2
+    rollouts = training_memory(model, TrainingSetting(objective="grpo", length=2048))
+    assert part(rollouts, "rollout_kv_cache") == 8 * 2048 * 2 * 36 * 8 * 128 * 2
 
 
 def test_the_fewest_devices_fit_and_half_of_them_do_not() -> None:
@@ -116,7 +103,7 @@ def test_the_fewest_devices_fit_and_half_of_them_do_not() -> None:
     devices=st.sampled_from([1, 2, 8, 64]),
     length=st.integers(16, 32_768),
 )
-def test_more_devices_stages_and_recomputation_never_take_more_of_one_device(
+def test_more_devices_and_stages_never_take_more_of_one_device(
     name: str, objective: Any, tuned: Any, zero: Any, devices: int, length: int
 ) -> None:
     model = preset(name)
@@ -128,7 +115,4 @@ def test_more_devices_stages_and_recomputation_never_take_more_of_one_device(
     assert held(devices=2 * devices) <= held()
     assert held(zero=min(3, zero + 1)) <= held()
     assert held(tuned="qlora") <= held(tuned="lora") <= held(tuned="full")
-    kept = [activation_bytes(model.spec, length, how) for how in ("full", "selective", "none")]
-    assert kept[1] <= kept[2]
-    assert kept[0] < 2 * kept[1]
     assert training_memory(model, setting).peak.value > 0

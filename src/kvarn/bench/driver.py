@@ -103,7 +103,6 @@ class Run:
             await sender.closed_loop(self._job.conversations, self._job.concurrency)
 
     def outcome(self, *, interrupted: bool = False) -> Outcome:
-        """The outcome of the run so far."""
         ends = [record.end_s for record in self._records]
         return Outcome(
             records=self._records,

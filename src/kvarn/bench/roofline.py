@@ -94,7 +94,6 @@ def _measure_decode(
 
 
 def prefill_seconds(engine: EngineCore, tokens: int, seed: int, vocab_size: int) -> float:
-    """Seconds of the one step that computes a prompt."""
     engine.add(_request("0", _prompt(tokens, seed, vocab_size), 1))
     seconds = _timed_step(engine)
     engine.abort_all()

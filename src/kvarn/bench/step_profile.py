@@ -32,8 +32,6 @@ _SLOWEST = 4.0
 
 
 class StepSample(msgspec.Struct, frozen=True):
-    """A step that was timed."""
-
     shape: StepShape
     seconds: float
 
@@ -93,7 +91,6 @@ def time_steps(
 
 
 def blocks_for(cases: Sequence[StepCase]) -> int:
-    """Blocks of the KV cache that the cases need."""
     return sum(-(-length // BLOCK_SIZE) for length in _slot_lengths(cases))
 
 

@@ -21,8 +21,6 @@ class Endpoint(StrEnum):
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A server, a model on it, and how to ask."""
-
     url: str
     """Root of the server, with or without `/v1`."""
     model: str

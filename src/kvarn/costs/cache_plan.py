@@ -52,8 +52,6 @@ class CacheTooLargeError(CachePlanError):
 
 
 class CachePlan(NamedTuple):
-    """Division of the memory for the KV cache."""
-
     num_blocks: int
     max_num_seqs: int  # sequences that may run at once: as configured, or fewer where that is allowed
     num_snapshots: int
@@ -107,7 +105,6 @@ def step_memory(spec: DecoderShape, token_budget: int, max_num_seqs: int, logits
 
 
 def step_bytes(spec: DecoderShape, token_budget: int, max_num_seqs: int, logits_rows: int = 0) -> int:
-    """Sum of `step_memory`."""
     return sum(step_memory(spec, token_budget, max_num_seqs, logits_rows))
 
 

@@ -13,8 +13,6 @@ from kvarn.shapes.decoder import DecoderShape
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """The work of one step."""
-
     weight_bytes: float
     kv_bytes: float
     operations: float
@@ -31,8 +29,6 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderCosts:
-    """A decoder's costs, by what drives them."""
-
     dense_weights: float
     """Weights every token is multiplied with: attention, dense MLPs, routers, shared experts."""
     expert_weights: float

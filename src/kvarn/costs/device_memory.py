@@ -13,8 +13,6 @@ library."""
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes of a GPU's memory."""
-
     total: int
     free: int
     """Memory that no process uses."""

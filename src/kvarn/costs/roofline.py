@@ -9,8 +9,6 @@ from kvarn.costs.decoder import StepWork
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """The machine's measured limits."""
-
     bytes_per_s: float
     """Memory read on all cores."""
     operations_per_s: float

@@ -36,8 +36,6 @@ from kvarn.wire.sessions import SessionNews
 
 @dataclass(slots=True)
 class EngineOutput:
-    """Answers of one step to the gateways."""
-
     computed: bool = False
     deltas: list[TokenDelta] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
@@ -52,7 +50,6 @@ class EngineParts:
     _: KW_ONLY
     namespace: str = ""
     step_time: StepTimeModel = field(default_factory=StepTimeModel)
-    """Predicts a step's time; by default without any experience."""
     proposer: Proposer | None = None
     """Guesses tokens to verify. It needs all known tokens: while guesses pay, one step at a time is planned."""
     speculation: SpeculationConfig | None = None  # number of guesses to verify
@@ -249,7 +246,6 @@ class EngineCore:
 
     @property
     def num_collected(self) -> int:
-        """Number of steps whose results were taken."""
         return self.scheduler.totals.steps - self.scheduler.num_in_flight
 
     @property
@@ -301,7 +297,6 @@ class EngineCore:
         ]
 
     def _refuse(self, request: Request, reason: RefusalReason, message: str) -> Refused:
-        """Give up a request that was taken."""
         self._withdraw(request)
         self._recorder.count_refusal(reason)
         overdue = reason is RefusalReason.QUEUE_TIMEOUT

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from kvarn.engine.step_time import StepTimeModel
 
 MAX_STEPS = 2048
-"""Steps of one run at most."""
 
 
 @runtime_checkable
@@ -85,8 +84,6 @@ class DecodeSteps:
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """Outcome of steps that were taken at once."""
-
     deltas: list[TokenDelta]
     """One for each sequence, with all tokens that it drew: one in each step."""
     ends_s: list[float]
@@ -110,7 +107,6 @@ class DecodeRun:
 
     @property
     def ends_s(self) -> float:
-        """End of its last step."""
         return self.steps.ends_s[-1]
 
     @property

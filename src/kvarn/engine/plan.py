@@ -149,8 +149,6 @@ class RowResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """The outcome of a plan."""
-
     step: int
     rows: list[RowResult]
     elapsed_s: float
@@ -194,8 +192,7 @@ class SynchronousExecutor(ABC):
         return 1
 
     @abstractmethod
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step to its end."""
+    def execute(self, plan: StepPlan) -> StepResult: ...
 
     def submit(self, plan: StepPlan) -> None:
         self._last_result = self.execute(plan)

@@ -24,8 +24,6 @@ from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
 
 @dataclass(slots=True)
 class SchedulerTotals:
-    """Counts since the start."""
-
     steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -35,8 +33,6 @@ class SchedulerTotals:
 
 @dataclass(slots=True)
 class StepUpdate:
-    """Changes by a step's result."""
-
     step: SubmittedStep
     drawn: list[int] = field(default_factory=list)  # tokens kept of each of its rows
     deltas: list[TokenDelta] = field(default_factory=list)

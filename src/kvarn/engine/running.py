@@ -50,7 +50,6 @@ class RunningSequences:
         return released
 
     def check_integrity(self) -> None:
-        """Recount the slots. Raises `IntegrityError`."""
         taken = [sequence.slot for sequence in self.sequences if sequence.slot is not None]
         if sorted(self._free + taken) != list(range(self._num_slots)):
             raise IntegrityError(f"slots {sorted(taken)} are taken and {sorted(self._free)} are free")

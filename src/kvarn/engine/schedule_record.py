@@ -87,8 +87,6 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 
 
 class PlannedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One row: whose tokens, from which position on, how many."""
-
     order: int
     """Arrival number of its request."""
     index: int
@@ -136,7 +134,6 @@ Write: TypeAlias = Callable[[Event], None]
 
 
 def planned_step(submitted: SubmittedStep) -> PlannedStep:
-    """A step as a record has it."""
     plan = submitted.plan
     rows = [
         PlannedRow(sequence.request.order, sequence.index, row.start, len(row.token_ids), row.num_proposals)
@@ -267,7 +264,6 @@ class _WatchedProposer:
         self._inner.forget_tenant(tenant)
 
     def drain(self) -> tuple[list[list[tuple[list[int], int]]], list[float]]:
-        """Answers since the last call."""
         told = self._guesses, self._prices
         self._guesses, self._prices = [], []
         return told

@@ -8,8 +8,6 @@ from kvarn.fairness.queue import Account
 
 
 class TenantAccount(Account):
-    """One tenant's counter and totals."""
-
     __slots__ = ("live_requests", "served_tokens")
 
     def __init__(self, name: str, weight: float) -> None:

@@ -68,8 +68,6 @@ class QueueWaits:
 
 
 class TurnRecorder:
-    """Events and phases of one request."""
-
     def __init__(self, now: float, waits: QueueWaits, waiting: int) -> None:
         """`now`: seconds, when the request was accepted. `waiting`: sequences in the queue before it."""
         self._waits = waits

@@ -29,8 +29,6 @@ class Function(msgspec.Struct, frozen=True):
 
 
 class Calls(msgspec.Struct, frozen=True):
-    """Calls that an answer may hold."""
-
     functions: list[Function]
     forced: bool
     named: str | None  # only this function may be called
@@ -52,8 +50,6 @@ class Asked(msgspec.Struct, frozen=True, tag="asked"):
 
 
 class AnswerGrammar(msgspec.Struct, frozen=True, tag="grammar"):
-    """The grammar of a request's answer."""
-
     text: str | None  # none: it may be anything
     warnings: list[str] = []  # parts that are not enforced
     content_schema: str | None = None

@@ -224,8 +224,6 @@ class FreeText:
 
 @dataclass(slots=True)
 class _Choice:
-    """State of one choice in the grammar."""
-
     matcher: LLMatcher
     free: FreeText | None
     """While the text before the grammar's lasts."""

@@ -17,7 +17,6 @@ from kvarn.kernels.batch import KVCache
 from kvarn.kernels.errors import KernelInputError
 from kvarn.shapes.packing import LINE as LINE
 from kvarn.shapes.packing import PANEL as PANEL
-from kvarn.shapes.packing import adapter_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ def unpack(lines: torch.Tensor, rows: int, columns: int, dtype: torch.dtype) -> 
 
 def num_lines(rows: int, columns: int, dtype: torch.dtype) -> int:
     """Lines of a weight [rows, columns]."""
-    return adapter_lines(rows, columns, dtype.itemsize)
+    return -(-rows // PANEL) * -(-columns // (LINE // PANEL // dtype.itemsize))
 
 
 def _panels(weight: torch.Tensor, per_line: int) -> torch.Tensor:

@@ -28,8 +28,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The maker of a backend, and its devices."""
-
     make: Callable[[torch.device], Kernels]
     device_types: tuple[str, ...] | None = None
     """Those it computes on, as torch names them; None: all."""

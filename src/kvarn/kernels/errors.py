@@ -27,8 +27,6 @@ class UnsupportedByBackendError(KernelError):
 
 
 class MissingDeviceError(KernelError):
-    """A GPU was asked for, and torch can use none."""
-
     def __init__(self) -> None:
         why = "there is none, or its driver is missing" if torch.version.cuda else "it is a build for processors"
         super().__init__(
@@ -55,8 +53,6 @@ class MissingKernelsError(KernelError):
 
 
 class MissingTritonError(MissingKernelsError):
-    """Triton, in which the kernels of GPUs are written, is not installed."""
-
     def __init__(self, failure: ImportError) -> None:
         KernelError.__init__(self, f"Triton cannot be loaded ({failure}): install it with `pip install kvarn[gpu]`")
 

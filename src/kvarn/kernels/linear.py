@@ -68,8 +68,6 @@ class Linear(Protocol):
 
 
 class HeadProducts(Protocol):
-    """A weight of its own for each head."""
-
     nbytes: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -126,7 +126,6 @@ class DiskTier:
             return sum(segment.num_bytes for segment in self._used)
 
     def read(self, name: bytes, tenant: str, scope: bytes, into: memoryview) -> None:
-        """See `Tier`."""
         with self._lock:
             if name not in self._places:
                 raise BadBlockError(EVICTED)
@@ -147,7 +146,6 @@ class DiskTier:
             raise
 
     def write(self, tenant: str, blocks: Sequence[StoredBlock]) -> None:
-        """See `Tier`."""
         digest = tenant_digest(tenant)
         owner = self._tenants.get(digest) or self._add_tenant(digest)
         rest = [block for block in blocks if block.name not in self._places]
@@ -165,7 +163,6 @@ class DiskTier:
                     self._enter(owner, segment, block.name)
 
     def forget(self, tenant: str) -> None:
-        """No block of the tenant can be found any more."""
         with self._lock:
             owner = self._tenants.pop(tenant_digest(tenant), None)
             if owner is not None:
@@ -285,7 +282,6 @@ class DiskTier:
         segment.live += 1
 
     def _use(self, segment: Segment) -> None:
-        """It is the most recently used one."""
         owner = self._used[segment] = self._used.pop(segment)
         del owner.segments[segment]
         owner.segments[segment] = None

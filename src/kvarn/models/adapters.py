@@ -101,8 +101,6 @@ class _LoraConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """An adapter in main memory."""
-
     digest: str
     """Digest of what it computes, 32 hexadecimal digits: part of the name of every block computed with it."""
     rank: int

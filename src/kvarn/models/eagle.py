@@ -41,8 +41,6 @@ class HiddenLayers(CheckpointFile):
 
 
 class EagleConfig(DecoderConfig):
-    """config.json of a head."""
-
     draft_vocab_size: Vocabulary | None = None
     eagle_config: HiddenLayers = HiddenLayers()
 

@@ -23,8 +23,6 @@ AnyNorm = Norm | LayerNorm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
-    """Attention and MLP around the residual stream."""
-
     spec: DecoderSpec
     operations: Operations
     parallel: Parallel
@@ -111,14 +109,12 @@ def scaled_embedding(hidden: torch.Tensor, spec: DecoderSpec, dtype: torch.dtype
 
 
 def load_norm(name: str, spec: DecoderSpec, loader: WeightLoader) -> AnyNorm:
-    """A norm of hidden states."""
     if spec.layer_norm:
         return loader.layer_norm(name, spec.hidden_size, spec.norm_eps, bias=False)
     return loader.norm(name, spec.hidden_size, spec.norm_eps, spec.norm_offset)
 
 
 def load_layer(index: int, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> DecoderLayer:
-    """Layer `index` of a checkpoint, this rank's part of it."""
     prefix = f"model.layers.{index}."
 
     def norm(name: str | None) -> Norm | None:

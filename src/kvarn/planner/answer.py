@@ -116,8 +116,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration that does not do, and why."""
-
     name: str
     layout: Layout
     reason: str
@@ -141,8 +139,6 @@ class LatencyPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Curves(msgspec.Struct, frozen=True, kw_only=True):
-    """Plots of one candidate."""
-
     candidate: str
     cost: tuple[CostPoint, ...]
     latency: tuple[LatencyPoint, ...]
@@ -179,7 +175,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The cheapest first; empty: nothing fits, and `rejected` says why."""
     rejected: tuple[Rejection, ...]
     curves: tuple[Curves, ...] = ()
-    """Plots of the first candidates."""
     training: tuple[TrainingJob, ...] = ()
     notes: tuple[str, ...] = ()
     """Sentences that hold for the whole answer."""

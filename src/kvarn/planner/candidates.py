@@ -33,8 +33,6 @@ _RATE_ERROR = 0.2
 
 @dataclass(frozen=True)
 class Group:
-    """Replicas of one role."""
-
     role: Role
     replica: SizedReplica
     count: int
@@ -103,12 +101,10 @@ def split_groups(replica: SizedReplica, rate: float, most_devices: int) -> tuple
 
 
 def is_served(groups: tuple[Group, ...]) -> bool:
-    """Whether this version of Kvarn runs it."""
     return groups[0].replica.device.engine != "no" and (len(groups) == 1 or is_one_pair(groups))
 
 
 def candidate(groups: tuple[Group, ...], price: Quantity) -> Candidate:
-    """The whole answer for a deployment."""
     replica, rate = groups[-1].replica, groups[0].replica.request.traffic.rate_rps
     memory, model = replica.memory, replica.model
     workload = replica.capacity(groups[0].count).workload

@@ -29,8 +29,6 @@ _ACTIVATION_BYTES = 2  # of a number that ranks exchange
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """A step's seconds by part."""
-
     weights: float
     """Reading weights and multiplying."""
     reading: float  # of the weights alone
@@ -119,7 +117,6 @@ class DeviceModel:
 
     @cached_property
     def _kinds(self) -> Counter[AttentionKind]:
-        """Layers of each kind of attention."""
         return Counter(layer.attention for layer in self.shape.layers)
 
     @property

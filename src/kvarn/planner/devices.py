@@ -159,5 +159,4 @@ def _decode(data: bytes) -> dict[str, Device]:
 
 @cache
 def device_table() -> DeviceTable:
-    """The table of this version of Kvarn."""
     return DeviceTable(_decode((files("kvarn.planner") / "devices.toml").read_bytes()))

@@ -41,7 +41,6 @@ class Lengths:
 
     @cached_property
     def square(self) -> float:
-        """Mean of the squares."""
         return sum(each * each for each in self.values) / len(self.values)
 
     @property

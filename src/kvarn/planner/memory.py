@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Literal
 
 from kvarn.costs.cache_plan import (
-    CachePlan,
     CachePlanError,
     CacheTooSmallError,
     GpuBudget,
@@ -27,7 +26,7 @@ from kvarn.shapes.attention import AttentionKind, GroupedDimensions
 from kvarn.specs.errors import ModelError
 from kvarn.specs.held import cache_type
 from kvarn.specs.place import ParallelError, Place, Stage, even_ranks
-from kvarn.specs.weight_bytes import WeightForms, adapter_bytes, product_bytes, weight_bytes
+from kvarn.specs.weight_bytes import WeightForms, product_bytes, weight_bytes
 
 GB = 1e9
 
@@ -55,8 +54,7 @@ def plan_memory(model: PlannedModel, setting: ReplicaSetting, device_bytes: int)
         raise PlanError(f"{model.name}: {error}") from error
     fullest = max(of_ranks, key=lambda weights: sum(weights.values()))
     spec, sequences = model.spec, setting.sequences
-    verified = min(setting.token_budget, sequences * (1 + setting.guesses))
-    step = step_memory(spec, setting.token_budget, sequences, verified)
+    step = step_memory(spec, setting.token_budget, sequences)
     ranks = even_ranks(spec, kv_dtype, setting.ranks, setting.pipeline_parallel)
     gpu = _gpu_budget(setting, device_bytes, ranks, sum(fullest.values()), sum(step))
     total = sum(sum(weights.values()) for weights in of_ranks) * setting.ranks // len(of_ranks)
@@ -82,7 +80,6 @@ def plan_memory(model: PlannedModel, setting: ReplicaSetting, device_bytes: int)
     except CachePlanError as error:
         raise ModelTooLargeError(f"{model.name}: {error}") from error
     rank_block_bytes, rank_state_bytes = _rank_bytes(model, setting, kv_dtype)
-    adapter_blocks = _adapter_blocks(model, setting, rank_block_bytes, cache)
     return MemoryPlan(
         model=model,
         setting=setting,
@@ -95,7 +92,6 @@ def plan_memory(model: PlannedModel, setting: ReplicaSetting, device_bytes: int)
         block_bytes=spec.kv_bytes_per_token(kv_dtype) * BLOCK_SIZE * copies,
         rank_block_bytes=rank_block_bytes,
         rank_state_bytes=rank_state_bytes,
-        adapter_blocks=adapter_blocks,
     )
 
 
@@ -115,13 +111,6 @@ def kv_bytes_per_token(model: PlannedModel, kv_dtype: KvDtype = "bfloat16") -> Q
         elif each:
             terms.append(f"{layers} layers x {each} B")
     return num_bytes(spec.kv_bytes_per_token(kv_dtype), " + ".join(terms))
-
-
-def kv_bytes_read(model: PlannedModel, context: int, kv_dtype: KvDtype = "bfloat16") -> int:
-    """Bytes of keys and values that a sequence of `context` tokens reads for its next token: of a layer with a sliding
-    window, the window's."""
-    kinds = (layer.attention for layer in model.spec.layers)
-    return sum(min(context, kind.sliding_window or context) * kind.cache_bytes_per_token(kv_dtype) for kind in kinds)
 
 
 def decoder_costs(model: PlannedModel, forms: WeightForms, kv_dtype: KvDtype) -> DecoderCosts:
@@ -190,20 +179,3 @@ def _rank_bytes(model: PlannedModel, setting: ReplicaSetting, kv_dtype: KvDtype)
     copies = spec.cache_copies(setting.tensor_parallel)
     block = max(part.kv_bytes_per_token(kv_dtype) for part in parts) * BLOCK_SIZE * copies
     return block // setting.tensor_parallel, max(part.state_bytes for part in parts) // setting.tensor_parallel
-
-
-def _adapter_blocks(model: PlannedModel, setting: ReplicaSetting, block_bytes: int, cache: CachePlan) -> int:
-    """Blocks of all adapters. Raises ModelTooLargeError where they leave less than one context."""
-    if not setting.adapters:
-        return 0
-    sizes = [adapter_bytes(model.spec, place, setting.dtype, setting.adapter_rank) for place in _places(setting)]
-    blocks = setting.adapters * max(1, -(-max(sizes) // block_bytes))
-    room = cache.num_blocks - blocks
-    if room * BLOCK_SIZE < cache.max_context_length:
-        raise ModelTooLargeError(
-            f"{model.name}: {setting.adapters} adapters of rank {setting.adapter_rank} take {blocks:,} of "
-            f"{cache.num_blocks:,} blocks of the KV cache, which leaves {max(0, room) * BLOCK_SIZE:,} tokens, less "
-            f"than one context of {cache.max_context_length:,}: take fewer adapters or a shorter context",
-            tokens=max(0, room) * BLOCK_SIZE,
-        )
-    return blocks

@@ -44,11 +44,6 @@ class ReplicaSetting:
     """None: the model's."""
     kv_cache_gib: float | None = None
     gpu_memory_utilization: float = 0.9
-    guesses: int = 0
-    """Tokens that a sequence proposes in a step, with speculation."""
-    adapters: int = 0
-    """Adapters that are computed with at once: they take blocks of the KV cache."""
-    adapter_rank: int = 16
 
     @property
     def ranks(self) -> int:
@@ -79,18 +74,10 @@ class MemoryPlan:
     """Bytes of a block on the rank that holds most of it."""
     rank_state_bytes: int = 0
     """Bytes of a sequence's recurrent states there."""
-    adapter_blocks: int = 0
-    """Blocks of the KV cache that adapters take."""
-
-    @property
-    def token_blocks(self) -> int:
-        """Blocks for tokens."""
-        return self.cache.num_blocks - self.adapter_blocks
 
     @property
     def kv_tokens(self) -> Quantity:
-        """Tokens that the KV cache holds."""
-        blocks = self.token_blocks
+        blocks = self.cache.num_blocks
         return Quantity(
             value=blocks * BLOCK_SIZE,
             unit="tokens",
@@ -104,20 +91,20 @@ class MemoryPlan:
     def users(self, context: int) -> Quantity:
         """Sequences of `context` tokens that the cache holds at once."""
         each = -(-context // BLOCK_SIZE)
-        count = self.token_blocks // each
+        count = self.cache.num_blocks // each
         if self.model.spec.has_states:
             count = min(count, self.cache.max_num_seqs)
         return Quantity(
             value=count,
             unit="sequences",
-            formula=f"{self.token_blocks:,} blocks / {each:,} blocks of {context:,} tokens",
+            formula=f"{self.cache.num_blocks:,} blocks / {each:,} blocks of {context:,} tokens",
             assumption="no prefix is shared",
             error=0.0,
         )
 
     def largest_batch(self, length: float) -> Quantity:
         """Sequences of a mean length that run at once: as many as the cache holds, up to `max_num_seqs`."""
-        held = self.token_blocks * BLOCK_SIZE / (length + BLOCK_SIZE / 2)
+        held = self.cache.num_blocks * BLOCK_SIZE / (length + BLOCK_SIZE / 2)
         return Quantity(
             value=min(int(held), self.cache.max_num_seqs),
             unit="sequences",
@@ -170,12 +157,9 @@ class MemoryPlan:
         if state:
             for name, count in (("states", plan.max_num_seqs), ("snapshots", plan.num_snapshots)):
                 yield Part(name, num_bytes(count * state, f"{count} x {state:,} B of a sequence"))
-        for name, blocks in (("adapters", self.adapter_blocks), ("kv_cache", self.token_blocks)):
-            if blocks or name == "kv_cache":
-                formula = f"{blocks:,} blocks x {self.rank_block_bytes:,} B"
-                yield Part(name, num_bytes(blocks * self.rank_block_bytes, formula))
+        formula = f"{plan.num_blocks:,} blocks x {self.rank_block_bytes:,} B"
+        yield Part("kv_cache", num_bytes(plan.num_blocks * self.rank_block_bytes, formula))
 
 
 def num_bytes(value: float, formula: str, assumption: str = "", error: float = 0.0) -> Quantity:
-    """A number of bytes."""
     return Quantity(value=value, unit="B", formula=formula, assumption=assumption, error=error)

@@ -30,8 +30,6 @@ class UnknownModelError(PlanError):
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A decoder as its config.json describes it."""
-
     name: str
     spec: DecoderSpec
     stored_dtype: str
@@ -42,7 +40,6 @@ class PlannedModel:
 
     @cached_property
     def num_parameters(self) -> int:
-        """Numbers in the model, tied ones counted once."""
         return num_parameters(self.spec)
 
     def forms(

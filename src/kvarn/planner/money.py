@@ -15,14 +15,11 @@ MILLION = 1e6
 
 
 def per_million(dollars_per_hour: float, tokens_per_s: float) -> float:
-    """Dollars for a million tokens."""
     return dollars_per_hour / (tokens_per_s * _HOUR_S) * MILLION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """All that money depends on."""
-
     devices: int
     device_hour: Quantity
     watts: Quantity | None
@@ -37,7 +34,6 @@ class Deployment:
     """Relative error of that rate."""
 
     def money(self, request: MoneyRequest) -> Money:
-        """All lines of the bill."""
         devices = self._devices_hour()
         services = Quantity(
             value=devices.value * request.services_share,

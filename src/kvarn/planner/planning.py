@@ -109,7 +109,6 @@ def plan(request: PlanRequest, table: DeviceTable | None = None, model: PlannedM
 
 
 def planned_model(request: PlanRequest) -> PlannedModel:
-    """The model of a request. Raises PlanError."""
     if isinstance(request.model, str):
         return preset(request.model)
     return described(request.model, name=request.name)

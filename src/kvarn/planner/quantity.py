@@ -29,7 +29,5 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A named part of a sum."""
-
     name: str
     quantity: Quantity

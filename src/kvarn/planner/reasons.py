@@ -24,7 +24,6 @@ _NOUNS = {"serve": "replica", "prefill": "prefill replica", "decode": "decode re
 
 
 def milliseconds(seconds: float) -> str:
-    """A time with its unit."""
     if math.isinf(seconds):
         return "endless"
     return f"{1000 * seconds:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"

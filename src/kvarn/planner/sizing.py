@@ -132,7 +132,6 @@ class SizedReplica:
         return Workload.of(self.request.traffic, round(cached, 6))
 
     def replica_model(self) -> ReplicaModel:
-        """The same replica for the simulator."""
         if self.calibrated is not None:
             return self.calibrated
         return replica_model(self.memory, self.model, self.times, self.error.value)

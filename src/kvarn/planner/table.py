@@ -146,7 +146,6 @@ def _print_training(plan: Plan, console: Console) -> None:
 
 
 def training_text(job: TrainingJob) -> str:
-    """A job in one sentence."""
     if job.peak is None:
         return f"{job.name} on {job.device.upper()}: {job.reason}"
     parts = ", ".join(f"{part_text(part.name)} {bytes_text(part.quantity.value)}" for part in (*job.parts, *job.update))

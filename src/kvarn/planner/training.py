@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kvarn.planner.activations import Recomputation, activation_bytes
+from kvarn.planner.activations import activation_bytes
 from kvarn.planner.errors import PlanError
 from kvarn.planner.memory import kv_bytes_per_token
 from kvarn.planner.models import PlannedModel
@@ -26,13 +26,17 @@ Tuned = Literal["full", "lora", "qlora"]
 
 _NF4_BYTES = (4 + 0.127) / 8
 """QLoRA: four bits, and scales of blocks of 64 that are quantized themselves."""
-_MOMENTS = {"adamw": 8.0, "adamw-8bit": 2 * (1 + 4 / 256)}
-"""Bytes of two moments of a number; in 8 bits with a float32 scale for 256 (Dettmers et al. 2022, arXiv 2110.02861)."""
 _LOGIT_BYTES = 8
 """A logit in float32 and its gradient."""
 _RUNTIME_BYTES = 2 * 1024**3
+_STATES = (("weights", 2, 3), ("gradients", 2, 2), ("optimizer", 8, 1), ("master_weights", 4, 1))
+"""Bytes of a trained number, and the stage of ZeRO from which on devices share them."""
+_LORA_RANK = 16
+_ROLLOUTS = 8
+"""Answers that a device writes at once."""
 _ACTIVATION_ERROR = 0.2
 _MOST_DEVICES = 4096
+_USABLE_SHARE = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +53,6 @@ class TrainingSetting:
     """Sequences of a device in one forward and backward pass; of DPO pairs."""
     length: int = 4096
     """Tokens of a sequence, prompt and answer together."""
-    recomputation: Recomputation = "full"
-    optimizer: Literal["adamw", "adamw-8bit"] = "adamw"
-    master_weights: bool = True
-    """Keep a float32 copy of trained weights."""
-    gradient_bytes: Literal[2, 4] = 2
-    lora_rank: int = 16
-    reference: Literal["model", "precomputed"] = "model"
-    """DPO: log-probabilities of the reference model may be computed before. PPO, GRPO: `precomputed` is none at all (a
-    KL weight of 0)."""
-    critic_parameters: float | None = None
-    """PPO's critic; None: as many as the model."""
-    reward_parameters: float | None = None
-    """PPO's and GRPO's reward model; None: PPO's as many as the model, GRPO's is a program."""
-    rollouts: int = 8
-    """PPO, GRPO: answers that a device writes at once; of GRPO a group, or several."""
-    rollout_weights: bool = True
-    """PPO, GRPO: an engine on the device holds a copy of the weights, in bfloat16; it is divided among as many devices
-    as ZeRO 3 divides the trained ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +69,6 @@ class TrainingMemory:
 
     @property
     def peak(self) -> Quantity:
-        """The most that is held at once."""
         held, update, rollout = (_sum(parts) for parts in (self.parts, self.update, self.rollout))
         errors = [part.quantity.value * (part.quantity.error or 0.0) for part in (*self.parts, *self.update)]
         value = held + max(update, rollout)
@@ -98,7 +83,7 @@ class TrainingMemory:
 
 def training_memory(model: PlannedModel, setting: TrainingSetting) -> TrainingMemory:
     """The memory that a device of a job needs. Raises PlanError for sizes that are no sizes."""
-    for name in ("devices", "sequences", "length", "lora_rank", "rollouts"):
+    for name in ("devices", "sequences", "length"):
         if getattr(setting, name) < 1:
             raise PlanError(f"{name} must be at least 1, not {getattr(setting, name)}")
     of_rollouts = setting.objective in ("ppo", "grpo")
@@ -110,36 +95,26 @@ def training_memory(model: PlannedModel, setting: TrainingSetting) -> TrainingMe
     )
 
 
-def fewest_devices(model: PlannedModel, setting: TrainingSetting, device_bytes: float, share: float = 0.95) -> int:
+def fewest_devices(model: PlannedModel, setting: TrainingSetting, device_bytes: float) -> int:
     """The smallest power of two of devices on which a job fits. Raises PlanError where no number does."""
     devices = 1
     while devices <= _MOST_DEVICES:
         planned = training_memory(model, replace(setting, devices=devices))
-        if planned.peak.value <= device_bytes * share:
+        if planned.peak.value <= device_bytes * _USABLE_SHARE:
             return devices
         devices *= 2
-    what = "lora or qlora, shorter sequences, or full recomputation" if setting.zero == 3 else "ZeRO 3"
+    what = "lora or qlora, or shorter sequences" if setting.zero == 3 else "ZeRO 3"
     raise PlanError(
         f"{model.name}: a device of {device_bytes / 1e9:.0f} GB has no room for {setting.objective} ({setting.tuned}), "
         f"which needs {planned.peak.value / 1e9:.1f} GB of each of {devices // 2} devices: take {what}"
     )
 
 
-def state_bytes(
-    trained: float, setting: TrainingSetting, *, with_weights: bool = True
-) -> Iterator[tuple[str, float, str]]:
+def state_bytes(trained: float, setting: TrainingSetting) -> Iterator[tuple[str, float, str]]:
     """Weights, gradients and optimiser states of so many trained numbers on a device: name, bytes, formula."""
-    each: list[tuple[str, float, int]] = [
-        ("gradients", setting.gradient_bytes, 2),
-        ("optimizer", _MOMENTS[setting.optimizer], 1),
-    ]
-    if with_weights:
-        each.insert(0, ("weights", 2.0, 3))
-    if setting.master_weights:
-        each.append(("master_weights", 4.0, 1))
-    for name, size, stage in each:
+    for name, size, stage in _STATES:
         parts = setting.devices if setting.zero >= stage else 1
-        yield name, trained * size / parts, f"{trained:,.0f} numbers x {size:.4g} B / {parts} devices"
+        yield name, trained * size / parts, f"{trained:,.0f} numbers x {size} B / {parts} devices"
 
 
 def lora_parameters(spec: DecoderSpec, rank: int) -> int:
@@ -154,25 +129,24 @@ def lora_parameters(spec: DecoderSpec, rank: int) -> int:
 
 
 def _held(model: PlannedModel, setting: TrainingSetting) -> Iterator[Part]:
-    yield from _trained("policy", model, setting, model.num_parameters)
+    yield from _trained("policy", model, setting)
     if setting.objective == "ppo":
-        yield from _trained("critic", model, setting, setting.critic_parameters or model.num_parameters)
+        yield from _trained("critic", model, setting)
     # An adapter that is left out leaves the reference: it needs no weights of its own.
-    if setting.objective != "sft" and setting.tuned == "full" and setting.reference == "model":
+    if setting.objective != "sft" and setting.tuned == "full":
         yield _frozen("reference", model.num_parameters, setting)
-    reward = setting.reward_parameters or (model.num_parameters if setting.objective == "ppo" else 0)
-    if reward and setting.objective in ("ppo", "grpo"):
-        yield _frozen("reward", reward, setting)
+    if setting.objective == "ppo":
+        yield _frozen("reward", model.num_parameters, setting)
     assumption = "driver, collectives' buffers, kernels' scratch memory"
     yield Part("runtime", Quantity(value=_RUNTIME_BYTES, unit="B", assumption=assumption, error=0.5))
 
 
-def _trained(name: str, model: PlannedModel, setting: TrainingSetting, parameters: float) -> Iterator[Part]:
-    """A model with its gradients and states. Adapters of a critic of another size grow with its number of weights."""
-    trained = parameters
+def _trained(name: str, model: PlannedModel, setting: TrainingSetting) -> Iterator[Part]:
+    """A model with its gradients and states."""
+    trained = model.num_parameters
     if setting.tuned != "full":
-        trained = lora_parameters(model.spec, setting.lora_rank) * parameters / model.num_parameters
-        yield _frozen(f"{name}_base", parameters, setting, linear_share=_linear_share(model.spec))
+        trained = lora_parameters(model.spec, _LORA_RANK)
+        yield _frozen(f"{name}_base", model.num_parameters, setting, linear_share=_linear_share(model.spec))
     for part, value, formula in state_bytes(trained, setting):
         yield Part(f"{name}_{part}", Quantity(value=value, unit="B", formula=formula, error=0.0))
 
@@ -200,9 +174,9 @@ def _linear_share(spec: DecoderSpec) -> float:
 
 def _update(model: PlannedModel, setting: TrainingSetting) -> Iterator[Part]:
     spec, sequences = model.spec, setting.sequences * (2 if setting.objective == "dpo" else 1)
-    kept = sequences * activation_bytes(spec, setting.length, setting.recomputation)
+    kept = sequences * activation_bytes(spec, setting.length)
     pairs = "2 x " if setting.objective == "dpo" else ""
-    formula = f"{pairs}{setting.sequences} sequences x {setting.length} tokens, {setting.recomputation} recomputation"
+    formula = f"{pairs}{setting.sequences} sequences x {setting.length} tokens, full recomputation"
     source = "Korthikanti et al. 2022, arXiv 2205.05198"
     kept_quantity = Quantity(value=kept, unit="B", formula=formula, error=_ACTIVATION_ERROR, source=source)
     yield Part("activations", kept_quantity)
@@ -219,7 +193,6 @@ def _update(model: PlannedModel, setting: TrainingSetting) -> Iterator[Part]:
 
 
 def _largest_layer(spec: DecoderSpec) -> int:
-    """Numbers of the layer that has most."""
     sizes = {
         layer: sum(
             each.times * each.parameters
@@ -233,13 +206,12 @@ def _largest_layer(spec: DecoderSpec) -> int:
 
 def _rollout(model: PlannedModel, setting: TrainingSetting) -> Iterator[Part]:
     each = kv_bytes_per_token(model)
-    value = setting.rollouts * (setting.length * each.value + model.spec.state_bytes)
-    formula = f"{setting.rollouts} answers x {setting.length} tokens x ({each.formula})"
+    value = _ROLLOUTS * (setting.length * each.value + model.spec.state_bytes)
+    formula = f"{_ROLLOUTS} answers x {setting.length} tokens x ({each.formula})"
     yield Part("rollout_kv_cache", Quantity(value=value, unit="B", formula=formula, error=0.0))
-    if setting.rollout_weights:
-        parts = setting.devices if setting.zero == 3 else 1
-        value, formula = 2 * model.num_parameters / parts, f"{model.num_parameters:,} numbers x 2 B / {parts} devices"
-        yield Part("rollout_weights", Quantity(value=value, unit="B", formula=formula, error=0.0))
+    parts = setting.devices if setting.zero == 3 else 1
+    value, formula = 2 * model.num_parameters / parts, f"{model.num_parameters:,} numbers x 2 B / {parts} devices"
+    yield Part("rollout_weights", Quantity(value=value, unit="B", formula=formula, error=0.0))
 
 
 def _sum(parts: tuple[Part, ...]) -> float:

@@ -39,7 +39,6 @@ def count_text(value: float) -> str:
 
 
 def quantity_text(quantity: Quantity) -> str:
-    """A value with its unit."""
     match quantity.unit:
         case "B":
             return bytes_text(quantity.value)
@@ -58,7 +57,6 @@ def quantity_text(quantity: Quantity) -> str:
 
 
 def part_text(name: str) -> str:
-    """A part's name in words."""
     return name.replace("_", " ").replace("kv ", "KV ")
 
 
@@ -73,12 +71,10 @@ def grouped_memory(memory: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def rate_text(rate_rps: float) -> str:
-    """Requests a second."""
     return f"{rate_rps:,.7g} request{'' if rate_rps == 1 else 's'}/s"
 
 
 def traffic_text(plan: Plan) -> str:
-    """The question in one line."""
     request: Any = plan.request
     traffic: Mapping[str, Any] = request["traffic"]
     lengths = " + ".join(f"{_mean(traffic[name]):,.0f}" for name in ("input_tokens", "output_tokens"))
@@ -87,7 +83,6 @@ def traffic_text(plan: Plan) -> str:
 
 
 def targets_text(plan: Plan) -> str:
-    """The targets in one line."""
     slo: Any = plan.request["slo"]
     name = f"p{100 * slo['percentile']:g}"
     return f"TTFT {name} within {seconds_text(slo['ttft_s'])}, TPOT {name} within {seconds_text(slo['tpot_s'])}"

@@ -11,8 +11,6 @@ from kvarn.shapes.cache import KvDtype
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
-    """One layer of a decoder."""
-
     attention: AttentionKind
     is_moe: bool = False
     """A mixture of experts in place of a dense MLP."""

@@ -37,8 +37,6 @@ _TILE, _SPLIT_STEP = 64, 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedForm:
-    """Form of a weight's numbers."""
-
     format: Dtype | Quantization
     group: int = 0
     """int4: inputs that share a scale."""
@@ -52,10 +50,6 @@ class PackedForm:
         """The form of plain weights that are quantized at load."""
         group = INT4_GROUP if to == "int4" else 0
         return PackedForm(format=to, group=group, has_sub_scales=to == "int4")
-
-    @property
-    def is_plain(self) -> bool:
-        return self.format in DTYPE_BYTES
 
     def num_bytes(self, kernels: Kernels, out: int, inputs: int, *, gated: bool = False) -> int:
         """Bytes of a weight [out, inputs], without a bias. `gated`: gate above up, `out` counts both."""
@@ -85,11 +79,6 @@ class PackedForm:
         width = _up(inputs, group)
         word = 8 if self.has_sub_scales and group > 2 * SUB_GROUP else 4
         return outputs * (width // 2 + word * (width // group))
-
-
-def adapter_lines(rows: int, columns: int, number_bytes: int) -> int:
-    """Lines of a matrix [rows, columns] of an adapter, whose numbers take so many bytes each."""
-    return _parts(rows, PANEL) * _parts(columns, LINE // PANEL // number_bytes)
 
 
 def _parts(size: int, step: int) -> int:

@@ -13,8 +13,6 @@ from kvarn.specs.spec import DecoderSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedProducts:
-    """Grouped-query attention."""
-
     query: Shard
     kv: Shard
     """Heads."""
@@ -57,8 +55,6 @@ def row_orders(dims: GroupedDimensions, spec: DecoderSpec, ranks: int) -> tuple[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentProducts:
-    """Multi-head latent attention. The products by heads are no linear layers: they are parts of `kv_b_proj`."""
-
     heads: Shard
     down: LinearSpec
     """To the row, before it the compressed query where queries are compressed."""
@@ -67,7 +63,6 @@ class LatentProducts:
 
     @staticmethod
     def of(prefix: str, dims: LatentDimensions, spec: DecoderSpec, place: Place) -> LatentProducts:
-        """Those of the layer whose attention's tensors' names begin with `prefix`, this rank's heads of them."""
         heads, hidden = place.share(dims.num_heads, "query heads"), Shard.whole(spec.hidden_size)
         head_dim, compressed, row = dims.head_dim, dims.query_rank, Shard.whole(dims.row_size)
         row_name = f"{prefix}kv_a_proj_with_mqa"
@@ -100,8 +95,6 @@ class LatentProducts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaProducts:
-    """A gated delta rule."""
-
     key: Shard
     value: Shard
     """Heads."""
@@ -112,7 +105,6 @@ class DeltaProducts:
 
     @staticmethod
     def of(prefix: str, dims: DeltaDimensions, spec: DecoderSpec, place: Place) -> DeltaProducts:
-        """Those of the layer whose rule's tensors' names begin with `prefix`, this rank's heads of them."""
         key = place.share(dims.key_heads, "key heads of the delta rule")
         value = place.share(dims.value_heads, "value heads of the delta rule")
         keys, values, hidden = key.times(dims.key_dim), value.times(dims.value_dim), Shard.whole(spec.hidden_size)

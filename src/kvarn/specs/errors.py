@@ -16,8 +16,6 @@ class UnsupportedModelError(ModelError):
 
 
 class UnsupportedQuantizationError(UnsupportedModelError):
-    """The checkpoint is quantized in a way that Kvarn does not read."""
-
     def __init__(self, what: str) -> None:
         super().__init__(
             f"the checkpoint is quantized with {what}, which is not supported. Kvarn reads GPTQ and AWQ (gemm) with "
@@ -31,8 +29,6 @@ class NotEnoughMemoryError(ModelError):
 
 
 class MissingWeightError(CheckpointError):
-    """A tensor the architecture needs is not in the checkpoint."""
-
     def __init__(self, name: str) -> None:
         super().__init__(
             f"the checkpoint has no tensor {name!r}: the download may be incomplete, or config.json is of another model"
@@ -40,8 +36,6 @@ class MissingWeightError(CheckpointError):
 
 
 class WeightShapeError(CheckpointError):
-    """A tensor has another shape than the configuration says."""
-
     def __init__(self, name: str, expected: tuple[int, ...], found: tuple[int, ...]) -> None:
         super().__init__(f"tensor {name!r} has shape {list(found)}, but config.json asks for {list(expected)}")
 

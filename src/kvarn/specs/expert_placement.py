@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class ExpertPlacement:
-    """Ranks of each expert of one layer."""
-
     ranks: tuple[tuple[int, ...], ...]
     """By expert: the ranks that hold it, in ascending order; at least one."""
 

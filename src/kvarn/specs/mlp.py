@@ -65,16 +65,12 @@ def _expert_features(size: int, place: Place) -> Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeProducts:
-    """A mixture of experts, but for the experts themselves."""
-
     router: LinearSpec
     shared: MlpProducts | None
     shared_gate: LinearSpec | None
 
     @staticmethod
     def of(prefix: str, spec: DecoderSpec, names: LayerNames, place: Place) -> MoeProducts:
-        """Those of the layer whose tensors' names begin with `prefix`."""
-
         def gate(name: str, outputs: int, bias: bool = False) -> LinearSpec:
             shard, hidden = Shard.whole(outputs), Shard.whole(spec.hidden_size)
             return LinearSpec(names=(prefix + name,), outputs=(shard,), inputs=hidden, bias=bias, role="router")

@@ -26,15 +26,11 @@ UNROTATED = RopeSpec(inverse_frequencies=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec(LayerShape):
-    """One layer of a decoder."""
-
     rope: RopeSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderLayerSpec:
-    """One layer of an encoder."""
-
     rope: RopeSpec = UNROTATED
     window: int | None = None
     """Tokens that a token sees to either side, itself included; None: all of its text."""
@@ -42,8 +38,6 @@ class EncoderLayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec(DecoderShape):
-    """A decoder-only transformer."""
-
     architecture: str
     max_context_length: int
     """Prompt and answer together, in tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvarn.shapes.packing import DTYPE_BYTES, LINE, Dtype, Kernels, PackedForm, Quantization, adapter_lines
+from kvarn.shapes.packing import DTYPE_BYTES, Dtype, Kernels, PackedForm, Quantization
 from kvarn.specs.held import quantization_of
 from kvarn.specs.place import ParallelError, Place
 from kvarn.specs.products import LinearSpec
@@ -27,7 +27,6 @@ class WeightForms:
     """Quantization of plain weights at load."""
 
     def form(self, product: LinearSpec) -> PackedForm:
-        """The form of a linear layer."""
         stored = None if self.stored is None else self.stored.form(product)
         if stored is not None:
             return stored
@@ -95,22 +94,6 @@ def product_bytes(spec: DecoderSpec, place: Place, forms: WeightForms) -> tuple[
         else:
             layers += count
     return layers, head
-
-
-def adapter_bytes(spec: DecoderSpec, place: Place, dtype: Dtype, lora_rank: int) -> int:
-    """Bytes that an adapter of all linear layers but the head, routers and experts takes on a rank, in blocks of the KV
-    cache (`kvarn.kernels.adapters`)."""
-    lines = 0
-    for each in rank_weights(spec, place):
-        product = each.held
-        if isinstance(product, LinearSpec) and product.role == "layer":
-            inputs = [len(part) for part in product.inputs.parts() if part] if product.inputs.divided else None
-            for stack in product.stacks():
-                rows = sum(map(len, stack.held))
-                for columns in inputs or [len(product.inputs.held)]:
-                    sides = ((lora_rank, columns), (rows, lora_rank))
-                    lines += each.times * sum(adapter_lines(*side, DTYPE_BYTES[dtype]) for side in sides)
-    return lines * LINE
 
 
 def num_parameters(spec: DecoderSpec) -> int:

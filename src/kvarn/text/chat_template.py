@@ -29,8 +29,6 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 
 @dataclass(frozen=True, slots=True)
 class RenderRequest:
-    """A conversation ready for `ChatTemplate.render`."""
-
     payload: bytes
     continues: bool  # whether the last message is left open
 

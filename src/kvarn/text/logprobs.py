@@ -35,8 +35,6 @@ ItemT = TypeVar("ItemT")
 
 
 class LogprobsEncoder:
-    """Encodes log-probabilities."""
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._around = lru_cache(_TOKENS_REMEMBERED)(self._around_logprob)

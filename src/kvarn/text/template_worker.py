@@ -31,7 +31,6 @@ _problems: list[str] = []
 
 
 def answer(payload: bytes) -> bytes:
-    """The reply to a request."""
     request = json.loads(payload)
     if "sources" in request:
         kind, text = _compile(request["sources"])

@@ -22,7 +22,6 @@ class Tokenizer:
     """The tokenizer of one checkpoint. Safe to use from several threads; encoding releases the GIL."""
 
     def __init__(self, library: Library, eos_token_ids: Sequence[int]) -> None:
-        """Wrap a tokenizer of the `tokenizers` library."""
         self._library = library
         decoder: dict[str, Any] | None = json.loads(library.to_str())["decoder"]
         self._bytes_of = token_bytes_reader(decoder)

@@ -11,8 +11,6 @@ from kvarn.traffic.workload import Segment
 
 
 class ConversationTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a conversation."""
-
     segments: tuple[Segment, ...]
     """The whole prompt: what went before is repeated."""
     output_tokens: int

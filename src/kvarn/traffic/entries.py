@@ -27,8 +27,6 @@ class TraceError(ValueError):
 
 
 class TraceEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a trace."""
-
     line: int
     arrival_s: float
     prompt_tokens: int
@@ -36,7 +34,6 @@ class TraceEntry(msgspec.Struct, frozen=True, kw_only=True):
     hash_ids: tuple[int, ...] = ()
     """Names of the prompt's blocks, the last one perhaps not full; empty where the trace has none."""
     block: int = 512
-    """Tokens of a block."""
     session: str = ""
     took_s: float = 0.0
     """Seconds until it was answered, where the trace tells them."""

@@ -38,8 +38,6 @@ def _no_slots() -> Ints:
 
 @dataclass(slots=True)
 class _Running:
-    """A step that was given to the device."""
-
     plan: StepPlan
     submitted: float
     first_uses: int  # count when it was submitted
@@ -111,7 +109,6 @@ class AsyncExecutor(InProcessExecutor):
         self._running.append(running)
 
     def transfer_blocks(self, plan: StepPlan) -> float:
-        """Store and load a plan's KV blocks. Returns the seconds it took."""
         if not plan.kv_stores and not plan.kv_loads:
             return 0.0
         self._end_all()

@@ -169,8 +169,6 @@ def _within(tokens: Iterable[int], vocab_size: int) -> Ids:
 
 @dataclass(frozen=True, slots=True)
 class ConstrainedRow:
-    """A row of the logits and its constraints."""
-
     row: int
     constraints: TokenConstraints
     choices: Ids | None  # the only tokens that may be drawn, None for all

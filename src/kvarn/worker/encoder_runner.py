@@ -10,8 +10,6 @@ from kvarn.models import CausalEncoder, Encoder
 
 
 class EncoderRunner:
-    """Batches inputs by tokens and runs an encoder over them."""
-
     def __init__(self, model: Encoder | CausalEncoder, token_budget: int) -> None:
         """`token_budget`: tokens of one pass at most; an input longer than that runs alone."""
         if token_budget < 1:

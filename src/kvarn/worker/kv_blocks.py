@@ -27,11 +27,9 @@ def block_bytes(cache: KVCache) -> int:
 class BlockMemory(Protocol):
     """Part of a `KVConnector` that moves the contents of blocks."""
 
-    def store(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
-        """See `KVConnector`."""
+    def store(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None: ...
 
-    def load(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
-        """See `KVConnector`."""
+    def load(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None: ...
 
 
 class BlockTransfers:

@@ -28,8 +28,6 @@ Compute = Callable[[torch.Tensor, PagedBatch, torch.Tensor, list[torch.Tensor]],
 
 
 class StepLogits(NamedTuple):
-    """Outcome of a forward pass."""
-
     batch: StepBatch
     logits: torch.Tensor
     """[drawn rows, vocab_size]"""
@@ -39,8 +37,6 @@ class StepLogits(NamedTuple):
 
 
 class RunnerOptions(TypedDict, total=False):
-    """Sizes and parts of a `ModelRunner`."""
-
     num_blocks: Required[int]
     """Blocks of the KV cache; see `plan_cache`."""
     max_num_seqs: Required[int]
@@ -56,7 +52,6 @@ class RunnerOptions(TypedDict, total=False):
     context: ContextParallel | None
     """This rank's place among those that share long prompts."""
     clock: Clock
-    """Times steps."""
 
 
 class ModelRunner:

@@ -26,8 +26,6 @@ MIN_WIDTH = 64
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Limits of an engine's steps."""
-
     sequences: int
     tokens: int
     context: int

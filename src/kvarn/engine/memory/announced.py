@@ -37,7 +37,6 @@ class AnnouncedTurns:
         self._fetches: OrderedDict[Branch, tuple[float, KVFetch]] = OrderedDict()
 
     def remember(self, branch: Branch, nodes: Sequence[PrefixNode]) -> None:
-        """The latest path of a conversation."""
         self.forget(branch)
         self._paths[branch] = _Path(nodes[-1].scope, [node.hash for node in nodes])
         self._num_names += len(nodes)
@@ -69,7 +68,6 @@ class AnnouncedTurns:
             self._fetches[branch] = (now + EXPECTED_S, pending)
 
     def end(self, branch: Branch) -> None:
-        """The announced turn has come and gone."""
         found = self._fetches.pop(branch, None)
         if found is not None:
             found[1].release()

@@ -67,7 +67,5 @@ class BlockInventory:
 
 
 class BlockPlace(Protocol):
-    """A place that holds blocks."""
-
     def report_to(self, held: BlockInventory | None) -> None:
         """Add what is held here and, from now on, add and drop what comes and goes; or no more."""

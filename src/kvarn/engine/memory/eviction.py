@@ -34,13 +34,10 @@ class EvictionOrder(Protocol):
     def first(self, now: float) -> int | None:
         """The block that goes next, which is evicted then; None where none is idle."""
 
-    def check_integrity(self) -> None:
-        """Recount. Raises `IntegrityError`."""
+    def check_integrity(self) -> None: ...
 
 
 class LeastRecentlyUsed:
-    """The block that has been idle for longest: least recently used."""
-
     def __init__(self) -> None:
         self._idle: OrderedDict[int, None] = OrderedDict()
 

@@ -98,7 +98,6 @@ class PrefixCache:
 
     @property
     def nodes(self) -> Mapping[int, PrefixNode]:
-        """The node of each cached block."""
         return self._by_block
 
     def match(

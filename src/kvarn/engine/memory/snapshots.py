@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SnapshotRecord:
-    """Snapshots of one running sequence."""
-
     start: int
     """The one that it starts from, or `NO_SNAPSHOT`: the plan with its first row copies it before it writes any."""
     wanted: list[int]  # positions inside the prompt at which one is taken

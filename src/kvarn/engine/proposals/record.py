@@ -31,8 +31,6 @@ class Acceptance:
 
 
 class GuessRecord:
-    """The guesses of one sequence."""
-
     DECAY = 0.8
     FADE = 0.99
 
@@ -61,8 +59,6 @@ class GuessRecord:
 
 @dataclass(slots=True)
 class SpeculationTotals:
-    """Counts since the start."""
-
     rows: int = 0  # rows that verified proposals
     proposed: int = 0
     accepted: int = 0

@@ -28,8 +28,6 @@ def _levels(keep: float) -> tuple[Gaps, Gaps]:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One session of a tenant."""
-
     tenant: str
     gaps: tuple[Gaps, Gaps] = field(default_factory=lambda: _levels(_SESSION_KEEP))
     branches: list[Branch] = field(default_factory=list)  # the one used last at the end
@@ -40,8 +38,6 @@ class Session:
 
 
 class Sessions:
-    """The table, and what is known of gaps."""
-
     def __init__(self, max_sessions: int = 8192, max_tenants: int = 1024) -> None:
         self._max_sessions = max_sessions
         self._max_tenants = max_tenants

@@ -16,8 +16,6 @@ from kvarn.kernels.errors import KernelInputError
 
 @dataclass(frozen=True, slots=True)
 class CpuAdapterBatch:
-    """See `kvarn.kernels.adapters.AdapterBatch`; compiled layers take `native`."""
-
     native: _native.AdapterBatch
 
     def add(self, layer: int, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -25,8 +23,6 @@ class CpuAdapterBatch:
 
 
 class CpuAdapterMemory:
-    """See `kvarn.kernels.adapters.AdapterMemory`."""
-
     captured_form = None
 
     def __init__(self, cache: KVCache, dtype: torch.dtype) -> None:

@@ -16,8 +16,6 @@ from kvarn.kernels.linear import Norm
 
 @dataclass(frozen=True, slots=True)
 class CpuAttentionMetadata:
-    """See `kvarn.kernels.attention.AttentionMetadata`."""
-
     backend: _native.Backend
     native: _native.AttentionMetadata
     batch: PagedBatch

@@ -25,8 +25,6 @@ from kvarn.shapes import BLOCK_SIZE
 
 
 class CpuDecoderLayers:
-    """See `kvarn.kernels.decoder.DecoderLayers`."""
-
     def __init__(self, backend: _native.Backend, parts: DecoderParts) -> None:
         """Raises KernelInputError where the parts do not fit together. All products are compiled."""
         _check_sizes(parts)
@@ -104,8 +102,6 @@ class CpuDecoderLayers:
 
 
 class CpuGreedyDecoder:
-    """See `kvarn.kernels.decoder.GreedyDecoder`."""
-
     def __init__(self, backend: _native.Backend, parts: GreedyParts, cache: KVCache) -> None:
         """Raises KernelInputError for the cache of another model. The head is compiled."""
         assert isinstance(parts.layers, CpuDecoderLayers), "of the same kernels"

@@ -16,8 +16,6 @@ from kvarn.shapes.attention import DeltaDimensions
 
 @dataclass(frozen=True, slots=True)
 class CpuDeltaMetadata:
-    """See `kvarn.kernels.delta.DeltaMetadata`."""
-
     backend: _native.Backend
     dims: DeltaDimensions
     query_starts: torch.Tensor

@@ -19,8 +19,6 @@ MAX_SIZE = 1024
 
 @dataclass(frozen=True, slots=True)
 class CpuLatentMetadata:
-    """See `kvarn.kernels.attention.LatentMetadata`."""
-
     attention: CpuAttentionMetadata
     """Only the step's shape is used."""
 

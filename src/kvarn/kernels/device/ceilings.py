@@ -48,7 +48,6 @@ def operations_per_s(arithmetic: Arithmetic) -> float:
 
 
 def is_compiled() -> bool:
-    """Whether the compiled kernels are installed."""
     return importlib.util.find_spec("kvarn.kernels.cpu._native") is not None
 
 

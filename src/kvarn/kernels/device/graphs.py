@@ -68,7 +68,6 @@ class GraphRecorder:
 
 
 def recorder_for(device: torch.device, reserved_bytes: int = 0) -> GraphRecorder | None:
-    """The recorder of steps on a device; None where it is no GPU."""
     return GraphRecorder(device, reserved_bytes) if device.type == "cuda" else None
 
 

@@ -42,8 +42,6 @@ class TorchAdapterMemory:
 
 @dataclass(frozen=True, slots=True)
 class TorchAdapterBatch:
-    """See `kvarn.kernels.adapters.AdapterBatch`."""
-
     memory: TorchAdapterMemory
     rows: list[int]
     groups: list[tuple[int, int]]

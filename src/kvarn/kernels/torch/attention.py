@@ -65,8 +65,6 @@ class ChunkPlan:
 
 @dataclass(frozen=True, slots=True)
 class TorchAttentionMetadata:
-    """See `kvarn.kernels.attention.AttentionMetadata`: the reads and writes of one step."""
-
     heads: HeadShape
     window: int | None
     slots: torch.Tensor

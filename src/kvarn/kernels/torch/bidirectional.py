@@ -13,8 +13,6 @@ from kvarn.kernels.torch.attention import rotate
 
 @dataclass(frozen=True, slots=True)
 class TorchBidirectionalMetadata:
-    """See `kvarn.kernels.attention.BidirectionalMetadata`."""
-
     heads: HeadShape
     window: int | None
     runs: tuple[tuple[slice, int], ...]

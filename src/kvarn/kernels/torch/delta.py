@@ -14,8 +14,6 @@ from kvarn.shapes.attention import DeltaDimensions
 
 @dataclass(frozen=True, slots=True)
 class TorchDeltaMetadata:
-    """See `kvarn.kernels.delta.DeltaMetadata`."""
-
     dims: DeltaDimensions
     states: StateBatch
     starts: list[int]

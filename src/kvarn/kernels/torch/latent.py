@@ -13,8 +13,6 @@ from kvarn.kernels.torch.attention import TorchAttentionMetadata, plan_attention
 
 @dataclass(frozen=True, slots=True)
 class TorchLatentMetadata:
-    """See `kvarn.kernels.attention.LatentMetadata`."""
-
     attention: TorchAttentionMetadata
 
     @staticmethod

@@ -87,8 +87,6 @@ class TorchLinear:
 
 
 class TorchHeadProducts:
-    """See `kvarn.kernels.linear.HeadProducts`."""
-
     def __init__(self, weight: torch.Tensor) -> None:
         """`weight`: [H, out, in]."""
         self._weight = weight.transpose(1, 2).contiguous()

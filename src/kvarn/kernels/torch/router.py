@@ -16,7 +16,6 @@ def route(
     choice_bias: torch.Tensor | None,
     sigmoid: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `Operations.route`."""
     numbers = numbers.float()
     scores = torch.softmax(numbers, -1) if spec.scoring == "softmax" else sigmoid(numbers)
     ranking = scores if choice_bias is None else scores + choice_bias

@@ -35,7 +35,6 @@ def most_likely(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def draw_tokens(
     logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: SamplingTensors
 ) -> torch.Tensor:
-    """See `Operations.draw_tokens`."""
     vocab_size = logits.shape[1]
     padded_size = -(-vocab_size // _CHUNK) * _CHUNK
     rows_per_tile = max(1, min(len(rows), _TILE_BYTES // (4 * padded_size)))

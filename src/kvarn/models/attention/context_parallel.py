@@ -18,8 +18,6 @@ from kvarn.kernels.torch.attention import write_rows
 
 @dataclass(frozen=True, slots=True)
 class SharedAttentionMetadata:
-    """See `kvarn.kernels.attention.AttentionMetadata`."""
-
     write: AttentionMetadata
     """Each query sees itself alone, which needs no other rank's keys."""
     attend: AttentionMetadata
@@ -36,8 +34,6 @@ class SharedAttentionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class SharedLatentMetadata:
-    """See `kvarn.kernels.attention.LatentMetadata`."""
-
     slot_mapping: torch.Tensor
     attend: LatentMetadata
     exchange: BlockExchange
@@ -54,7 +50,6 @@ class SharedLatentMetadata:
 def plan_attention(
     operations: Operations, batch: PagedBatch, heads: HeadShape, window: int | None
 ) -> AttentionMetadata:
-    """See `Operations.plan_attention`."""
     attend = operations.plan_attention(batch, heads, window)
     if batch.exchange is None:
         return attend
@@ -62,6 +57,5 @@ def plan_attention(
 
 
 def plan_latent(operations: Operations, batch: PagedBatch, num_heads: int, size: int) -> LatentMetadata:
-    """See `Operations.plan_latent`."""
     attend = operations.plan_latent(batch, num_heads, size)
     return attend if batch.exchange is None else SharedLatentMetadata(batch.slot_mapping, attend, batch.exchange)

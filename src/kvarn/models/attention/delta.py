@@ -24,8 +24,6 @@ from kvarn.specs.spec import DecoderSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet(Attention):
-    """See the module."""
-
     dims: DeltaDimensions
     """Sizes of this rank's heads."""
     operations: Operations
@@ -60,7 +58,6 @@ class DeltaNet(Attention):
 def load_delta(
     prefix: str, whole: DeltaDimensions, spec: DecoderSpec, names: LayerNames, loader: WeightLoader
 ) -> DeltaNet:
-    """The delta rule of the layer whose tensors' names begin with `prefix`, this rank's heads of it."""
     prefix += names.delta
     own = DeltaProducts.of(prefix, whole, spec, loader.parallel)
     key, value = own.key, own.value

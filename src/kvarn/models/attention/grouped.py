@@ -25,8 +25,6 @@ from kvarn.specs.spec import DecoderSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedAttention(Attention):
-    """Queries, keys and values by heads."""
-
     spec: DecoderSpec
     dims: GroupedDimensions
     """Sizes of all ranks together."""
@@ -111,7 +109,6 @@ class GroupedAttention(Attention):
 def load_grouped(
     prefix: str, dims: GroupedDimensions, spec: DecoderSpec, names: LayerNames, loader: WeightLoader
 ) -> GroupedAttention:
-    """The attention of the layer whose tensors' names begin with `prefix`, this rank's part of it."""
     parallel = loader.parallel
     own = GroupedProducts.of(prefix, dims, spec, names, parallel)
     query, kv = own.query, own.kv

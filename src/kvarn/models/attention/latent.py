@@ -31,8 +31,6 @@ _NORM_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention(Attention):
-    """See the module."""
-
     dims: LatentDimensions
     """Sizes of all ranks together."""
     num_heads: int
@@ -83,7 +81,6 @@ class LatentAttention(Attention):
 def load_latent(
     prefix: str, dims: LatentDimensions, spec: DecoderSpec, names: LayerNames, loader: WeightLoader
 ) -> LatentAttention:
-    """The attention of the layer whose tensors' names begin with `prefix`, this rank's heads of it."""
     prefix += "self_attn."
     own = LatentProducts.of(prefix, dims, spec, loader.parallel)
     heads, rank, compressed = own.heads, dims.rank, dims.query_rank

@@ -50,8 +50,6 @@ class ClassifierNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderFamily:
-    """One family of encoders."""
-
     model_type: str
     names: EncoderNames
     classifier: ClassifierNames
@@ -245,13 +243,11 @@ def has_sentence_modules(path: Path) -> bool:
 
 
 def sentence_module(path: Path, kind: str) -> Path | None:
-    """The directory of one of the modules; None where there is no such."""
     found = _module_paths(path).get(kind)
     return None if found is None else path / found
 
 
 def _module_paths(path: Path) -> dict[str, str]:
-    """Directories of the modules below the checkpoint's, by the names of their classes."""
     file = path / _MODULES
     if not has_sentence_modules(path):
         return {}

@@ -93,8 +93,6 @@ def load_encoder_layer(
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """A head over a text's vector, with one hidden layer."""
-
     operations: Operations
     activation: Activation
     dense: Linear

@@ -24,8 +24,6 @@ _PLACE_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class AwqFormat(WeightFormat):
-    """See `kvarn.models.formats.base.WeightFormat`."""
-
     name = "awq"
     packed_suffix = ".qweight"
     beside_weights = (".qzeros", ".scales")

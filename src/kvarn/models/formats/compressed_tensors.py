@@ -27,8 +27,6 @@ from kvarn.specs.quantization import QuantizationConfig, QuantizedWeights
 
 
 class CompressedTensorsFormat(WeightFormat):
-    """See `kvarn.models.formats.base.WeightFormat`."""
-
     name = "compressed-tensors"
     packed_suffix = ".weight_packed"
     beside_weights = (".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx")

@@ -18,8 +18,6 @@ from kvarn.specs.quantization import QuantizationConfig
 
 
 class Fp8Format(WeightFormat):
-    """See `kvarn.models.formats.base.WeightFormat`."""
-
     beside_weights = (".weight_scale_inv",)
 
     def __init__(self, checkpoint: Checkpoint, config: QuantizationConfig, warn: Warn) -> None:

@@ -28,8 +28,6 @@ from kvarn.specs.quantization import QuantizationConfig
 
 
 class GptqFormat(WeightFormat):
-    """See `kvarn.models.formats.base.WeightFormat`."""
-
     name = "gptq"
     packed_suffix = ".qweight"
     beside_weights = (".qzeros", ".scales", ".g_idx")

@@ -135,7 +135,6 @@ class WeightLoader:
         return Norm(weight.to(self.device), eps)
 
     def layer_norm(self, name: str, size: int, eps: float, *, bias: bool = True) -> LayerNorm:
-        """A layer norm of `size` numbers, in the activations' type."""
         dtype, device = self.kernels.operations.activation_dtype(self.dtype), self.device
         weight = self._checkpoint.tensor(f"{name}.weight", (size,)).to(device, dtype)
         shift = self._checkpoint.tensor(f"{name}.bias", (size,)).to(device, dtype) if bias else None

@@ -40,8 +40,6 @@ Windows = Literal["all", "qwen", "listed", "unrotated", "alternating", "pattern"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One family."""
-
     model_type: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Fields that config.json may leave out, where transformers fills in something else than `DecoderConfig` does. A

@@ -104,8 +104,6 @@ class CheckpointKind(CheckpointFile):
 
 
 class HfConfig(CheckpointKind):
-    """config.json of any model."""
-
     eos_token_id: EndTokens = Field([])
     vocab_size: Vocabulary
     hidden_size: Width
@@ -131,8 +129,6 @@ def activation_named(name: str) -> Activation:
 
 
 class EncoderConfig(HfConfig):
-    """config.json of an encoder."""
-
     hidden_act: str | None = "gelu"
     is_decoder: bool = False
     layer_norm_eps: Epsilon = 1e-12
@@ -174,8 +170,6 @@ class EncoderConfig(HfConfig):
 
 
 class DecoderConfig(HfConfig):
-    """config.json of a decoder."""
-
     num_key_value_heads: Heads | None = None
     head_dim: HeadDim | None = None
     rms_norm_eps: Epsilon = 1e-6

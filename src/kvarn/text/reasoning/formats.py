@@ -17,8 +17,6 @@ even where each byte is a token."""
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """Format in which a model writes reasoning."""
-
     name: str
     starts: tuple[str, ...]  # texts, any of which begins the reasoning
     ends: tuple[str, ...]

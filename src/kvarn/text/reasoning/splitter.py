@@ -21,8 +21,6 @@ class ReasoningPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of reasoning."""
-
     text: str
 
 

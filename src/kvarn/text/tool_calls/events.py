@@ -13,8 +13,6 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """Call number `index` begins."""
-
     index: int
     id: str
     name: str

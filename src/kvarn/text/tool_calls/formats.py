@@ -45,8 +45,6 @@ class CallSyntax:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """Format in which a model writes tool calls."""
-
     name: str
     parser: type[ToolCallParser]
     syntax: CallSyntax

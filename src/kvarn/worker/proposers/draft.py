@@ -29,8 +29,6 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(slots=True, eq=False)
 class _Draft:
-    """Content of the cache for one sequence."""
-
     table: npt.NDArray[np.int32]  # its blocks, as far as it has some
     num_blocks: int = 0
     num_computed: int = 0  # known tokens in the cache
@@ -47,8 +45,6 @@ class _Draft:
 
 @dataclass(slots=True)
 class _Row:
-    """One sequence in one call."""
-
     index: int
     draft: _Draft
     tokens: list[int]  # known tokens to compute now

@@ -33,8 +33,6 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SharedBlocks:
-    """See `kvarn.kernels.batch.BlockExchange`."""
-
     rank: int
     blocks: Sequence[torch.Tensor]
     """Blocks that each rank writes, [N] int64; padded to the same N with the last one."""

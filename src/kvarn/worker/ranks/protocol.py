@@ -29,8 +29,6 @@ class ForgetAdapter(msgspec.Struct, frozen=True, tag=True):
 
 
 class RunPlan(msgspec.Struct, frozen=True, tag=True):
-    """Run a step."""
-
     plan: StepPlan
     slots: BlockSlots | None = None  # slots of the blocks that it stores and loads; None where it moves none
     ahead: bool = False
