@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from kvarn.metering.prices import PriceBook
-from kvarn.store.ledger import LedgerEvent
+from kvarn.store.ledger import LedgerEvent, LedgerRequest
 
 LOST = "lost"
 """Outcome of requests whose gateway died."""
@@ -26,32 +26,13 @@ class Tokens(Protocol):
     """Monotonic seconds."""
 
 
-class InFlight(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """Request in flight: holder, model and route, known from its start. Fields as in `usage_events`."""
+class InFlight(LedgerRequest, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """Request in flight: holder, model and route, known from its start."""
 
-    id: str
-    request_id: str
-    organization_id: str
-    project_id: str
-    user_id: str | None = None
-    key_id: str | None = None
-    endpoint: str
-    model: str
-    model_version: str = ""
-    adapter: str = ""
-    route: str = ""
-    replica: str = ""
-    service_tier: str = "default"
-    batch_id: str | None = None
-    cache: str | None = None
     writes: bool = True
     """Whether its answer is made of tokens: without one, nothing was delivered."""
     started: float
     """Seconds since 1970."""
-
-
-_COPIED = tuple(name for name in InFlight.__struct_fields__ if name not in ("writes", "started"))
-"""Fields that an event copies from the request in flight."""
 
 
 class Measured(msgspec.Struct, frozen=True, gc=False):
@@ -77,7 +58,7 @@ def make_event(request: InFlight, measured: Measured, prices: PriceBook, currenc
         tokens = {"prompt": measured.prompt_tokens, "cached": cached, "output": measured.output_tokens}
         cost = prices.cost(request.model, measured.finished, **tokens)
     return LedgerEvent(
-        **{name: getattr(request, name) for name in _COPIED},
+        **{name: getattr(request, name) for name in LedgerRequest.__struct_fields__},
         outcome=measured.outcome,
         input_tokens=measured.prompt_tokens,
         cached_tokens=cached,

@@ -14,8 +14,8 @@ HOUR_S = 3_600
 BATCH_TIER = "batch"  # service tier of the lines of a batch
 
 
-class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One request's entry. Fields are those of the table `usage_events`, which explains them."""
+class LedgerRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Fields of an entry that are known when its request is taken. The table `usage_events` explains them."""
 
     id: str
     request_id: str
@@ -32,6 +32,11 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     service_tier: str = "default"
     batch_id: str | None = None
     cache: str | None = None
+
+
+class LedgerEvent(LedgerRequest, frozen=True, kw_only=True, gc=False):
+    """One request's entry. Fields are those of the table `usage_events`."""
+
     outcome: str
     input_tokens: int
     cached_tokens: int

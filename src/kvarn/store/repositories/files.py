@@ -146,7 +146,7 @@ async def publish_file(
 
 
 async def find_file(store: Store, owner: Owner, file_id: str) -> File:
-    query = _visible(owner, store.now()).where(File.id == file_id)
+    query = visible_files(owner, store.now()).where(File.id == file_id)
     async with store.reading() as session:
         return await find_one(session, query, f"There is no file {file_id[:80]!r}.")
 
@@ -155,7 +155,7 @@ async def list_files(
     store: Store, owner: Owner, cursor: Cursor, purpose: str | None = None, *, of_batches: bool = True
 ) -> Page[File]:
     """A page of an owner's files, by age; those that batches of messages keep among them or not."""
-    query = _visible(owner, store.now())
+    query = visible_files(owner, store.now())
     if purpose is not None:
         query = query.where(File.purpose == purpose)
     if not of_batches:
@@ -207,6 +207,6 @@ def _keeping_batch(owner: Owner, file_id: str | InstrumentedAttribute[str]) -> S
     )
 
 
-def _visible(owner: Owner, now: float) -> Select[File]:
+def visible_files(owner: Owner, now: float) -> Select[File]:
     not_expired = or_(File.expires_at.is_(None), File.expires_at > int(now))
     return owned_by(owner, File).where(File.status == PROCESSED, not_expired)

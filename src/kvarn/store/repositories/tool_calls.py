@@ -10,9 +10,10 @@ from sqlalchemy import delete, select, update
 
 from kvarn.store.engine import Store
 from kvarn.store.ids import new_id
-from kvarn.store.models import AuditEntry, StoredToolCall
+from kvarn.store.models import StoredToolCall
 from kvarn.store.owner import Principal
-from kvarn.store.repositories.queries import insert
+from kvarn.store.repositories.queries import insert, is_owned_by
+from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange
 
 STARTED = "started"
 AUDITED = "tool.called"
@@ -107,21 +108,10 @@ async def note_ended(
         if found is None:  # its organisation has been deleted
             return
         data = {"tool": found.name, "type": found.type, "status": status, "duration_ms": duration_ms}
-        session.add(
-            AuditEntry(
-                id=new_id("audit_log-"),
-                organization_id=principal.organization_id,
-                effective_at=int(store.now()),
-                type=AUDITED,
-                actor_key_id=principal.key_id,
-                actor="a request" if principal.key_id is None else f"key {principal.key_id}",
-                actor_organization_id=principal.organization_id,
-                actor_user_id=principal.user_id,
-                object_id=call_id,
-                project_id=principal.project_id,
-                detail={"data": data},
-            )
-        )
+        name = "a request" if principal.key_id is None else f"key {principal.key_id}"
+        actor = Actor(name, principal.key_id, principal.organization_id, principal.user_id)
+        change, own = AuditedChange(session, actor, int(store.now())), principal.owner
+        change.record(AUDITED, own.organization_id, call_id, project_id=own.project_id, data=data)
 
 
 async def calls_of(store: Store, principal: Principal, answer_id: str) -> Sequence[StoredToolCall]:
@@ -129,8 +119,7 @@ async def calls_of(store: Store, principal: Principal, answer_id: str) -> Sequen
     query = select(StoredToolCall).where(
         StoredToolCall.answer_id == answer_id,
         StoredToolCall.approval_request_id.is_(None),
-        StoredToolCall.organization_id == principal.organization_id,
-        StoredToolCall.project_id == principal.project_id,
+        is_owned_by(principal.owner, StoredToolCall),
     )
     async with store.reading() as session:
         found = await session.scalars(query.order_by(StoredToolCall.created_at, StoredToolCall.id))

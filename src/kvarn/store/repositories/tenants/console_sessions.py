@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sqlalchemy import delete, select
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
 from kvarn.store.keys import digest_of, new_session_token
@@ -37,13 +36,9 @@ async def add_session(
     return session, token.value
 
 
-async def find_session(session: AsyncSession, lookup: str) -> ConsoleSession | None:
-    return await session.get(ConsoleSession, lookup)
-
-
 async def end_session(change: AuditedChange, lookup: str) -> None:
     """End a session at all gateways; one that is over already is left so."""
-    session = await find_session(change.session, lookup)
+    session = await change.session.get(ConsoleSession, lookup)
     if session is None:
         return
     await change.session.delete(session)

@@ -62,9 +62,9 @@ async def requests_of_model(store: Store, model: str, *, start: int, end: int, l
 
 
 def arrival_s(event_id: str, started_at: int) -> float:
-    """The time an event's id was made, where that is in the second of its start; else that second."""
+    """The time an event's id was made, where that is within a second of its start; else that second."""
     try:
         made = int(event_id.removeprefix("use_")[:_TIME_DIGITS], 16) / 1000
     except ValueError:
         return float(started_at)
-    return made if started_at <= made < started_at + 1 else float(started_at)
+    return made if abs(made - started_at) < 2.0 else float(started_at)

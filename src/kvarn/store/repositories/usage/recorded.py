@@ -9,6 +9,7 @@ from sqlalchemy import func, select
 from kvarn.store.engine import Store
 from kvarn.store.ledger import UsageFilter
 from kvarn.store.models import KeptRequest, UsageEvent
+from kvarn.store.repositories.usage.recent import arrival_s
 from kvarn.store.repositories.usage.sums import conditions
 from kvarn.traffic.recorded import RecordedRequest
 
@@ -53,7 +54,7 @@ async def recorded_requests(
 
 def _request(row: Any) -> RecordedRequest:
     return RecordedRequest(
-        started_s=_started_s(row.id, row.started_at),
+        started_s=arrival_s(row.id, row.started_at),
         took_s=row.duration_ms / 1000,
         input_tokens=row.input_tokens,
         cached_tokens=row.cached_tokens,
@@ -62,12 +63,3 @@ def _request(row: Any) -> RecordedRequest:
         session=row.session or "",
         model=row.model,
     )
-
-
-def _started_s(event_id: str, started_at: int) -> float:
-    """The time in an event's id, where that is within a second of the time that it is said to have started at."""
-    try:
-        in_id = int(event_id[_ID_BEGINS : _ID_BEGINS + _TIME_DIGITS], 16) / 1000
-    except ValueError:
-        return float(started_at)
-    return in_id if abs(in_id - started_at) < 2.0 else float(started_at)

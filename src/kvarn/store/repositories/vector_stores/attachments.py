@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, func, or_, select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.models import File, VectorStore, VectorStoreFile
-from kvarn.store.models.files import PROCESSED
 from kvarn.store.owner import Owner
 from kvarn.store.repositories import chunks
-from kvarn.store.repositories.queries import insert, owned_by
+from kvarn.store.repositories.files import visible_files
+from kvarn.store.repositories.queries import insert
 from kvarn.store.repositories.stored_bytes import ROW_BYTES
 
 DAY_S = 24 * 3600
@@ -37,7 +37,7 @@ class Attachment:
 async def read_sizes(store: Store, owner: Owner, attachments: Sequence[Attachment]) -> int:
     """Bytes that files will take at least, as far as their sizes tell; refused before any work is done for them."""
     ids = [each.file_id for each in attachments]
-    query = _visible(owner, store.now()).where(File.id.in_(ids)).with_only_columns(func.sum(File.size))
+    query = visible_files(owner, store.now()).where(File.id.in_(ids)).with_only_columns(func.sum(File.size))
     async with store.reading() as session:
         return ROW_BYTES * len(ids) + (int(await session.scalar(query) or 0) if ids else 0)
 
@@ -48,7 +48,7 @@ async def lock_files(
     """The files to put into a store, which nobody deletes before the transaction's end. Raises `NotFoundError` where
     one is not there."""
     ids = [each.file_id for each in attachments]
-    query = _visible(owner, now).where(File.id.in_(ids)).order_by(File.id).with_for_update(read=True)
+    query = visible_files(owner, now).where(File.id.in_(ids)).order_by(File.id).with_for_update(read=True)
     files = {file.id: file for file in await session.scalars(query)} if ids else {}
     for file_id in ids:
         if file_id not in files:
@@ -113,8 +113,3 @@ def _queued(file: File, attachment: Attachment, now: int) -> dict[str, Any]:
 
 def expiry(since: int, days: int | None) -> int | None:
     return None if days is None else since + days * DAY_S
-
-
-def _visible(owner: Owner, now: float) -> Select[File]:
-    not_expired = or_(File.expires_at.is_(None), File.expires_at > int(now))
-    return owned_by(owner, File).where(File.status == PROCESSED, not_expired)
