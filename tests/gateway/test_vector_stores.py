@@ -65,8 +65,11 @@ def test_files_are_ingested_and_found(sdk):
     apples = sdk.vector_stores.files.create_and_poll(
         upload(sdk), vector_store_id=made.id, chunking_strategy=SMALL, poll_interval_ms=50
     )
-    counts = sdk.vector_stores.retrieve(made.id).file_counts
-    assert (counts.completed, counts.total) == (2, 2)
+    store = sdk.vector_stores.retrieve(made.id)
+    assert (store.file_counts.completed, store.file_counts.total) == (2, 2)
+    listed = {each.filename: each.passages for each in sdk.vector_stores.files.list(made.id)}
+    assert listed["trains.md"] == 1 and sum(listed.values()) == store.passages > 2
+    assert sdk.vector_stores.files.retrieve(apples.id, vector_store_id=made.id).passages == listed["apples.txt"]
     found = sdk.vector_stores.search(made.id, query="ticket for trains")
     assert found.object == "vector_store.search_results.page" and found.data[0].filename == "trains.md"
     assert (
@@ -83,6 +86,21 @@ def test_files_are_ingested_and_found(sdk):
     assert sdk.files.retrieve(file.id).id == file.id
     sdk.files.delete(apples.id)
     assert not sdk.vector_stores.files.list(made.id).data and not sdk.vector_stores.search(made.id, query="apples").data
+
+
+def test_a_search_that_is_explained_tells_places_scores_and_what_was_left_out(sdk):
+    made = sdk.vector_stores.create()
+    sdk.vector_stores.files.upload_and_poll(vector_store_id=made.id, file=("trains.md", TRAINS.encode()))
+    asked = {"query": "ticket for trains", "extra_body": {"explain": True}}
+    page = sdk.vector_stores.search(made.id, **asked)
+    (hit,) = page.data
+    place, text = hit.place, hit.content[0].text
+    assert (place["page"], place["section"], TRAINS[place["start"] : place["end"]]) == (None, "", text)
+    scores = hit.scores
+    assert scores["words"] > 0 and 0 < scores["vectors"] <= 1
+    assert (scores["fusion"], scores["reranker"], page.degraded) == (1.0, None, [])
+    assert sdk.vector_stores.retrieve(made.id).embedded_by.startswith("vec")
+    assert not hasattr(sdk.vector_stores.search(made.id, query="trains").data[0], "scores")
 
 
 def test_a_batch_adds_files_with_what_holds_for_each(sdk):

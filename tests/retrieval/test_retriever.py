@@ -120,6 +120,10 @@ async def test_a_reranker_orders_results_and_a_dead_one_leaves_them(world: Retri
     assert await texts(world, alice, "red") == ["red zz", "red"]
     assert await texts(world, alice, "red", score_threshold=0.6) == ["red zz"]
     plain = await texts(world, alice, "red", ranker="none")
+    for hit in (await world.retriever.search(alice, [STORE], ["red", "zz"])).hits:
+        scores = hit.scores
+        assert scores.words and scores.vectors is not None
+        assert hit.score == pytest.approx(((scores.fusion or 0) + (scores.reranker or 0)) / 2, abs=1e-6)
     world.reranker.away = RerankerAwayError("the reranker 'fake' is away")
     found = await world.retriever.search(alice, [STORE], ["red"])
     assert [hit.chunk.text for hit in found.hits] == plain

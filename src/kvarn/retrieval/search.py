@@ -12,8 +12,9 @@ A part that fails is left out, and the result says which.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from kvarn.retrieval.index.views import MayRead, StoreView, view_of
 from kvarn.retrieval.index.words import query_hashes
 from kvarn.retrieval.reranking import Reranker, RerankerAwayError
 from kvarn.retrieval.stored_chunks import StoredChunks, chunk_of
-from kvarn.retrieval.types import EmbedderAwayError, Hit, SearchResult
+from kvarn.retrieval.types import EmbedderAwayError, Hit, Scores, SearchResult
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.owner import Owner, Principal
@@ -46,6 +47,20 @@ _TRIES = 3
 class _Candidate:
     passage: Passage
     score: float
+    scores: Scores
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    """Rankings by words and by vectors, for each query, and what was made of them."""
+
+    words: Sequence[Ranking]
+    vectors: Sequence[Ranking]
+    fused: Ranking
+
+    def scores_of(self, chunk_ids: Collection[int]) -> dict[int, Scores]:
+        words, vectors = _best_scores(self.words, chunk_ids), _best_scores(self.vectors, chunk_ids)
+        return {each: Scores(words.get(each), vectors.get(each), fused) for each, fused in self.fused}
 
 
 class Retriever(StoredChunks):
@@ -82,9 +97,9 @@ class Retriever(StoredChunks):
         for _ in range(_TRIES):
             degraded: list[str] = []
             stores = await self._view(principal.owner, store_ids, may_read)
-            fused = await self._rank(principal, stores, asked, depth, degraded)
-            candidates = await self._read(principal.owner, fused)
-            if len(candidates) == len(fused):
+            ranked = await self._rank(principal, stores, asked, depth, degraded)
+            candidates = await self._read(principal.owner, ranked)
+            if len(candidates) == len(ranked.fused):
                 break  # else files were replaced or removed meanwhile
         if model is not None and candidates:
             candidates = await self._rerank(principal, model, " ".join(asked), candidates, degraded)
@@ -102,11 +117,11 @@ class Retriever(StoredChunks):
 
     async def _rank(
         self, principal: Principal, stores: Sequence[StoreView], queries: Sequence[str], depth: int, degraded: list[str]
-    ) -> Ranking:
+    ) -> _Ranked:
         words, vectors = await asyncio.gather(
             self._rank_words(stores, queries), self._rank_vectors(principal, stores, queries, degraded)
         )
-        return fuse([ranking for ranking in (*words, *vectors) if ranking], depth)
+        return _Ranked(words, vectors, fuse([ranking for ranking in (*words, *vectors) if ranking], depth))
 
     def _depth(self, max_results: int, model: str | None) -> int:
         more = 2 * max_results if self._config.diversity or self._config.max_chunks_per_file else max_results
@@ -138,9 +153,10 @@ class Retriever(StoredChunks):
                 degraded.append(f"The vectors of {names} were not searched, only words were compared: {error}")
         return rankings
 
-    async def _read(self, owner: Owner, ranking: Ranking) -> list[_Candidate]:
-        passages = await repository.read_passages(self._store, owner, [chunk_id for chunk_id, _ in ranking])
-        return [_Candidate(passages[chunk_id], score) for chunk_id, score in ranking if chunk_id in passages]
+    async def _read(self, owner: Owner, ranked: _Ranked) -> list[_Candidate]:
+        passages = await repository.read_passages(self._store, owner, [chunk_id for chunk_id, _ in ranked.fused])
+        scores = ranked.scores_of(passages)
+        return [_Candidate(passages[each], score, scores[each]) for each, score in ranked.fused if each in passages]
 
     async def _rerank(
         self, principal: Principal, model: str, query: str, candidates: list[_Candidate], degraded: list[str]
@@ -154,7 +170,10 @@ class Retriever(StoredChunks):
         except RerankerAwayError as error:
             degraded.append(f"Results were not reranked, and are as they were fused: {error}")
             return candidates
-        scored = [replace(each, score=(each.score + score) / 2) for each, score in zip(first, scores, strict=True)]
+        scored = [
+            replace(each, score=(each.score + score) / 2, scores=replace(each.scores, reranker=score))
+            for each, score in zip(first, scores, strict=True)
+        ]
         return sorted(scored, key=lambda each: -each.score)
 
     async def _choose(
@@ -214,7 +233,15 @@ def _without_vectors(stores: Sequence[StoreView], identity: str) -> list[str]:
     return found
 
 
+def _best_scores(rankings: Sequence[Ranking], chunk_ids: Collection[int]) -> dict[int, float]:
+    best: dict[int, float] = {}
+    for chunk_id, score in chain.from_iterable(rankings):
+        if chunk_id in chunk_ids:
+            best[chunk_id] = max(score, best.get(chunk_id, score))
+    return best
+
+
 def _hit(candidate: _Candidate) -> Hit:
     passage = candidate.passage
-    score = round(min(1.0, max(0.0, candidate.score)), 6)
-    return Hit(passage.store_id, passage.file_id, passage.filename, chunk_of(passage), score, passage.attributes)
+    where = passage.store_id, passage.file_id, passage.filename, chunk_of(passage)
+    return Hit(*where, round(min(1.0, max(0.0, candidate.score)), 6), passage.attributes, candidate.scores)

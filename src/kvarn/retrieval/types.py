@@ -62,6 +62,19 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores of a chunk in the parts of a search, of several queries the best; None: the part did not rank it."""
+
+    words: float | None = None
+    """BM25."""
+    vectors: float | None = None
+    """Cosine."""
+    fusion: float | None = None
+    """From the ranks of both; 1: first everywhere."""
+    reranker: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Hit:
     """A chunk that a search found."""
 
@@ -72,6 +85,7 @@ class Hit:
     score: float
     """From 0 to 1; the higher, the more relevant. Comparable within one search only."""
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+    scores: Scores = Scores()
 
 
 @dataclass(frozen=True, slots=True)

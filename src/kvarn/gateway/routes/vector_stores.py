@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 from pydantic import Field
 
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, PrincipalDep, RecordDep
@@ -13,6 +14,7 @@ from kvarn.gateway.query import CHECKED, BackwardQuery, OrderedQuery, list_answe
 from kvarn.retrieval.stores import is_expired
 from kvarn.retrieval.types import Hit
 from kvarn.store.models import VectorStoreFile
+from kvarn.store.repositories.chunks import count_passages
 from kvarn.store.repositories.vector_stores import files as stored_files
 from kvarn.store.repositories.vector_stores import stores as stored
 from kvarn.store.repositories.vector_stores.files import SummedBatch
@@ -28,6 +30,8 @@ from kvarn.wire.openai.vector_stores import (
     FileStatus,
     FileToAdd,
     LastError,
+    PlaceObject,
+    ScoresObject,
     SearchHit,
     SearchRequest,
     SearchResultsPage,
@@ -106,7 +110,10 @@ async def search_vector_store(
         ranker=body.ranking_options.ranker,
     )
     record.reply.warnings += found.degraded
-    return SearchResultsPage(search_query=body.queries, data=[_hit(hit) for hit in found.hits])
+    if not body.explain:
+        return SearchResultsPage(search_query=body.queries, data=[_hit(hit) for hit in found.hits])
+    data = [_explained(_hit(hit), hit) for hit in found.hits]
+    return SearchResultsPage(search_query=body.queries, data=data, degraded=list(found.degraded))
 
 
 @router.post("/{vector_store_id}/files", summary="Add a file to a vector store")
@@ -122,14 +129,17 @@ async def list_vector_store_files(
     gateway: GatewayDep, owner: OwnerDep, vector_store_id: str, query: StoreFileQuery
 ) -> ListObject[VectorStoreFileObject]:
     page = await stored_files.list_files(gateway.store, owner, vector_store_id, query.cursor, query.filter)
-    return list_answer(page, _file)
+    passages = await count_passages(gateway.store, vector_store_id, [row.file_id for row in page.items])
+    return list_answer(page, lambda row: _file(row, passages.get(row.file_id, 0)))
 
 
 @router.get("/{vector_store_id}/files/{file_id}", summary="Retrieve a file of a vector store")
 async def get_vector_store_file(
     gateway: GatewayDep, record: RecordDep, owner: OwnerDep, vector_store_id: str, file_id: str
 ) -> VectorStoreFileObject:
-    file = _file(await stored_files.read_file(gateway.store, owner, vector_store_id, file_id))
+    row = await stored_files.read_file(gateway.store, owner, vector_store_id, file_id)
+    passages = await count_passages(gateway.store, vector_store_id, [file_id])
+    file = _file(row, passages.get(file_id, 0))
     record.reply.headers |= _ask_again(file.status)
     return file
 
@@ -212,16 +222,19 @@ def _store(summed: SummedStore, now: float) -> VectorStoreObject:
         last_active_at=row.last_active_at,
         metadata=row.extra,
         expires_at=row.expires_at,
+        passages=summed.passages,
+        embedded_by=summed.embedder or None,
         expires_after=UNSET if row.expires_after_days is None else ExpiryObject(days=row.expires_after_days),
         embedding_model=UNSET if row.embedding_model is None else row.embedding_model,
     )
 
 
-def _file(row: VectorStoreFile) -> VectorStoreFileObject:
+def _file(row: VectorStoreFile, passages: int | UnsetType = UNSET) -> VectorStoreFileObject:
     sizes = StaticSizesObject(max_chunk_size_tokens=row.max_tokens, chunk_overlap_tokens=row.overlap_tokens)
     failed = row.error_code is not None
     return VectorStoreFileObject(
         id=row.file_id,
+        filename=row.filename,
         created_at=row.created_at,
         vector_store_id=row.store_id,
         usage_bytes=row.usage_bytes,
@@ -231,6 +244,7 @@ def _file(row: VectorStoreFile) -> VectorStoreFileObject:
         attributes=row.attributes,
         readers=UNSET if row.readers is None else row.readers,
         progress=row.progress if row.status == "in_progress" else UNSET,
+        passages=passages,
     )
 
 
@@ -269,6 +283,15 @@ def _hit(hit: Hit) -> SearchHit:
         score=hit.score,
         attributes=dict(hit.attributes),
         content=_texts([hit.chunk.text]),
+    )
+
+
+def _explained(shown: SearchHit, hit: Hit) -> SearchHit:
+    scores, chunk = hit.scores, hit.chunk
+    return replace(
+        shown,
+        scores=ScoresObject(words=scores.words, vectors=scores.vectors, fusion=scores.fusion, reranker=scores.reranker),
+        place=PlaceObject(start=chunk.start, end=chunk.end, page=chunk.page, section=chunk.section),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, and_, case, delete, exists, select, true, update
+from sqlalchemy import ColumnElement, Select, and_, case, delete, exists, func, select, true, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.clock import SYSTEM_CLOCK
@@ -190,6 +190,27 @@ async def read_files(store: Store, store_id: str) -> tuple[StoreState | None, li
         return None, []
     revision, embedder = rows[0][:2]
     return StoreState(store_id, revision, embedder), [FileState(*row[2:]) for row in rows if row.file_id is not None]
+
+
+async def sum_stores(session: AsyncSession, store_ids: Sequence[str]) -> dict[str, tuple[int, str]]:
+    """Passages of each of these stores that has any, and the identity of the embedder whose vectors are searched."""
+    query = (
+        select(ChunkStore.store_id, func.sum(ChunkFile.chunks), ChunkStore.embedder)
+        .join(ChunkFile, ChunkFile.store_id == ChunkStore.store_id)
+        .where(ChunkStore.store_id.in_(store_ids))
+        .group_by(ChunkStore.store_id, ChunkStore.embedder)
+    )
+    rows = await session.execute(query)
+    return {store_id: (int(chunks or 0), embedder) for store_id, chunks, embedder in rows}
+
+
+async def count_passages(store: Store, store_id: str, file_ids: Sequence[str]) -> dict[str, int]:
+    """Passages of some files of a store, by their ids; a file that was not read yet has none."""
+    query = select(ChunkFile.file_id, ChunkFile.chunks).where(
+        ChunkFile.store_id == store_id, ChunkFile.file_id.in_(file_ids)
+    )
+    async with store.reading() as session:
+        return {row.file_id: row.chunks for row in await session.execute(query)}
 
 
 async def read_indexed(

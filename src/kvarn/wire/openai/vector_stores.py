@@ -199,6 +199,7 @@ class SearchRequest(DefaultsModel):
     max_num_results: int = Field(10, ge=1, le=MAX_RESULTS)
     ranking_options: RankingOptions = RankingOptions()
     rewrite_query: Annotated[bool, ignored("ignored 'rewrite_query', queries are searched as they are", False)] = False
+    explain: bool = False  # ours: tell each result's place and scores, and what was left out
 
     @property
     def queries(self) -> list[str]:
@@ -229,6 +230,9 @@ class VectorStoreObject(msgspec.Struct, frozen=True, kw_only=True):
     last_active_at: int
     metadata: dict[str, str]
     expires_at: int | None
+    passages: int  # ours, as `embedded_by` and `embedding_model`
+    embedded_by: str | None
+    """Model and version whose vectors are searched; null: there are none, words alone are compared."""
     expires_after: ExpiryObject | UnsetType = UNSET
     embedding_model: str | UnsetType = UNSET
     object: str = "vector_store"
@@ -251,6 +255,7 @@ class StaticChunkingObject(msgspec.Struct, frozen=True, kw_only=True):
 
 class VectorStoreFileObject(msgspec.Struct, frozen=True, kw_only=True):
     id: str
+    filename: str  # ours, as `readers`, `progress` and `passages`
     created_at: int
     vector_store_id: str
     usage_bytes: int
@@ -260,6 +265,7 @@ class VectorStoreFileObject(msgspec.Struct, frozen=True, kw_only=True):
     attributes: dict[str, str | float | bool]
     readers: list[str] | UnsetType = UNSET
     progress: float | UnsetType = UNSET  # from 0 to 1, while it is in progress
+    passages: int | UnsetType = UNSET
     object: str = "vector_store.file"
 
 
@@ -284,12 +290,35 @@ class FileContentPage(msgspec.Struct, frozen=True, kw_only=True):
     next_page: str | None = None
 
 
+class ScoresObject(msgspec.Struct, frozen=True, kw_only=True):
+    """Scores of a passage in the parts of a search; null: the part did not rank it."""
+
+    words: float | None
+    """BM25."""
+    vectors: float | None
+    """Cosine."""
+    fusion: float | None
+    reranker: float | None
+
+
+class PlaceObject(msgspec.Struct, frozen=True, kw_only=True):
+    """Place of a passage in the text of its file, in characters."""
+
+    start: int
+    end: int
+    page: int | None
+    section: str
+    """Headings above it, joined by ` > `."""
+
+
 class SearchHit(msgspec.Struct, frozen=True, kw_only=True):
     file_id: str
     filename: str
     score: float
     attributes: dict[str, str | float | bool]
     content: list[TextContent]
+    scores: ScoresObject | UnsetType = UNSET
+    place: PlaceObject | UnsetType = UNSET
 
 
 class SearchResultsPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,3 +327,5 @@ class SearchResultsPage(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "vector_store.search_results.page"
     has_more: bool = False
     next_page: str | None = None
+    degraded: list[str] | UnsetType = UNSET
+    """Parts of the search that were left out, in words."""

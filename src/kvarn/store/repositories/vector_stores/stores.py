@@ -16,6 +16,7 @@ from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import is_id, new_id
 from kvarn.store.models import VectorStore, VectorStoreFile
 from kvarn.store.owner import Owner
+from kvarn.store.repositories.chunks import sum_stores
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_one, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes, storing
@@ -38,6 +39,9 @@ class FileSums:
 class SummedStore:
     row: VectorStore
     sums: FileSums
+    passages: int = 0
+    embedder: str = ""
+    """Identity of the embedder whose vectors are searched; empty: there are none."""
 
     @property
     def id(self) -> str:
@@ -75,16 +79,21 @@ async def create_store(
 
 async def read_store(store: Store, owner: Owner, store_id: str) -> SummedStore:
     async with store.reading() as session:
-        row = await find_store(session, owner, store_id)
-        sums = await sum_files(session, VectorStoreFile.store_id, [store_id])
-    return SummedStore(row, sums[store_id])
+        (summed,) = await _summed(session, [await find_store(session, owner, store_id)])
+    return summed
 
 
 async def list_stores(store: Store, owner: Owner, cursor: Cursor) -> Page[SummedStore]:
     async with store.reading() as session:
         page = await read_page(session, _visible(owner), cursor, (VectorStore.created_at, VectorStore.id))
-        sums = await sum_files(session, VectorStoreFile.store_id, [row.id for row in page.items])
-    return Page([SummedStore(row, sums[row.id]) for row in page.items], page.has_more)
+        return Page(await _summed(session, page.items), page.has_more)
+
+
+async def _summed(session: AsyncSession, rows: Sequence[VectorStore]) -> list[SummedStore]:
+    ids = [row.id for row in rows]
+    sums = await sum_files(session, VectorStoreFile.store_id, ids)
+    chunks = await sum_stores(session, ids)
+    return [SummedStore(row, sums[row.id], *chunks.get(row.id, (0, ""))) for row in rows]
 
 
 async def update_store(store: Store, owner: Owner, store_id: str, changes: Mapping[str, Any]) -> SummedStore:
