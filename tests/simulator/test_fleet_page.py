@@ -12,9 +12,8 @@ from kvarn.config.yaml import parse_yaml
 from kvarn.simulator import Scenario, simulate
 
 PAGE = (Path(__file__).parents[2] / "docs/guides/simulate_fleet.md").read_text(encoding="utf-8")
-(SCENARIO,) = (
-    Scenario.model_validate(parse_yaml(block)) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-)
+# The page's first block; later ones show parts.
+SCENARIO = Scenario.model_validate(parse_yaml(re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0]))
 (PRINTED,) = (block.splitlines() for block in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL))
 
 
