@@ -1,4 +1,4 @@
-"""Statistics of steps that are not taken yet are those that the engine gives once they are."""
+"""Statistics and names of blocks of steps that are not taken yet are those that the engine gives once they are."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import random
 import msgspec
 import pytest
 
+from block_watcher import names_in
 from forwarded_engine import Engine, submit
 from kvarn.engine.fast_forward import decode_run
+from kvarn.engine.memory.block_inventory import packed
 from kvarn.engine.request import Sequence
 from kvarn.wire.block_names import NamedPrompt, PrefixScope, root_hash
 from kvarn.wire.messages import Submit
@@ -37,9 +39,19 @@ def compare_run(engine: Engine, chance: random.Random) -> tuple[int, int]:
     while run is not None and run.is_current:
         end = chance.randint(run.taken + 1, len(run.steps))
         looks = [run.stats_at(chance.randint(run.taken + 1, end)) is None, run.stats_at(end) is None]
-        ahead = run.stats_at(end)
+        ahead, names = run.stats_at(end), run.names_at(end)
+        engine.told.take()
+        cached = set(engine.core.cache.names())
+        if names is not None:
+            engine.told.announce(run.names_at(chance.randint(run.taken + 1, end)) or [])
+            engine.told.announce(names)
+            assert names_in(engine.told.take()[0]) == names_in(packed(names))
         run.take(due_s=run.steps.ends_s[end - 1])
         assert run.taken == end
+        if names is not None:
+            assert not engine.told, "what was announced is not told again"
+            assert {*names} == {*engine.core.cache.names()} - cached
+        assert ahead is None or names is not None
         if ahead is None:
             untold += 1
         else:

@@ -146,6 +146,12 @@ class DecodeRun:
             self._stats = self._core.stats()
         return self._core.stats_ahead(self._stats, self.steps, self.taken, end)
 
+    def names_at(self, end: int) -> list[bytes] | None:
+        """Names of the blocks that its steps up to that number enter into the prefix cache, but for those that are
+        taken; None where they must be taken for that. Nothing is changed, and the run must be current."""
+        ahead = self._core.scheduler.memory.blocks_ahead(self.steps.sequences, end - self.taken)
+        return None if ahead is None else ahead[1]
+
 
 def decode_run(core: EngineCore, overheads: Draws | None = None) -> DecodeRun | None:
     """The next steps of an engine, as far as they only decode, no sequence ends and memory surely suffices; None where

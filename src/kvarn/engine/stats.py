@@ -10,7 +10,6 @@ import msgspec
 
 from kvarn.costs.step_times import StepShape
 from kvarn.engine.memory.adapters import AdapterResidency
-from kvarn.engine.memory.kv_cache_manager import blocks_for
 from kvarn.engine.memory.tiers import KVTiers
 from kvarn.engine.plan import StepResult
 from kvarn.engine.proposals.speculation import Speculation
@@ -134,21 +133,15 @@ class StatsRecorder:
         """Statistics as `stats` will give them once the next steps of a run, `begin` to `end - 1`, are taken, after
         those of `now`, which `stats` gives at present; None where blocks may do more than be taken and filled."""
         memory, sequences, count = self._scheduler.memory, steps.sequences, end - begin
-        rows, taken, slots, computed, parents = len(sequences), 0, 0, count * len(sequences), set()
-        served = dict(now.tenant_tokens_total)
-        for sequence in sequences:
-            held, known = len(sequence.blocks), sequence.num_computed_tokens
-            needed = blocks_for(known + count)
-            taken, computed = taken + max(0, needed - held), computed + known
-            slots += max(held, needed) * BLOCK_SIZE
-            served[sequence.account.name] += count
-            if memory.fills(sequence, known + count):
-                parent = memory.next_cached_under(sequence)
-                if parent is None or parent in parents:
-                    return None
-                parents.add(parent)
-        if self._scheduler.step_time.learns or now.step_times is None or taken > memory.pool.num_free:
+        ahead = memory.blocks_ahead(sequences, count)
+        if ahead is None or self._scheduler.step_time.learns or now.step_times is None:
             return None
+        rows, (taken, _), served = len(sequences), ahead, dict(now.tenant_tokens_total)
+        slots, computed = taken * BLOCK_SIZE, count * rows
+        for sequence in sequences:
+            slots += len(sequence.blocks) * BLOCK_SIZE
+            computed += sequence.num_computed_tokens
+            served[sequence.account.name] += count
         held_slots = (memory.pool.num_held + taken - memory.adapters.num_held) * BLOCK_SIZE
         contexts, by_tokens = _contexts(rows, steps.context + begin * rows, count), list(now.steps_by_tokens)
         by_tokens[bisect_left(STEP_TOKENS, rows)] += count

@@ -243,11 +243,16 @@ class EngineLoop:
         blocks_s = None
         if self._publishes:
             blocks_s = _last_due(ends_s, run.taken, self._publisher.due_s, SEND_EVERY_S, now)
-        if stats_s is not None and blocks_s is None:
+        if stats_s is not None:
             ahead = service.due_stats_ahead(run, bisect_left(ends_s, stats_s, run.taken) + 1)
             if ahead is not None:
                 self._listener.take_outputs([StepOutput(deltas=[], stats=ahead)])
                 stats_s = None
+        if blocks_s is not None:
+            names = run.names_at(bisect_left(ends_s, blocks_s, run.taken) + 1)
+            if names is not None:
+                self._publisher.send_ahead(names, blocks_s)
+                blocks_s = None
         for moment in sorted({each for each in (stats_s, blocks_s) if each is not None}):
             self._take(run, moment)
             if moment == stats_s and (stats := service.due_stats()) is not None:

@@ -22,9 +22,20 @@ class BlockInventory:
         self._places: dict[bytes, int] = {}  # in how many places each is
         self._stored: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
+        self._announced: set[bytes] = set()  # counted before they came
+
+    def announce(self, names: Iterable[bytes]) -> None:
+        """Count blocks that will surely be added, and not dropped before that."""
+        for name in names:
+            if name not in self._announced:
+                self.add(name)
+                self._announced.add(name)
 
     def add(self, name: bytes) -> None:
         with self._lock:
+            if name in self._announced:
+                self._announced.remove(name)
+                return
             places = self._places[name] = self._places.get(name, 0) + 1
             if places > 1:
                 return

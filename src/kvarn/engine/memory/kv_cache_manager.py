@@ -272,17 +272,22 @@ class KVCacheManager:
         if self.snapshots is not None:
             self.snapshots.publish(sequence)
 
-    def fills(self, sequence: Sequence, end: int) -> bool:
-        """Whether a sequence has more blocks to `publish` once so many of its tokens are computed."""
-        return self._reuse and end // BLOCK_SIZE > len(sequence.nodes)
-
-    def next_cached_under(self, sequence: Sequence) -> PrefixNode | None:
-        """The node below which the next block of a sequence will be a new one, as long as no other sequence enters one
-        below the same node; None where that is not known."""
-        names, nodes = sequence.request.block_names, sequence.nodes
-        if names is None or not nodes or names[len(nodes)] in nodes[-1].children:
-            return None
-        return nodes[-1]
+    def blocks_ahead(self, sequences: list[Sequence], tokens: int) -> tuple[int, list[bytes]] | None:
+        """Blocks that sequences will have taken once each has so many tokens more computed, and names of those that
+        they will have entered into the prefix cache; None where blocks may do more than be taken and filled: others go,
+        or what is entered is there already."""
+        taken, names, parents = 0, list[bytes](), set[PrefixNode]()
+        for sequence in sequences:
+            end, nodes = sequence.num_computed_tokens + tokens, sequence.nodes
+            taken += max(0, blocks_for(end) - len(sequence.blocks))
+            if not self._reuse or end // BLOCK_SIZE == len(nodes):
+                continue
+            known = sequence.request.block_names
+            if known is None or not nodes or nodes[-1] in parents or known[len(nodes)] in nodes[-1].children:
+                return None
+            parents.add(nodes[-1])
+            names += known[len(nodes) : end // BLOCK_SIZE]
+        return (taken, names) if taken <= self.pool.num_free else None
 
     def plan_saves(self, rows: Mapping[Sequence, int]) -> dict[Sequence, list[StateSave]]:
         return {} if self.snapshots is None else self.snapshots.plan_saves(rows)

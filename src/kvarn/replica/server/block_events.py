@@ -61,10 +61,18 @@ class BlockEventPublisher:
             self.flush()
 
     def flush(self) -> None:
-        self.due_s = self._clock() + SEND_EVERY_S
-        if not self._held:
-            return
-        self._tell_all(*self._held.take())
+        self._flush(self._clock())
+
+    def send_ahead(self, names: list[bytes], now: float) -> None:
+        """Send changes as of a later time, by which the cache will have entered these blocks and no others."""
+        if self._held is not None:
+            self._held.announce(names)
+        self._flush(now)
+
+    def _flush(self, now: float) -> None:
+        self.due_s = now + SEND_EVERY_S
+        if self._held:
+            self._tell_all(*self._held.take())
 
     def _tell_all(self, stored: bytes, removed: bytes) -> None:
         if stored or removed:
