@@ -27,6 +27,7 @@ from kvarn.observe.traces.context import begin
 from kvarn.observe.traces.traced import TracedRequest, TracedTurn
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.wire.messages import Submit
+from kvarn.wire.questions import AskTurnSteps
 from kvarn.wire.sampling import SamplingParams
 
 PROMPTS, ANSWERS = (16, 48, 128, 256), (4, 12, 32)
@@ -46,7 +47,7 @@ async def ask(replica: ZmqReplicaClient, name: str, prompt: list[int], answer: i
     timeline.mark("generated")
     timeline.mark("ended")
     took_s = perf_counter() - began_s
-    steps = await replica.turn_steps(name)
+    steps = await replica.ask(AskTurnSteps(name))
     assert steps is not None, "the engine does not know the turn any more"
     turn = TracedTurn(id=name, model="m", replica="m-0", prompt_tokens=len(prompt), output_tokens=answer)
     request = TracedRequest(

@@ -17,6 +17,7 @@ from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, RequestRefusedError
 from kvarn.wire.kv_map import CACHED
 from kvarn.wire.messages import FinishReason, RefusalReason
+from kvarn.wire.questions import AskKVMap, AskKVPath, AskLiveSteps, AskTurnSteps
 from profiles import thorough
 
 IMPATIENT = {"heartbeat_timeout_s": 1.0}
@@ -46,18 +47,18 @@ async def test_two_hundred_requests_at_once_all_finish_and_the_engine_tells_thei
     await until(lambda: replica.stats.running == 0)
     assert replica.stats.kv_blocks_free == replica.stats.kv_blocks_total
 
-    told = await replica.turn_steps("r7")
+    told = await replica.ask(AskTurnSteps("r7"))
     own = [row.output_tokens for step in told.steps for row in step.rows if row.turn == 0]
     assert (told.turns[0].request_id, sum(own), told.complete) == ("r7", 20, True)
-    assert await replica.turn_steps("another") is None
-    live, blocks = await replica.live(0), await replica.kv_map()
+    assert await replica.ask(AskTurnSteps("another")) is None
+    live, blocks = await replica.ask(AskLiveSteps(0)), await replica.ask(AskKVMap())
     assert sum(row.output_tokens for step in live.steps for row in step.rows) == 200 * 20
     assert (live.running, live.queue, live.free_blocks) == ([], [], live.kv_blocks)
     assert len(blocks.states) == len(blocks.owners) == live.kv_blocks
     held = [block for block, state in enumerate(blocks.states) if state & CACHED]
-    path = await replica.kv_path(held[0])
+    path = await replica.ask(AskKVPath(held[0]))
     assert (path.block, path.path[0].holders, path.request_ids) == (held[0], 0, [])
-    assert await replica.kv_path(live.kv_blocks) is None
+    assert await replica.ask(AskKVPath(live.kv_blocks)) is None
 
 
 async def test_requests_are_refused_while_the_engine_starts(make_replica, submit):
@@ -65,7 +66,7 @@ async def test_requests_are_refused_while_the_engine_starts(make_replica, submit
     assert replica.state is ReplicaState.STARTING
     with pytest.raises(ReplicaLostError, match="not ready: starting"):
         await collect(replica, submit())
-    assert await replica.live(0) is None
+    assert await replica.ask(AskLiveSteps(0)) is None
 
 
 async def test_kill_in_mid_stream_fails_the_request_at_once_and_the_engine_comes_back(make_replica, submit):

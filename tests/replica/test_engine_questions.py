@@ -8,7 +8,7 @@ import msgspec
 
 from kvarn.replica.client.questions import EngineQuestions
 from kvarn.wire.kv_map import KVPath
-from kvarn.wire.questions import Ask, EngineAnswer
+from kvarn.wire.questions import Ask, AskKVPath, AskLiveSteps, EngineAnswer
 
 
 class Rig:
@@ -25,14 +25,14 @@ class Rig:
 
 
 async def test_nothing_is_known_without_a_connection_or_where_it_is_lost_and_late_answers_are_no_others():
-    assert await Rig(is_there=False).questions.live(0) is None
+    assert await Rig(is_there=False).questions.ask(AskLiveSteps(0)) is None
     rig = Rig()
-    waiting = asyncio.create_task(rig.questions.kv_path(1))
+    waiting = asyncio.create_task(rig.questions.ask(AskKVPath(1)))
     ask = await rig.asked.get()
     assert ask.gateway == 3
     rig.questions.forget()
     assert await waiting is None
-    asking = asyncio.create_task(rig.questions.kv_path(2))
+    asking = asyncio.create_task(rig.questions.ask(AskKVPath(2)))
     again = await rig.asked.get()
     rig.questions.take(EngineAnswer(number=ask.number, answer=b"late"))
     path = KVPath(block=2, tenant="acme", adapter="", is_adapter=False, depth=0, path=[], request_ids=[])

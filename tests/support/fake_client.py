@@ -6,6 +6,7 @@ import asyncio
 import struct
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import msgspec
 
@@ -20,6 +21,7 @@ from kvarn.replica.client.protocol import (
 from kvarn.replica.client.request_stream import RequestStream
 from kvarn.wire.kv_map import KVMap, KVPath
 from kvarn.wire.messages import AdapterInfo, EngineStats, FinishReason, ModelCard, Submit, TokenDelta
+from kvarn.wire.questions import AnswerT, AskKVMap, AskKVPath, AskLiveSteps, AskTurnSteps, EngineQuestion
 from kvarn.wire.sessions import SessionNews
 from kvarn.wire.step_records import LiveSteps, TurnSteps
 
@@ -91,25 +93,24 @@ class FakeReplicaClient:
             if request.request_id not in self.finished:
                 self.aborted.append(request.request_id)
 
-    async def turn_steps(self, request_id: str) -> TurnSteps | None:
-        """Those that a test has put there."""
-        return self.steps_of.get(request_id)
+    async def ask(self, question: EngineQuestion[AnswerT]) -> AnswerT | None:
+        """What a test has put there."""
+        return cast("AnswerT | None", self._found(question))
 
-    async def live(self, after_step: int) -> LiveSteps | None:
-        """The state that a test has put there."""
-        self.asked.append(after_step)
+    def _found(self, question: EngineQuestion[Any]) -> object:
+        match question:
+            case AskTurnSteps():
+                return self.steps_of.get(question.request_id)
+            case AskKVMap():
+                return self.blocks
+            case AskKVPath():
+                return self.paths.get(question.block)
+        assert isinstance(question, AskLiveSteps)
+        self.asked.append(question.after_step)
         if self.live_steps is None:
             return None
-        steps = [step for step in self.live_steps.steps if step.number > after_step]
+        steps = [step for step in self.live_steps.steps if step.number > question.after_step]
         return msgspec.structs.replace(self.live_steps, steps=steps)
-
-    async def kv_map(self) -> KVMap | None:
-        """The blocks that a test has put there."""
-        return self.blocks
-
-    async def kv_path(self, block: int) -> KVPath | None:
-        """The path that a test has put there."""
-        return self.paths.get(block)
 
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
         """Keep it: a test tells it what it likes."""

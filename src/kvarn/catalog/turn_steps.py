@@ -6,6 +6,7 @@ import asyncio
 
 from kvarn.catalog.model_table import ModelTable
 from kvarn.observe.traces.traced import TracedTurn
+from kvarn.wire.questions import AskTurnSteps
 from kvarn.wire.step_records import TurnSteps
 
 _PROMPTS, _MOVES = 4, 2
@@ -19,9 +20,9 @@ async def steps_of(models: ModelTable, turn: TracedTurn) -> dict[str, TurnSteps]
     replica = None if served is None else served.replicas.get(turn.replica)
     if replica is None:
         return {}
-    if (own := await replica.turn_steps(turn.id)) is not None:
+    if (own := await replica.ask(AskTurnSteps(turn.id))) is not None:
         return {turn.id: own}
     others = [f"{turn.id}-{number}" for number in range(_PROMPTS)]
     others += [f"{turn.id}~{move}" for move in range(1, _MOVES + 1)]
-    told = await asyncio.gather(*[replica.turn_steps(each) for each in others])
+    told = await asyncio.gather(*[replica.ask(AskTurnSteps(each)) for each in others])
     return {name: steps for name, steps in zip(others, told, strict=True) if steps is not None}

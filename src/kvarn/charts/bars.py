@@ -19,9 +19,9 @@ class Piece(msgspec.Struct, frozen=True):
     text: str
 
 
-def stacked_bar(title: str, total: str, pieces: Sequence[Piece], whole: float | None = None) -> str:
-    """One bar with its legend. `whole`: the size of its full width, by default the sum of the pieces."""
-    full = whole or sum(piece.value for piece in pieces) or 1.0
+def stacked_bar(title: str, total: str, pieces: Sequence[Piece]) -> str:
+    """One bar with its legend."""
+    full = sum(piece.value for piece in pieces) or 1.0
     drawn, named = [], []
     for index, piece in enumerate(pieces):
         tone = f"tone-{TONES[index % len(TONES)]}"

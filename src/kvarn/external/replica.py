@@ -32,10 +32,9 @@ from kvarn.replica.client.protocol import (
     ReportPending,
     RequestRefusedError,
 )
-from kvarn.wire.kv_map import KVMap, KVPath
 from kvarn.wire.messages import AdapterInfo, EngineStats, ModelCard, RefusalReason, Submit, TokenDelta
+from kvarn.wire.questions import AnswerT, EngineQuestion
 from kvarn.wire.sessions import SessionNews
-from kvarn.wire.step_records import LiveSteps, TurnSteps
 
 Trace = Mapping[str, str]
 """Headers of a trace."""
@@ -156,20 +155,8 @@ class ExternalReplica:
         """No effect: nothing of a tenant is kept here."""
         return True
 
-    async def turn_steps(self, request_id: str) -> TurnSteps | None:
+    async def ask(self, question: EngineQuestion[AnswerT]) -> AnswerT | None:
         """Nothing: the server tells nothing of its steps."""
-        return None
-
-    async def live(self, after_step: int) -> LiveSteps | None:
-        """Nothing, as `turn_steps`."""
-        return None
-
-    async def kv_map(self) -> KVMap | None:
-        """Nothing, as `turn_steps`."""
-        return None
-
-    async def kv_path(self, block: int) -> KVPath | None:
-        """Nothing, as `turn_steps`."""
         return None
 
     # ---------------------------------------------------------------------------------------------------------------

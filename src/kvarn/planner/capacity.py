@@ -35,12 +35,8 @@ class OperatingPoint:
 
     rows: float
     """Sequences that a replica decodes, on average; infinite: more arrives than is ever answered."""
-    high_rows: float
-    """The same at the percentile of the targets."""
     tpot_s: float
     ttft_s: float
-    prefill_load: float
-    """Part of the time in which prompts are computed that they need."""
     limit: str
     """The first thing that does not hold; empty: the targets are met."""
 
@@ -78,10 +74,7 @@ class PromptQueue:
         low, high = 0.0, max(self.own_s) + max(self.idle_s, self.ahead_s)
         while self.share(high) < percentile:
             low, high = high, 2 * high + self.mean_wait_s
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.share(middle) >= percentile else (middle, high)
-        return high
+        return _narrowed(low, high, lambda limit_s: self.share(limit_s) < percentile)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +106,8 @@ class TpotSpread:
 
     def quantile(self, percentile: float) -> float:
         """Seconds within which so large a part of the answers has its tokens, on average of an answer."""
-        low, high = 0.0, max(self.longest_s, self.mean_s)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.share(middle) >= percentile else (middle, high)
-        return high
+        longest_s = max(self.longest_s, self.mean_s)
+        return _narrowed(0.0, longest_s, lambda limit_s: self.share(limit_s) < percentile)[1]
 
 
 @dataclass(frozen=True)
@@ -143,12 +133,11 @@ class ReplicaCapacity:
         """Replicas that share requests of this rate."""
         rows = self._rows(rate / replicas)
         if math.isinf(rows):
-            return OperatingPoint(rows, rows, math.inf, math.inf, math.inf, "steps")
-        high_rows = self._high_rows(rows, replicas)
+            return OperatingPoint(rows, math.inf, math.inf, "steps")
         tpot_s = self._spread(rate, replicas, rows).quantile(self.slo.percentile) if self.does_answers else 0.0
         queue = self._queue(rate, replicas, rows)
         ttft_s = queue.quantile(self.slo.percentile) if queue.load < 1 else math.inf
-        return OperatingPoint(rows, high_rows, tpot_s, ttft_s, queue.load, self.limit(rate, replicas))
+        return OperatingPoint(rows, tpot_s, ttft_s, self.limit(rate, replicas))
 
     def limit(self, rate: float, replicas: int) -> str:
         """The first thing that does not hold at a rate; empty: the targets are met."""
@@ -284,7 +273,12 @@ def _largest(holds: Callable[[float], bool], least: float) -> float:
     low, high = least, 2 * least
     while holds(high) and high < _MOST_RPS:
         low, high = high, 4 * high
+    return _narrowed(low, high, holds)[0]
+
+
+def _narrowed(low: float, high: float, holds: Callable[[float], bool]) -> tuple[float, float]:
+    """The place between two numbers up to which something holds, from both sides."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    return low, high

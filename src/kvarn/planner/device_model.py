@@ -9,6 +9,7 @@ attention over the cache, attention of prompts, launches and exchanges between r
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,13 +98,7 @@ class DeviceModel:
 
     def compute_bound_batch(self) -> float:
         """Decoding sequences from which on products take longer than reading the weights."""
-        low, high = 1, 1
-        while high < 1 << 16 and not self._is_compute_bound(high):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._is_compute_bound(middle) else (middle, high)
-        return float(high)
+        return 1.0 + bisect_left(range(1, 1 << 16), True, key=self._is_compute_bound)
 
     def step_times(self, steps: Sequence[StepShape] = ()) -> StepTimes:
         """The linear form that engine, admission and simulator use, fitted to typical steps and to `steps`."""

@@ -14,13 +14,12 @@ from typing import Any
 from kvarn.planner.errors import PlanError
 from kvarn.shapes.packing import Dtype, Kernels, Quantization
 from kvarn.specs.errors import CheckpointError, ModelError
-from kvarn.specs.families.hf_config import CheckpointKind
 from kvarn.specs.read import read_decoder
 from kvarn.specs.spec import DecoderSpec
 from kvarn.specs.stored import StoredQuantization
 from kvarn.specs.weight_bytes import WeightForms, num_parameters
 from kvarn.text.checkpoint import PACKAGED, local_checkpoint
-from kvarn.text.json_file import read_json, validate
+from kvarn.text.json_file import read_json
 from kvarn.text.local_path import local_path
 
 
@@ -32,8 +31,6 @@ class UnknownModelError(PlanError):
 class PlannedModel:
     name: str
     spec: DecoderSpec
-    stored_dtype: str
-    """Type of the checkpoint's plain weights."""
     stored: StoredQuantization | None
     """The checkpoint's quantization; None: its weights are plain."""
     source: str
@@ -82,7 +79,6 @@ def described(
         return PlannedModel(
             name=name or str(config.get("_name_or_path") or config.get("model_type") or "model"),
             spec=read_decoder(config, where, max_context_length=max_context_length),
-            stored_dtype=validate(CheckpointKind, dict(config), where).dtype,
             stored=StoredQuantization.of(config, where),
             source=source,
         )

@@ -6,7 +6,7 @@ from kvarn.config.model import ModelConfig
 from kvarn.costs.replica_model import ReplicaModel
 from kvarn.planner.answer import Layout
 from kvarn.planner.device_model import DeviceModel
-from kvarn.planner.devices import DeviceTable, device_table
+from kvarn.planner.devices import device_table
 from kvarn.planner.efficiency import step_error
 from kvarn.planner.lengths import Lengths, Workload
 from kvarn.planner.memory import ReplicaSetting, decoder_costs, plan_memory
@@ -17,14 +17,12 @@ _USUAL = Workload(prompt=Lengths((1024.0,)), output=Lengths((256.0,)))
 """Requests around which a step's time is made linear, where nothing is known of the traffic."""
 
 
-def table_replica(
-    model: PlannedModel, device: str, config: ModelConfig, table: DeviceTable | None = None
-) -> ReplicaModel:
+def table_replica(model: PlannedModel, device: str, config: ModelConfig) -> ReplicaModel:
     """One replica of a served model, as its configuration divides and holds it, on a device of the table.
 
     Raises PlanError where there is no such device, or the model does not fit.
     """
-    key, row = (table or device_table()).find(device)
+    key, row = device_table().find(device)
     tiers = config.kv_tiers
     setting = ReplicaSetting(
         kernels="cpu" if row.kind == "cpu" else "gpu",

@@ -16,7 +16,7 @@ from itertools import count
 import msgspec
 
 from kvarn.traffic.conversation import Conversation, ConversationTurn, Traffic
-from kvarn.traffic.workload import Segment
+from kvarn.traffic.workload import Segment, cut
 
 
 class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,16 +46,11 @@ class Pseudonyms:
         return f"{kind}-{digest}"
 
 
-def recorded(requests: Iterable[RecordedRequest], pseudonyms: Pseudonyms, *, since_s: float | None = None) -> Traffic:
-    """The conversations of requests in the order in which they started.
-
-    Args:
-        requests: Those that were answered; others are no work. Sorted by `started_s`.
-        pseudonyms: What stands for names of tenants and sessions.
-        since_s: Moment of the traffic's 0 s; None: the first request's.
-    """
+def recorded(requests: Iterable[RecordedRequest], pseudonyms: Pseudonyms) -> Traffic:
+    """The conversations of requests that were answered, sorted by `started_s`; the first is at 0 s."""
     sessions: dict[tuple[str, str, str], list[RecordedRequest]] = {}
     firsts: list[RecordedRequest | tuple[str, str, str]] = []
+    since_s: float | None = None
     for each in requests:
         since_s = each.started_s if since_s is None else since_s
         key = (each.tenant, each.model, each.session)
@@ -93,11 +88,11 @@ class _Writer:
             cached = min(each.cached_tokens, length)
             before: tuple[Segment, ...] = ()
             if not place:
-                before = _cut((Segment(shared, cached),), cached)
+                before = cut((Segment(shared, cached),), cached)
             elif sum(segment.length for segment in context) <= length:
                 before = context
             else:
-                before = _cut(context, cached)
+                before = cut(context, cached)
             new = length - sum(segment.length for segment in before)
             segments = (*before, Segment(next(self._keys), new)) if new else before
             answer = Segment(next(self._keys), max(1, each.output_tokens))
@@ -109,13 +104,3 @@ class _Writer:
                 answer_key=answer.key if place + 1 < len(requests) else None,
             )
             context, ends_s = (*segments, answer), max(ends_s, each.started_s + each.took_s)
-
-
-def _cut(segments: tuple[Segment, ...], length: int) -> tuple[Segment, ...]:
-    kept: list[Segment] = []
-    for segment in segments:
-        if length <= 0:
-            break
-        kept.append(Segment(segment.key, min(segment.length, length)))
-        length -= segment.length
-    return tuple(kept)

@@ -11,7 +11,7 @@ import msgspec
 
 from kvarn.traffic.conversation import Conversation, ConversationTurn, Traffic
 from kvarn.traffic.draws import Draws
-from kvarn.traffic.workload import Segment
+from kvarn.traffic.workload import Segment, cut
 
 COPY_BITS = 49
 """A copy's segment keys are those of the original plus its number, shifted by so many bits."""
@@ -171,22 +171,9 @@ def _resized_turn(turn: ConversationTurn, scaling: Scaling) -> ConversationTurn:
         segments = tuple(Segment(each.key, max(1, round(each.length * scaling.length))) for each in segments)
     return msgspec.structs.replace(
         turn,
-        segments=_cut(segments, scaling.max_prompt_tokens),
+        segments=segments if scaling.max_prompt_tokens is None else cut(segments, scaling.max_prompt_tokens),
         output_tokens=min(output, scaling.max_output_tokens or output),
         gap_s=turn.gap_s * scaling.time,
         took_s=turn.took_s * scaling.time,
         subagents=tuple(_resized(each, scaling) for each in turn.subagents),
     )
-
-
-def _cut(segments: tuple[Segment, ...], limit: int | None) -> tuple[Segment, ...]:
-    if limit is None:
-        return segments
-    kept: list[Segment] = []
-    left = limit
-    for segment in segments:
-        if left <= 0:
-            break
-        kept.append(Segment(key=segment.key, length=min(segment.length, left)))
-        left -= segment.length
-    return tuple(kept)

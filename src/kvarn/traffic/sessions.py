@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import count, islice
 
 import msgspec
@@ -18,16 +18,13 @@ SHARED_KEYS = 1 << 32
 """Segment keys from here on name what conversations share; each conversation's own lie below."""
 
 
-def single_requests(
-    times: Iterator[float], prompt: Distribution, output: Distribution, seed: int, shared: Sequence[Segment] = ()
-) -> Traffic:
-    """Requests that begin with the segments `shared` and have nothing else in common."""
+def single_requests(times: Iterator[float], prompt: Distribution, output: Distribution, seed: int) -> Traffic:
+    """Requests that have nothing in common."""
     prompts, outputs, keys = Draws(seed, _PROMPTS), Draws(seed, _OUTPUTS), count(1)
-    before = tuple(shared)
     while moments := list(islice(times, _BLOCK)):
         lengths = zip(tokens(prompt, prompts, _BLOCK), tokens(output, outputs, _BLOCK), strict=True)
         for moment, (length, answer) in zip(moments, lengths, strict=False):
-            turn = ConversationTurn(segments=(*before, Segment(next(keys), length)), output_tokens=answer)
+            turn = ConversationTurn(segments=(Segment(next(keys), length),), output_tokens=answer)
             yield Conversation(begins_s=moment, turns=(turn,))
 
 

@@ -8,7 +8,7 @@ nothing until then.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import msgspec
@@ -90,6 +90,17 @@ class Segment(msgspec.Struct, frozen=True):
         if words:
             words[0] = str(self.key)
         return " ".join(words) + " "
+
+
+def cut(segments: Iterable[Segment], length: int) -> tuple[Segment, ...]:
+    """The first tokens of a prompt."""
+    kept: list[Segment] = []
+    for segment in segments:
+        if length <= 0:
+            break
+        kept.append(Segment(segment.key, min(segment.length, length)))
+        length -= segment.length
+    return tuple(kept)
 
 
 class BenchRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,35 +1,51 @@
 """Questions of gateway processes about what an engine does, answered between its steps.
 
-An answer is msgpack of the type that its question names; it is decoded where it was asked for, and not before.
+An answer is msgpack of its question's `answer_type`; it is decoded where it was asked for, and not before.
 """
 
 from __future__ import annotations
 
+from typing import ClassVar, Generic, TypeVar
+
 import msgspec
 
+from kvarn.wire.kv_map import KVMap, KVPath
 from kvarn.wire.message import Message
+from kvarn.wire.step_records import LiveSteps, TurnSteps
+
+AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
 
 
-class AskTurnSteps(msgspec.Struct, frozen=True, tag=True):
-    """Steps of a turn; answered by `TurnSteps`. Not known: it is too long ago, or was never here."""
+class EngineQuestion(msgspec.Struct, Generic[AnswerT], frozen=True, tag=True):
+    answer_type: ClassVar[type[msgspec.Struct]]
+
+
+class AskTurnSteps(EngineQuestion[TurnSteps], frozen=True):
+    """Steps of a turn by its id in the engine. Not known: it is too long ago, or was never here."""
 
     request_id: str
+    answer_type = TurnSteps
 
 
-class AskLiveSteps(msgspec.Struct, frozen=True, tag=True):
-    """Steps after this one, and the present state; answered by `LiveSteps`."""
+class AskLiveSteps(EngineQuestion[LiveSteps], frozen=True):
+    """Steps after this one, and the present state. A step whose number is below that of one told before belongs to
+    another engine process."""
 
     after_step: int
+    answer_type = LiveSteps
 
 
-class AskKVMap(msgspec.Struct, frozen=True, tag=True):
-    """State of all blocks; answered by `KVMap`."""
+class AskKVMap(EngineQuestion[KVMap], frozen=True):
+    """State of all blocks."""
+
+    answer_type = KVMap
 
 
-class AskKVPath(msgspec.Struct, frozen=True, tag=True):
-    """A block and its path; answered by `KVPath`."""
+class AskKVPath(EngineQuestion[KVPath], frozen=True):
+    """A block, and what stands before it in the prefix cache. Not known: there is no such block."""
 
     block: int
+    answer_type = KVPath
 
 
 Question = AskTurnSteps | AskLiveSteps | AskKVMap | AskKVPath

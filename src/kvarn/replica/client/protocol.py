@@ -10,10 +10,9 @@ import msgspec
 
 from kvarn.replica.client.block_events import BlockWatcher
 from kvarn.replica.endpoint import Endpoint
-from kvarn.wire.kv_map import KVMap, KVPath
 from kvarn.wire.messages import AdapterInfo, EngineStats, ModelCard, RefusalReason, Submit, TokenDelta
+from kvarn.wire.questions import AnswerT, EngineQuestion
 from kvarn.wire.sessions import SessionNews
-from kvarn.wire.step_records import LiveSteps, TurnSteps
 
 ReportPending = Callable[[int], None]
 """Called with the bytes that wait for a request's consumer, as they change; raises where there is no memory."""
@@ -125,18 +124,6 @@ class ReplicaClient(Protocol):
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
         """Let this watcher hear which blocks the replica caches, after each of its starts; None: no watcher."""
 
-    # What the engine does. None: the replica is not ready, is lost meanwhile, does not answer, or has no such records
-    # (an encoder, another server).
-
-    async def turn_steps(self, request_id: str) -> TurnSteps | None:
-        """Steps of a turn by its id in the engine; None too where they are forgotten."""
-
-    async def live(self, after_step: int) -> LiveSteps | None:
-        """Steps after this one, and the present state. A step whose number is below that of one told before belongs to
-        another engine process."""
-
-    async def kv_map(self) -> KVMap | None:
-        """States of all KV blocks."""
-
-    async def kv_path(self, block: int) -> KVPath | None:
-        """A block, and what stands before it in the prefix cache; None too where there is no such block."""
+    async def ask(self, question: EngineQuestion[AnswerT]) -> AnswerT | None:
+        """Ask what the engine does. None: it is not known, the replica is not ready, is lost meanwhile, does not
+        answer, or has no such records (an encoder, another server)."""

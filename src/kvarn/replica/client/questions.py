@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import count
-from typing import TypeVar
+from typing import cast
 
 import msgspec
 
-from kvarn.wire.kv_map import KVMap, KVPath
-from kvarn.wire.questions import Ask, AskKVMap, AskKVPath, AskLiveSteps, AskTurnSteps, EngineAnswer, Question
-from kvarn.wire.step_records import LiveSteps, TurnSteps
+from kvarn.wire.questions import AnswerT, Ask, EngineAnswer, EngineQuestion, Question
 
 _TIMEOUT_S = 10.0
 """An engine answers between two steps, of which one may take seconds on a slow machine."""
-
-AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
 
 
 class EngineQuestions:
@@ -33,18 +29,6 @@ class EngineQuestions:
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
 
-    async def turn_steps(self, request_id: str) -> TurnSteps | None:
-        return await self._ask(AskTurnSteps(request_id), TurnSteps)
-
-    async def live(self, after_step: int) -> LiveSteps | None:
-        return await self._ask(AskLiveSteps(after_step), LiveSteps)
-
-    async def kv_path(self, block: int) -> KVPath | None:
-        return await self._ask(AskKVPath(block), KVPath)
-
-    async def kv_map(self) -> KVMap | None:
-        return await self._ask(AskKVMap(), KVMap)
-
     def take(self, answered: EngineAnswer) -> None:
         waiting = self._waiting.get(answered.number)
         if waiting is not None and not waiting.done():
@@ -56,11 +40,11 @@ class EngineQuestions:
             if not waiting.done():
                 waiting.set_result(b"")
 
-    async def _ask(self, question: Question, answer: type[AnswerT]) -> AnswerT | None:
+    async def ask(self, question: EngineQuestion[AnswerT]) -> AnswerT | None:
         number = next(self._numbers)
         waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            if not self._send(Ask(number=number, gateway=self._gateway, question=question)):
+            if not self._send(Ask(number=number, gateway=self._gateway, question=cast("Question", question))):
                 return None
             async with asyncio.timeout(_TIMEOUT_S):
                 told = await waiting
@@ -68,4 +52,4 @@ class EngineQuestions:
             return None
         finally:
             del self._waiting[number]
-        return msgspec.msgpack.decode(told, type=answer) if told else None
+        return cast("AnswerT", msgspec.msgpack.decode(told, type=question.answer_type)) if told else None

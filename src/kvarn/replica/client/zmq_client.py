@@ -21,7 +21,6 @@ from kvarn.replica.client.protocol import (
 from kvarn.replica.client.questions import EngineQuestions
 from kvarn.replica.client.request_stream import RequestStream
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
-from kvarn.wire.kv_map import KVMap, KVPath
 from kvarn.wire.messages import (
     Abort,
     AdapterChanged,
@@ -43,9 +42,8 @@ from kvarn.wire.messages import (
     TokenDelta,
     UnloadAdapter,
 )
-from kvarn.wire.questions import EngineAnswer
+from kvarn.wire.questions import AnswerT, EngineAnswer, EngineQuestion
 from kvarn.wire.sessions import SessionNews
-from kvarn.wire.step_records import LiveSteps, TurnSteps
 
 log = logging.getLogger(__name__)
 
@@ -160,17 +158,8 @@ class ZmqReplicaClient:
     def forget_tenant(self, tenant: str) -> bool:
         return self._send(ForgetTenant(tenant=tenant))
 
-    async def turn_steps(self, request_id: str) -> TurnSteps | None:
-        return await self._questions.turn_steps(request_id)
-
-    async def live(self, after_step: int) -> LiveSteps | None:
-        return await self._questions.live(after_step)
-
-    async def kv_map(self) -> KVMap | None:
-        return await self._questions.kv_map()
-
-    async def kv_path(self, block: int) -> KVPath | None:
-        return await self._questions.kv_path(block)
+    async def ask(self, question: EngineQuestion[AnswerT]) -> AnswerT | None:
+        return await self._questions.ask(question)
 
     def watch_blocks(self, watcher: BlockWatcher | None) -> None:
         if self._watcher is not None:

@@ -29,6 +29,7 @@ from kvarn.store.errors import StoreError
 from kvarn.store.owner import Principal
 from kvarn.wire.kv_map import PathBlock
 from kvarn.wire.openai.errors import ApiError, model_not_found, unavailable
+from kvarn.wire.questions import AskKVPath
 from kvarn.wire.sse import named_event
 
 router = console_router()
@@ -76,7 +77,7 @@ async def get_block(gateway: GatewayDep, viewer: ConsoleViewer, query: Annotated
     """One KV block. Raises `ApiError`: 404, there is no such block; 503, the engine does not answer."""
     model, replica = _find(gateway, viewer.principal, query)
     client = model.version_of(replica).replicas[replica]
-    path = await client.kv_path(query.block)
+    path = await client.ask(AskKVPath(query.block))
     if path is None:
         card = client.card
         if card is not None and query.block >= card.kv_blocks:

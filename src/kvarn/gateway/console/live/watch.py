@@ -12,6 +12,7 @@ from kvarn.catalog.models import ServedModel
 from kvarn.clock import SYSTEM_CLOCK, Clock
 from kvarn.gateway.console.live.state import BlockOwners, BlockTotals, LiveState, ReplicaLine, StepHistory
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
+from kvarn.wire.questions import AskKVMap, AskLiveSteps
 
 _EVERY_S = 0.25
 _IDLE_S = 1.0
@@ -89,7 +90,7 @@ class ReplicaWatch:
 
     async def _look(self, client: ReplicaClient, state: LiveState) -> tuple[LiveState, str]:
         history = self._history
-        live = await client.live(history.asked_after)
+        live = await client.ask(AskLiveSteps(history.asked_after))
         if live is None:
             return state, "the engine does not answer"
         now_s = self._clock.time()
@@ -97,7 +98,7 @@ class ReplicaWatch:
         blocks = state.blocks
         if self._clock.now() >= self._blocks_due_s:
             self._blocks_due_s = self._clock.now() + _BLOCKS_EVERY_S
-            found = await client.kv_map()
+            found = await client.ask(AskKVMap())
             blocks = blocks if found is None else self._owners.renumber(found)
         return replace(
             state,
