@@ -70,7 +70,6 @@ def packed_delta(delta: ChoiceDelta) -> bytes:
 
 
 def joined_deltas(deltas: list[bytes]) -> bytes:
-    """Packed deltas as one list of them."""
     return b"\xdd" + len(deltas).to_bytes(4, "big") + b"".join(deltas)
 
 

@@ -54,8 +54,6 @@ class FoundModel(NamedTuple):
 
 @dataclass(slots=True)
 class ChosenModel:
-    """The model of a request, and what decided it."""
-
     name: str = UNKNOWN  # the configured model that answers: a label of metrics
     route: RouteConfig | None = None  # the route that the request named
     target: str = ""  # the model that the route chose

@@ -183,7 +183,6 @@ class _Contents:
         self._ends: dict[int, str] = {}
 
     def take(self, delta: ChoiceDelta) -> None:
-        """Keep what was written."""
         before = self._choices.setdefault(delta.index, "")
         if len(before) < MAX_CONTENT_CHARS:
             self._choices[delta.index] = before + delta.written

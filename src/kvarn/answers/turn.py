@@ -82,8 +82,6 @@ class AnswerIdentity:
 
 @dataclass(slots=True)
 class CacheUse:
-    """The part of the response cache in a turn."""
-
     key: bytes
     ttl_s: float = 0.0  # seconds that the answer is kept; 0: it is not
     hit: Literal["exact", "semantic"] | None = None  # the cache that has the answer; None: a model is asked

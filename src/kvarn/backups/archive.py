@@ -38,15 +38,11 @@ _PIECE_BYTES = 1 << 20
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """Size and digest of an entry."""
-
     size: int
     sha256: str
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Contents of an archive, and their origin."""
-
     format: int = FORMAT
     kvarn: str
     """Version of Kvarn that made it."""

@@ -22,8 +22,6 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A backup that was restored, and what it lacks."""
-
     manifest: Manifest
     missing: tuple[str, ...]
     """Lines that say what is to be done by hand."""

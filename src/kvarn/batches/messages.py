@@ -101,14 +101,10 @@ class _Response(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
-    """Line of an input file none of which was run."""
-
     custom_id: str
 
 
 class _Line(msgspec.Struct):
-    """Line of an output or error file."""
-
     custom_id: str
     response: _Response | None
     error: dict[str, str] | None

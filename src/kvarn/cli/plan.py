@@ -29,8 +29,6 @@ _TOLD_RUNS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """Options of `kvarn plan`."""
-
     gpu: Annotated[
         list[str] | None, Option(metavar="DEVICE", help="Name in the device table; repeatable.", show_default="h100")
     ] = None

@@ -42,8 +42,6 @@ _log = logging.getLogger("kvarn.evaluations")
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The text of an answer, with who wrote it."""
-
     text: str
     request_id: str
     output_tokens: int
@@ -148,8 +146,6 @@ class ItemRun:
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a run, as they are kept with it."""
-
     judge_model: str | None = None
     max_tokens: int | None = None
     temperature: float = 0.0

@@ -8,8 +8,6 @@ import msgspec
 
 
 class ScoredRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A completed run, as far as scores go."""
-
     id: str
     set_id: str
     set_name: str

@@ -47,8 +47,6 @@ _JUDGE_TEXT = (
 
 
 class Grade(msgspec.Struct, frozen=True, kw_only=True):
-    """One check's verdict on an answer."""
-
     check: str
     score: float  # 0 to 1
     passed: bool

@@ -53,8 +53,6 @@ class EvaluationJob(Job):
 
 
 class EvaluationWorker(Worker[EvaluationJob]):
-    """Runs evaluations beside the requests of clients."""
-
     def __init__(self, serving: ResponsesContext) -> None:
         config = serving.config.batches
         super().__init__("evaluation runs", max_running=_MAX_RUNNING, poll_s=min(config.poll_s, config.lease_s / 4))

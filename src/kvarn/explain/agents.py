@@ -43,7 +43,6 @@ def by_tokens(turn: StepTurn, row: StepRow, record: StepRecord) -> float:
 
 
 def by_prompts(turn: StepTurn, row: StepRow, record: StepRecord) -> float:
-    """Tokens of prompts alone."""
     return row.computed_tokens if is_chunk(row, record) else 0.0
 
 

@@ -68,8 +68,6 @@ _LATE_S = 0.02
 
 @dataclass(slots=True)
 class Candidate:
-    """A possible cause."""
-
     code: CauseCode
     seconds: float
     at_s: float

@@ -27,8 +27,6 @@ def other_seconds(steps: TurnSteps, begin_us: float, end_us: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class OwnStep:
-    """A step with rows of the turn."""
-
     record: StepRecord
     tokens: int
     """Tokens of the first choice that it gave."""

@@ -64,8 +64,6 @@ class CompletionDetails(msgspec.Struct, frozen=True):
 
 
 class ReportedUsage(msgspec.Struct, frozen=True):
-    """The tokens that the server has counted."""
-
     prompt_tokens: int = 0
     completion_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None

@@ -23,8 +23,6 @@ from kvarn.wire.openai.errors import ApiError
 
 @dataclass(frozen=True, slots=True)
 class ExternalPrompt:
-    """A prompt as it is sent to another server."""
-
     path: str  # below the server's address
     body: dict[str, Any]
     key: bytes
@@ -84,7 +82,6 @@ class _Choices:
 
     @property
     def all_ended(self) -> bool:
-        """Whether each has come to its end."""
         return len(self._ends) == len(self._readers)
 
     @property
@@ -116,7 +113,6 @@ class _Choices:
         return None
 
     async def ends(self) -> AsyncIterator[ChoiceDelta]:
-        """The end of each choice, as moderation shows it."""
         for index, delta in self._ends.items():
             last = delta if index in self._cut_off else await _looked_at(self._watches[index], delta)
             assert last is not None, "moderation shows the end of a choice"

@@ -16,7 +16,6 @@ from kvarn.answers.turn import Turn
 from kvarn.catalog.models import ReadyModel, ServedModel
 from kvarn.catalog.timeouts import StageTimeoutError, timeouts_of, within_timeouts
 from kvarn.clock import SYSTEM_CLOCK
-from kvarn.config.external import BreakerConfig
 from kvarn.external.answer import AnswerPart
 from kvarn.external.errors import ExternalFailedError, ExternalRefusedError
 from kvarn.external.replica import ExternalReplica, Trace, make_replicas
@@ -58,7 +57,7 @@ class ExternalModel:
         self.metrics = metrics
         self._clock = clock
         self._timeouts = timeouts_of(served.config.timeouts, external=True)
-        self._rules = breaker_rules(served.config.breaker)
+        self._rules = BreakerRules(**served.config.breaker.model_dump())
         self._breakers: dict[str, CircuitBreaker] = {}
         self._busy_until: dict[str, float] = {}
         retries = external.retries
@@ -66,7 +65,6 @@ class ExternalModel:
 
     @property
     def replicas(self) -> Mapping[str, ExternalReplica]:
-        """By name."""
         replicas = self.served.replicas.items()
         return {name: each for name, each in replicas if isinstance(each, ExternalReplica)}
 
@@ -279,7 +277,3 @@ def has_text(part: AnswerPart) -> bool:
         ):
             return True
     return False
-
-
-def breaker_rules(config: BreakerConfig) -> BreakerRules:
-    return BreakerRules(**config.model_dump())

@@ -15,8 +15,6 @@ _NAMES_SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Readiness, version and context length that a server reports."""
-
     ready: bool
     version: str = ""
     max_context_length: int | None = None

@@ -24,8 +24,6 @@ from kvarn.replica.client.protocol import ReplicaState
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The desired replicas of one model."""
-
     model: str
     version: int
     replicas: int

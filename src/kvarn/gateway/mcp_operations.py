@@ -29,8 +29,6 @@ _MAX_RESULTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A client's request to this server."""
-
     gateway: Gateway
     record: RequestRecord
 
@@ -47,8 +45,6 @@ Run = Callable[[Asking, Mapping[str, Any]], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class ServerOperation:
-    """A tool of this server."""
-
     name: str
     description: str
     path: str
@@ -177,7 +173,6 @@ async def run_operation(
 
 
 async def bytes_of(gateway: Gateway, file: File, first: int, count: int) -> bytes:
-    """Some bytes of a file, from its byte `first` on."""
     found, seen = bytearray(), 0
     async with aclosing(read_content(gateway.store, file)) as chunks:
         async for chunk in chunks:

@@ -118,7 +118,7 @@ class RequestMiddleware:
         self._metrics.in_flight.inc()
         try:
             check_headers(scope, self._config)
-            if not _needs_no_key(record.endpoint):
+            if not (record.endpoint in PUBLIC or _is_file(record.endpoint)):
                 self._check_process(self._open.count)
                 if "\0" in scope["path"]:
                     raise invalid_request("The path holds a NUL byte.")
@@ -180,10 +180,6 @@ class RequestMiddleware:
                 ),
             },
         )
-
-
-def _needs_no_key(path: str) -> bool:
-    return path in PUBLIC or _is_file(path)
 
 
 def _is_file(path: str) -> bool:

@@ -172,6 +172,12 @@ def _query_model(route: APIRoute) -> type[QueryModel]:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, QueryModel)), QueryModel)
 
 
+def described(shape: type[DescribedT], row: object, **own: Any) -> DescribedT:
+    """An object of the answer: `own`, and what the row calls by the same names."""
+    same = {name: getattr(row, name) for name in shape.__annotations__ if name not in own and hasattr(row, name)}
+    return shape(**same, **own)
+
+
 def list_answer(page: Page[ItemT], describe: Callable[[ItemT], DescribedT]) -> ListObject[DescribedT]:
     """OpenAI's list object. `describe` makes an object of the answer: a mapping or a struct, with an `id`.
 

@@ -8,6 +8,7 @@ from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.types import Receive
 
+from kvarn.gateway.query import described
 from kvarn.gateway.state import Gateway
 from kvarn.gateway.uploads import (
     check_purpose,
@@ -119,13 +120,4 @@ async def cancel_upload(gateway: Gateway, owner: Owner, upload_id: str) -> Uploa
 
 
 def _describe(upload: Upload, file: File | None = None) -> UploadObject:
-    return UploadObject(
-        id=upload.id,
-        bytes=upload.size,
-        created_at=upload.created_at,
-        expires_at=upload.expires_at,
-        filename=upload.filename,
-        purpose=upload.purpose,
-        status=upload.status,
-        file=None if file is None else describe_file(file),
-    )
+    return described(UploadObject, upload, bytes=upload.size, file=None if file is None else describe_file(file))

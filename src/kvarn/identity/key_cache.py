@@ -48,8 +48,6 @@ _log = logging.getLogger("kvarn.identity")
 
 
 class _Question(NamedTuple):
-    """State of the cache when the database was asked."""
-
     began: float  # seconds of the clock
     since: Position | None
     renewals: int

@@ -14,8 +14,6 @@ _log = logging.getLogger("kvarn.identity")
 
 
 class LastUsed:
-    """The keys used since they were last written."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
         self._used_at: dict[str, int] = {}

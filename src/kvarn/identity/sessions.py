@@ -14,8 +14,6 @@ from kvarn.store.repositories.tenants.console_sessions import add_session, end_s
 
 
 class Session(NamedTuple):
-    """A session whose token a browser has shown, or is given."""
-
     token: str
     principal: Principal
     expires_at: float | None  # seconds since 1970

@@ -43,8 +43,6 @@ _log = logging.getLogger("kvarn.kept")
 
 
 class KeeperMetrics:
-    """Counts of kept requests."""
-
     def __init__(self, registry: CollectorRegistry | None) -> None:
         self.kept = Counter(
             "kvarn_kept_requests_total",

@@ -133,6 +133,5 @@ class _Durations:
 
 
 def bucket_of(total_s: float) -> int:
-    """Number of the bucket of a duration."""
     place = floor(_BUCKETS_PER_DOUBLING * log2(max(total_s, _SMALLEST_S) / _SMALLEST_S))
     return min(place, _BUCKETS - 1)

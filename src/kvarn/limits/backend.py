@@ -15,9 +15,7 @@ class CountsBackend(Protocol):
     """
 
     @property
-    def away(self) -> bool:
-        """Whether it does not answer."""
-        ...
+    def away(self) -> bool: ...
 
     async def reserve(self, reservation: Reservation) -> Decision:
         """Admit a reservation if every limit has room for it; otherwise count nothing.
@@ -28,6 +26,4 @@ class CountsBackend(Protocol):
         """
         ...
 
-    def update(self, update: Update) -> None:
-        """Renew or settle a reservation."""
-        ...
+    def update(self, update: Update) -> None: ...

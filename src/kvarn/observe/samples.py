@@ -186,7 +186,6 @@ class IntervalCounts:
     seconds: float
 
     def get(self, name: str) -> float:
-        """A count, or a gauge."""
         return self.values[_PLACES[name]]
 
     def per_s(self, name: str) -> float:

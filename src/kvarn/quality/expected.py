@@ -32,8 +32,6 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt, with the model and build that answer it."""
-
     model: str
     build: Build
     prompt: str

@@ -53,8 +53,6 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MonitoredModel(Protocol):
-    """A model whose replicas are probed."""
-
     @property
     def name(self) -> str: ...
 
@@ -87,8 +85,6 @@ class _ProbeState:
 
 @dataclass
 class ProbeCounts:
-    """Counts of probes, by (model, replica)."""
-
     results: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """By (model, replica, result): `equal`, `drifted` or `unanswered`."""
     seconds: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -121,8 +121,6 @@ async def run_background(serving: ResponsesContext, run: BackgroundRun) -> None:
 
 
 class _Attempt:
-    """One background response while it is made."""
-
     def __init__(self, serving: ResponsesContext, run: BackgroundRun) -> None:
         row = run.row
         lock = None if row.conversation_id is None else Lock(row.conversation_id, run.id)

@@ -93,8 +93,6 @@ def quotations_of(items: Iterable[StoredItem], boundary: str) -> Quotations:
 
 
 class Approvals:
-    """The requests for approval among items, and the client's answers."""
-
     def __init__(self, items: Sequence[StoredItem]) -> None:
         self.requests = {item["id"]: item for item in items if item["type"] == "mcp_approval_request"}
         self._ran = {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}

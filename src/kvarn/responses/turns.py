@@ -153,7 +153,6 @@ async def _new_items(
     earlier: list[StoredItem],
     response_id: str,
 ) -> list[StoredItem]:
-    """The input as it is kept; references are resolved."""
     if given is None:
         return []
     if isinstance(given, str):

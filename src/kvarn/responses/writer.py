@@ -33,8 +33,6 @@ Cuts = list[list[list[int]]]
 
 @dataclass(slots=True)
 class _Item:
-    """The item that is being written."""
-
     type: Literal["message", "reasoning", "function_call", "custom_tool_call"]
     id: str = ""
     call_id: str = ""
@@ -271,7 +269,6 @@ class ResponseWriter:
         return [*events, self._event(kind, output_index=self._index, item=item)]
 
     def _named(self, item: StoredItem) -> StoredItem:
-        """The next item of the output, with its id."""
         name = item_id(PREFIXES[item["type"]], self.response.id, self._first_item + self._index)
         return {"id": name} | item | {"id": name}  # first of its fields, whatever id it had
 

@@ -125,7 +125,6 @@ class Rollouts:
         return rollout
 
     def take(self, rollout: Rollout) -> None:
-        """Make this the model's rollout from now on."""
         self.rollouts[rollout.model] = rollout
         self._apply()
 

@@ -46,7 +46,6 @@ class Classifier:
         self._bias = bias
 
     def score(self, text: str) -> dict[str, float]:
-        """Scores from 0 to 1 by category."""
         sentences = [sentence for each in _SENTENCE_END.split(text) if len(sentence := normalise(each)) > 2]
         if not sentences:
             return dict.fromkeys(CATEGORIES, 0.0)

@@ -29,8 +29,6 @@ class Claim:
 
 
 class TextThreads(Protocol):
-    """Threads for long texts."""
-
     async def run(self, tenant: str, size: int, work: Callable[[], ResultT]) -> ResultT: ...
 
 
@@ -49,8 +47,6 @@ class Moderator(Protocol):
 
 
 class BuiltInModerator:
-    """The classifier in the package."""
-
     name = "kvarn-moderation-1"
     look_every = 24
 

@@ -49,8 +49,6 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The answer to a prompt that was kept before."""
-
     event_id: str
     plain: bytes
 

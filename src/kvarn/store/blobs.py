@@ -123,7 +123,6 @@ class Blobs:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder of this machine's file system."""
         return self._is_local(self.open()[0])
 
     async def has(self, name: str) -> bool:
@@ -134,8 +133,6 @@ class Blobs:
         return await _in_thread(has)
 
     async def names(self) -> list[str]:
-        """Names of all blobs."""
-
         def names() -> list[str]:
             files, root = self.open()
             try:

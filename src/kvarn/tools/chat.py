@@ -50,8 +50,6 @@ async def start_tool_chat(serving: ToolsContext, record: RequestRecord, request:
 def loop_of(
     serving: ToolsContext, record: RequestRecord, request: ChatCompletionRequest, offered: OfferedTools
 ) -> ToolLoop:
-    """The turns of a chat that offers these tools as functions."""
-
     async def chat_with(extra: Sequence[Message]) -> ChatCompletionRequest:
         return request.model_copy(update={"messages": [*request.messages, *extra]})
 

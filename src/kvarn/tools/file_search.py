@@ -46,8 +46,6 @@ _DEFINITION = ToolDefinition(
 
 
 class FileSearchTool(LenientModel):
-    """Entry of `tools`."""
-
     type: Literal["file_search"]
     vector_store_ids: Annotated[list[str], Field(min_length=1, max_length=32, fail_fast=True)]
     filters: BoundedFilter | None = None

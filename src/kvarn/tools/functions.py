@@ -31,8 +31,6 @@ _TEXTS = frozenset({"description", "title"})
 
 @dataclass(frozen=True, slots=True)
 class ServerTool:
-    """A tool as its server tells it."""
-
     name: str
     description: str = ""
     schema: Mapping[str, Any] = field(default_factory=dict)

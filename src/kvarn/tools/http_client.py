@@ -49,8 +49,6 @@ class ToolServerError(Exception):
 
 
 class SafeHttp:
-    """Makes clients for requests to servers that projects name."""
-
     def __init__(self, config: ToolsConfig, resolve: Resolve | None = None) -> None:
         self.allowed = [AllowedPlace.parse(each) for each in config.allow_private]
         self._resolve = resolve or Resolver()

@@ -19,7 +19,7 @@ from kvarn.store.owner import Owner
 from kvarn.store.repositories import tool_servers as stored
 from kvarn.tools.pins import ComparedTools
 from kvarn.tools.server import ToolServer, configured_server
-from kvarn.wire.openai.errors import ApiError, unavailable
+from kvarn.wire.openai.errors import unavailable
 
 _log = logging.getLogger(__name__)
 
@@ -94,8 +94,4 @@ class ToolServers:
         except SafetyError as error:
             _log.error("headers of tool servers cannot be sealed or opened: %s", error)
             why = f"Headers of tool servers cannot be kept on this server: {error}"
-            raise _cannot_seal(why) from None
-
-
-def _cannot_seal(why: str) -> ApiError:
-    return unavailable(why, "secrets_unavailable")
+            raise unavailable(why, "secrets_unavailable") from None

@@ -39,8 +39,6 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """The tools of a request, opened."""
-
     by_name: Mapping[str, OfferedTool] = field(default_factory=dict)
     items: Sequence[Mapping[str, Any]] = ()
 
@@ -125,7 +123,6 @@ class ToolRegistry:
         return OfferedTools(by_name, items)
 
     def context(self, serving: ServingContext, record: RequestRecord) -> ToolContext:
-        """The context in which a request's tools are opened."""
         deadline = SYSTEM_CLOCK.now() + self.config.call_timeout_s
         return ToolContext(serving, record, deadline, self.config.max_result_bytes)
 

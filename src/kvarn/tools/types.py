@@ -20,8 +20,6 @@ CallStatus = Literal["completed", "failed", "incomplete"]
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """A function as the model sees it."""
-
     name: str
     description: str
     parameters: Mapping[str, Any]
@@ -121,8 +119,6 @@ class OpenedTools:
 
 
 class ToolProvider(Protocol):
-    """Opens the tools of one type."""
-
     async def open(self, context: ToolContext, asked: Mapping[str, Any]) -> OpenedTools:
         """Tools of one entry of a request's `tools`. Raises `ApiError` for an entry that is no good or not allowed.
         No tools and no items: this project has none of the type; the entry is ignored, and the answer says so."""

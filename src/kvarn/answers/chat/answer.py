@@ -83,7 +83,6 @@ class ChatRun:
         return event(self.chunk([], self.used()))
 
     def used(self) -> Usage:
-        """Tokens so far."""
         return self.turn.usage.as_openai() if self.usage is None else self.usage()
 
     async def collect(self) -> ChatCompletion:

@@ -20,15 +20,11 @@ from kvarn.wire.sse import TextEvents, event
 
 
 class ChunkReader(Protocol):
-    """Reads the deltas of one choice."""
-
     async def read(self, delta: ChoiceDelta) -> CompletionChoice:
         """The delta as a chunk of a stream; the first carries what is said of the prompt."""
         ...
 
-    async def joined(self, chunks: list[CompletionChoice]) -> CompletionChoice:
-        """The whole choice from all its chunks."""
-        ...
+    async def joined(self, chunks: list[CompletionChoice]) -> CompletionChoice: ...
 
 
 @dataclass(frozen=True, slots=True)

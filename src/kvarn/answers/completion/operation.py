@@ -35,8 +35,6 @@ from kvarn.wire.openai.errors import invalid_request
 
 @dataclass(slots=True)
 class ShownPrompt:
-    """A prompt as its choices show it."""
-
     token_ids: list[int]
     text: str  # put before the answer by `echo`; empty without it
     positions: list[PositionLogprobs | None] | None = None

@@ -17,7 +17,6 @@ NamedText = tuple[str, str]  # a text after the name of its field
 
 
 def is_cross_encoder(model: ReadyModel) -> bool:
-    """Whether it reads pairs of texts."""
     return model.card.kind == "score"
 
 

@@ -14,8 +14,6 @@ CLEARED = "[The result of this call was left out: the conversation is long.]"
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """A conversation behind an edit."""
-
     messages: list[Message]
     count: int  # turns whose thinking, or calls whose results, were left out; 0: nothing was
 

@@ -25,7 +25,6 @@ _MAX_QUESTION = 2000
 
 
 def options_of(turn: Turn, identity: AnswerIdentity) -> CacheOptions:
-    """The options in a request's headers and body together."""
     headers, body = turn.record.cache, identity.request.cache
     if body is None:
         return headers
@@ -98,7 +97,6 @@ def _digest(
 
 
 def _seed_of(turn: Turn, identity: AnswerIdentity) -> int | None:
-    """The client's seed."""
     return None if turn.record.seed_drawn else identity.request.seed
 
 

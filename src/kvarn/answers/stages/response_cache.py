@@ -111,12 +111,10 @@ class ResponseCacheStage(Observer):
         return _replayed(turn, answer, deltas)
 
     def listen(self, turn: Turn, question: Question[Any, Any]) -> AnswerListener | None:
-        """Hear an answer that is to be kept."""
         caching = turn.caching
         return None if caching is None or caching.hit or not caching.ttl_s else _Kept(self, turn, caching)
 
     def keep(self, turn: Turn, caching: CacheUse, deltas: list[bytes]) -> None:
-        """Keep an answer that a model has given."""
         now, usage = SYSTEM_CLOCK.time(), turn.usage
         seconds = SYSTEM_CLOCK.now() - caching.began_s
         tokens = usage.prompt_tokens, usage.completion_tokens, usage.reasoning_tokens
@@ -126,7 +124,6 @@ class ResponseCacheStage(Observer):
 
     @property
     def max_bytes(self) -> int:
-        """Bytes of the largest answer that is kept."""
         return self._config.max_answer_kib * 1024
 
     def _tell(self, turn: Turn, result: str) -> None:

@@ -82,8 +82,6 @@ _log = logging.getLogger("kvarn.answers")
 
 @dataclass(slots=True)
 class _Written:
-    """Text and calls that a choice has written so far."""
-
     text: list[str] = field(default_factory=list)
     calls: dict[int, tuple[str, list[str]]] = field(default_factory=dict)  # name and arguments by the call's index
 

@@ -61,8 +61,6 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class _FreeGpu:
-    """The free part of a GPU."""
-
     gpu: Gpu
     free: float
     free_when_all_wake: float
@@ -78,8 +76,6 @@ class _FreeGpu:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """The free part of a machine."""
-
     memory_bytes: int
     cpus: float
     gpus: tuple[_FreeGpu, ...]

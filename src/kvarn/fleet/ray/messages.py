@@ -17,8 +17,6 @@ class ListPlaces(msgspec.Struct, frozen=True):
 
 
 class StopEngine(msgspec.Struct, frozen=True):
-    """End an engine process."""
-
     name: str
 
 

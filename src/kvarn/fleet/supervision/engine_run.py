@@ -69,7 +69,6 @@ class EngineRun:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the engine takes requests, or drains."""
         return self._state == "ready"
 
     def send(self, command: EngineCommand) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.parse
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -13,12 +12,12 @@ from starlette.datastructures import FormData
 from starlette.responses import Response
 
 from kvarn.answers.errors import storage_full
-from kvarn.gateway.answer import ContentStream
+from kvarn.gateway.answer import FileContent, file_content
 from kvarn.gateway.body import limit_body
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
 from kvarn.gateway.openapi import json_router
 from kvarn.gateway.query import CHECKED, OrderedQuery, Text, list_answer
-from kvarn.gateway.routes.files import form_schema, receive_form
+from kvarn.gateway.routes.files import BINARY, form_schema, receive_form
 from kvarn.gateway.state import Gateway
 from kvarn.gateway.uploads import check_size, file_field, read_form, safe_name
 from kvarn.store.errors import StorageFullError
@@ -51,17 +50,12 @@ router = json_router("/v1", "containers", CHECKED)
 
 _PIECE_BYTES = 256 * 1024
 _MAX_JSON_BYTES = 64 * 1024
-_BINARY = {"type": "string", "format": "binary"}
 
 
 class ContainerQuery(OrderedQuery):
     """Which containers."""
 
     name: Text | None = Field(None, description="Select containers of this name.")
-
-
-class _Content(ContentStream):
-    media_type = "application/octet-stream"
 
 
 @router.post("/containers", summary="Create a container")
@@ -94,7 +88,7 @@ async def delete_one_container(gateway: GatewayDep, owner: OwnerDep, container_i
     return DeletedObject(id=container_id, object="container.deleted")
 
 
-_FILE_FORM = form_schema({"file": _BINARY})
+_FILE_FORM = form_schema({"file": BINARY})
 
 
 @router.post("/containers/{container_id}/files", summary="Put a file into a container", openapi_extra=_FILE_FORM)
@@ -135,18 +129,12 @@ async def get_container_file(
 @router.get(
     "/containers/{container_id}/files/{file_id}/content",
     summary="Download a file of a container",
-    response_class=_Content,
+    response_class=FileContent,
 )
 async def get_container_file_content(gateway: GatewayDep, owner: OwnerDep, container_id: str, file_id: str) -> Response:
     """The bytes of a file. Browsers download it: code wrote it, and it is shown nowhere."""
     file = await find_container_file(gateway.store, owner, container_id, file_id)
-    name = urllib.parse.quote(file.filename.rpartition("/")[2], safe="")
-    headers = {
-        "content-length": str(file.size),
-        "content-disposition": f"attachment; filename*=UTF-8''{name}",
-        "x-content-type-options": "nosniff",
-    }
-    return _Content(read_content(gateway.store, file), headers=headers)
+    return file_content(read_content(gateway.store, file), file.size, file.filename.rpartition("/")[2])
 
 
 @router.delete("/containers/{container_id}/files/{file_id}", summary="Delete a file of a container")

@@ -11,7 +11,7 @@ from pydantic import Field
 from kvarn.evaluations.operation import RunComparison, add_items, compare_runs, create_set, start_run
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, PrincipalDep
 from kvarn.gateway.openapi import json_router
-from kvarn.gateway.query import CHECKED, LARGEST_COUNT, ListQuery, QueryModel, Text, list_answer
+from kvarn.gateway.query import CHECKED, LARGEST_COUNT, ListQuery, QueryModel, Text, described, list_answer
 from kvarn.store.models import EvaluationResult, EvaluationRun, EvaluationSet, EvaluationSetVersion
 from kvarn.store.repositories.evaluations import runs, sets
 from kvarn.wire.evaluations import (
@@ -145,21 +145,16 @@ async def compare(gateway: GatewayDep, owner: OwnerDep, name: str, run_id: str, 
 
 
 def _describe_set(found: EvaluationSet) -> SetObject:
-    return SetObject(**{field: getattr(found, field) for field in SetObject.__struct_fields__ if field != "object"})
+    return described(SetObject, found)
 
 
 def _describe_version(version: EvaluationSetVersion, *, with_items: bool = False) -> VersionObject:
-    own = {"object", "items"}
-    described = {field: getattr(version, field) for field in VersionObject.__struct_fields__ if field not in own}
-    return VersionObject(**described, items=version.items if with_items else UNSET)
+    return described(VersionObject, version, items=version.items if with_items else UNSET)
 
 
 def _describe_run(run: EvaluationRun) -> RunObject:
-    own = {"object", "model", "answered_by", "version"}
-    described = {field: getattr(run, field) for field in RunObject.__struct_fields__ if field not in own}
-    return RunObject(**described, model=run.asked_model, answered_by=run.model, version=run.model_version)
+    return described(RunObject, run, model=run.asked_model, answered_by=run.model, version=run.model_version)
 
 
 def _describe_result(result: EvaluationResult) -> ResultObject:
-    shown = [field for field in ResultObject.__struct_fields__ if field != "object"]
-    return ResultObject(**{field: getattr(result, field) for field in shown})
+    return described(ResultObject, result)

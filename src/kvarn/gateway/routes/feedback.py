@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminDep, GatewayDep, PrincipalDep
 from kvarn.gateway.openapi import json_router
-from kvarn.gateway.query import CHECKED, ListQuery, Text, Texts, list_answer
+from kvarn.gateway.query import CHECKED, ListQuery, Text, Texts, described, list_answer
 from kvarn.gateway.state import Gateway
 from kvarn.store.models import Feedback, UsageEvent
 from kvarn.store.owner import Owner
@@ -85,18 +85,4 @@ async def _find_answered(gateway: Gateway, owner: Owner, request: str) -> UsageE
 
 
 def _describe(feedback: Feedback) -> FeedbackObject:
-    return FeedbackObject(
-        id=feedback.id,
-        created_at=feedback.created_at,
-        changed_at=feedback.changed_at,
-        project_id=feedback.project_id,
-        request_id=feedback.request_id,
-        user=feedback.author,
-        model=feedback.model,
-        version=feedback.version,
-        rating=feedback.rating,  # type: ignore[arg-type]  # one of the two, as it was asked for
-        score=feedback.score,
-        comment=feedback.comment,
-        labels=feedback.labels,
-        metadata=feedback.extra,
-    )
+    return described(FeedbackObject, feedback, user=feedback.author, metadata=feedback.extra)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.parse
 from typing import Annotated, Any
 
 from fastapi import Request
@@ -12,7 +11,7 @@ from starlette.types import Receive
 
 from kvarn.answers.held_bytes import HeldBytes
 from kvarn.answers.record import RequestRecord
-from kvarn.gateway.answer import ContentStream
+from kvarn.gateway.answer import FileContent, file_content
 from kvarn.gateway.anthropic_files import DEFAULT_LIMIT, anthropic_form, file_metadata, file_page, page_cursor
 from kvarn.gateway.body import limit_body
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
@@ -34,7 +33,7 @@ _UPLOAD_BYTES = 2 * 1024 * 1024
 """Memory that an upload takes at most while it is written: a megabyte, and the same on its way to the database."""
 _FORM_BYTES = 64 * 1024  # what a form may hold besides its file
 _MAX_LISTED = 10_000
-_BINARY = {"type": "string", "format": "binary"}
+BINARY = {"type": "string", "format": "binary"}
 
 
 def form_schema(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -45,7 +44,7 @@ def form_schema(required: dict[str, Any], optional: dict[str, Any] | None = None
 
 
 _FILE_FORM = form_schema(
-    {"file": _BINARY, "purpose": {"type": "string", "enum": list(PURPOSES)}},
+    {"file": BINARY, "purpose": {"type": "string", "enum": list(PURPOSES)}},
     {
         "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
         "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
@@ -67,10 +66,6 @@ class FileQuery(OrderedQuery):
 _ANTHROPICS = frozenset({"page", "after_id", "before_id", "ids"})
 _OPENAIS = frozenset({"purpose", "order", "after"})
 """Parameters of a list that mean something to clients of one of the APIs only."""
-
-
-class _Content(ContentStream):
-    media_type = "application/octet-stream"
 
 
 @router.post("/files", summary="Upload a file", openapi_extra=_FILE_FORM)
@@ -118,16 +113,11 @@ async def get_file(
     return file_metadata(file) if record.reply.dialect is ANTHROPIC else describe_file(file)
 
 
-@router.get("/files/{file_id}/content", summary="Download a file", response_class=_Content)
+@router.get("/files/{file_id}/content", summary="Download a file", response_class=FileContent)
 async def get_file_content(gateway: GatewayDep, owner: OwnerDep, file_id: str) -> Response:
     """The bytes of a file, read as fast as the client takes them."""
     file = await find_file(gateway.store, owner, file_id)
-    headers = {
-        "content-length": str(file.size),
-        "content-disposition": f"attachment; filename*=UTF-8''{urllib.parse.quote(file.filename, safe='')}",
-        "x-content-type-options": "nosniff",
-    }
-    return _Content(read_content(gateway.store, file), headers=headers)
+    return file_content(read_content(gateway.store, file), file.size, file.filename)
 
 
 @router.delete("/files/{file_id}", summary="Delete a file")
@@ -148,7 +138,7 @@ async def create_upload(gateway: GatewayDep, owner: OwnerDep, body: UploadReques
 
 
 @router.post(
-    "/uploads/{upload_id}/parts", summary="Add a part to an upload", openapi_extra=form_schema({"data": _BINARY})
+    "/uploads/{upload_id}/parts", summary="Add a part to an upload", openapi_extra=form_schema({"data": BINARY})
 )
 async def add_upload_part(
     request: Request, gateway: GatewayDep, record: RecordDep, owner: OwnerDep, upload_id: str

@@ -47,7 +47,6 @@ async def list_models(
 
 
 def visible_models(gateway: Gateway, principal: Principal) -> list[Model]:
-    """The models, adapters and routes that a principal may use."""
     models = [model for model in gateway.models if may_use_model(principal, model.name)]
     adapters = [
         _describe_adapter(model, adapter)
@@ -120,7 +119,6 @@ def _describe_route(gateway: Gateway, route: RouteConfig) -> Model:
 
 
 def _describe_adapter(model: ServedModel, adapter: AdapterInfo) -> Model:
-    """The model of an adapter, under the adapter's name."""
     own = {"id": adapter.name, "root": adapter.path, "parent": model.name, "aliases": [f"{model.name}:{adapter.name}"]}
     return msgspec.structs.replace(_describe(model), created=adapter.loaded_at or model.created, **own)
 

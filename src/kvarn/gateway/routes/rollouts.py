@@ -10,6 +10,7 @@ from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.rollout import RolloutConfig
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, PlatformAdminDep
 from kvarn.gateway.openapi import json_router
+from kvarn.gateway.query import described
 from kvarn.gateway.state import Gateway
 from kvarn.rollouts.gates import GATES
 from kvarn.rollouts.rollout import Rollout, RolloutEndedError
@@ -100,17 +101,12 @@ def _describe(gateway: Gateway, rollout: Rollout) -> RolloutObject:
     if not rollout.ended and (missing := gateway.control.rollouts.missing(rollout)):
         problem = gateway.control.rollouts.state_of(rollout.candidate)
         waits_for = f"{missing} more ready replicas of {rollout.candidate} ({problem})"
-    return RolloutObject(
-        model=rollout.model,
-        stable=rollout.stable,
-        candidate=rollout.candidate,
+    return described(
+        RolloutObject,
+        rollout,
         phase=rollout.phase.value,
-        paused=rollout.paused,
         share=rollout.shares[rollout.candidate],
-        answered=rollout.answered,
         waits_for=waits_for,
         failure=rollout.gates.failure,
         gates={gate: rollout.gates.describe(gate) for gate in GATES},
-        log=rollout.log,
-        compared=rollout.compared,
     )

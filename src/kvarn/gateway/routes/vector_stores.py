@@ -10,7 +10,7 @@ from pydantic import Field
 
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, PrincipalDep, RecordDep
 from kvarn.gateway.openapi import json_router
-from kvarn.gateway.query import CHECKED, BackwardQuery, OrderedQuery, list_answer
+from kvarn.gateway.query import CHECKED, BackwardQuery, OrderedQuery, described, list_answer
 from kvarn.retrieval.stores import is_expired
 from kvarn.retrieval.types import Hit
 from kvarn.store.models import VectorStoreFile
@@ -211,17 +211,13 @@ def _ask_again(status: str) -> dict[str, str]:
 def _store(summed: SummedStore, now: float) -> VectorStoreObject:
     row = summed.row
     status = "in_progress" if summed.sums.by_status["in_progress"] else "completed"
-    return VectorStoreObject(
-        id=row.id,
-        created_at=row.created_at,
-        name=row.name,
-        description=row.description,
+    return described(
+        VectorStoreObject,
+        row,
         usage_bytes=summed.sums.usage_bytes,
         file_counts=_counts(summed.sums),
         status="expired" if is_expired(row, now) else status,
-        last_active_at=row.last_active_at,
         metadata=row.extra,
-        expires_at=row.expires_at,
         passages=summed.passages,
         embedded_by=summed.embedder or None,
         expires_after=UNSET if row.expires_after_days is None else ExpiryObject(days=row.expires_after_days),

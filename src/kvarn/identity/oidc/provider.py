@@ -25,8 +25,6 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Addresses of a provider."""
-
     issuer: str
     authorization_endpoint: str
     token_endpoint: str
@@ -71,7 +69,6 @@ class Provider:
         return f"{endpoint}{'&' if urlsplit(endpoint).query else '?'}{urlencode(query)}"
 
     async def claims(self, code: str, attempt: Attempt) -> dict[str, Any]:
-        """Claims of the provider about the person who came back with a code."""
         metadata = await self.metadata()
         answer = await self._redeem(metadata, code, attempt)
         id_token, access_token = answer.get("id_token"), answer.get("access_token")

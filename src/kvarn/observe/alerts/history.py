@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 
 from prometheus_client.core import Metric
 
 Labels = tuple[tuple[str, str], ...]
 """Names and values of a series' labels, sorted by name; one without a value is left out."""
-
-
-def labels_of(labels: Mapping[str, str]) -> Labels:
-    return tuple(sorted((name, value) for name, value in labels.items() if value))
 
 
 class MetricHistory:
@@ -42,7 +38,7 @@ class MetricHistory:
                 known = self._series.get(sample.name)
                 if known is None:
                     continue
-                labels = labels_of(sample.labels)
+                labels = tuple(sorted((name, value) for name, value in sample.labels.items() if value))
                 if labels not in known:
                     known[labels] = array("d", [math.nan] * len(self._times))
                 known[labels][-1] = sample.value

@@ -90,7 +90,6 @@ class AlertMonitor:
         self._history = MetricHistory(read_metrics, max((rule.window_s for rule in self.rules), default=0.0))
 
     async def evaluate(self) -> None:
-        """Look at the metrics, and note which alerts are pending, fire, or are resolved."""
         registry = await self._read()
         now = self._clock.now()
         self._history.add(now, registry.collect())

@@ -71,7 +71,6 @@ def usage_counter(kind: str) -> GenAiMetric:
 
 
 def metric_attributes(request: TracedRequest, turn: TracedTurn) -> dict[str, str]:
-    """Attributes of the metrics of a turn."""
     attributes = {
         "gen_ai.operation.name": operation_of(request.route),
         "gen_ai.provider.name": PROVIDER,
@@ -92,7 +91,6 @@ def is_operation(endpoint: str) -> bool:
 
 
 def request_attributes(request: TracedRequest) -> Attributes:
-    """Attributes of a request's span."""
     attributes: Attributes = {
         "http.request.method": request.method,
         "http.route": request.route,
@@ -115,7 +113,6 @@ def request_attributes(request: TracedRequest) -> Attributes:
 
 
 def turn_attributes(request: TracedRequest, turn: TracedTurn) -> Attributes:
-    """Attributes of a turn's span."""
     attributes: Attributes = {
         "gen_ai.operation.name": operation_of(request.route),
         "gen_ai.provider.name": PROVIDER,
@@ -142,7 +139,6 @@ def turn_attributes(request: TracedRequest, turn: TracedTurn) -> Attributes:
 
 
 def tool_attributes(call: TracedTool) -> Attributes:
-    """Attributes of the span of a tool's call."""
     attributes: Attributes = {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": call.name,

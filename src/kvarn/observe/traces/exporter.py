@@ -40,8 +40,6 @@ class _Waiting(NamedTuple):
 
 
 class ExportMetrics:
-    """Counts of exported requests."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         self.sent = Counter("kvarn_traces_exported_total", "Requests whose spans a collector took.", registry=registry)
         self.dropped = Counter(

@@ -50,8 +50,6 @@ _log = logging.getLogger("kvarn.observe")
 
 @dataclass(slots=True)
 class _Point:
-    """Totals of a metric for some attributes."""
-
     attributes: Mapping[str, str]
     buckets: list[int]
     count: int = 0

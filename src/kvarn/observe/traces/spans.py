@@ -36,16 +36,12 @@ from kvarn.observe.traces.traced import TracedRequest, TracedTool, TracedTurn
 
 
 class SpanKind(IntEnum):
-    """OTLP's kinds."""
-
     INTERNAL = 1
     SERVER = 2
 
 
 @dataclass(slots=True)
 class SpanEvent:
-    """A moment within a span."""
-
     name: str
     at_s: float
     attributes: Mapping[str, float]

@@ -32,8 +32,6 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Changes since a position."""
-
     position: Position
     organizations: Collection[str] | None
     """Those that changed; None: any may have, the position is not (or no longer) in the feed."""

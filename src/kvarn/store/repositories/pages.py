@@ -17,8 +17,6 @@ ItemT = TypeVar("ItemT")
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Which part of a list is asked for."""
-
     limit: int = 20
     after: str | None = None
     """Id of the object behind which the page begins."""

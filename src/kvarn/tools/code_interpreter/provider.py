@@ -40,8 +40,6 @@ _MARGIN_S = 1.0
 
 
 class AutoContainer(RequestModel):
-    """A container that is made for the request."""
-
     type: str = Field(pattern="^auto$")
     file_ids: list[str] = Field(default_factory=list, max_length=50)
     memory_limit: MemoryLimit | None = None
@@ -110,8 +108,6 @@ def container_full(error: ContainerFullError, param: str) -> ApiError:
 
 
 class CodeInterpreterProvider:
-    """Opens tools of type `code_interpreter`."""
-
     def __init__(self, containers: Containers) -> None:
         self._containers = containers
 
@@ -200,7 +196,7 @@ class CodeTool:
             outputs.append({"type": "logs", "logs": logs})
         for file in outcome.files:
             if file.filename.lower().endswith(_IMAGE_SUFFIXES):
-                outputs.append({"type": "image", "url": content_path(self.container.id, file.id)})
+                outputs.append({"type": "image", "url": f"/v1/containers/{self.container.id}/files/{file.id}/content"})
         written = [f"Wrote {shown_path(file.filename)} ({file.size:,} bytes)." for file in outcome.files]
         output = "\n".join([logs.rstrip(), *written]).strip() or "The code printed nothing."
         return ToolResult(
@@ -210,11 +206,6 @@ class CodeTool:
             files=[WrittenFile(self.container.id, file.id, shown_path(file.filename)) for file in outcome.files],
             metadata=outcome.notes,
         )
-
-
-def content_path(container_id: str, file_id: str) -> str:
-    """The path of the route that gives a file's content."""
-    return f"/v1/containers/{container_id}/files/{file_id}/content"
 
 
 def _read_auto(named: object) -> AutoContainer:

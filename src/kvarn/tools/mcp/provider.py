@@ -135,8 +135,6 @@ class McpProvider:
 
 @dataclass(frozen=True, slots=True)
 class ServerTools:
-    """Tools as a server tells them."""
-
     tools: Sequence[ServerTool]
     operations: Mapping[str, Operation] = field(default_factory=dict)
     mode: str = "auto"
@@ -145,8 +143,6 @@ class ServerTools:
 
 @dataclass(frozen=True, slots=True)
 class ServedTool:
-    """One tool of a server."""
-
     definition: ToolDefinition
     needs_approval: bool
     server: ToolServer

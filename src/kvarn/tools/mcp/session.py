@@ -268,7 +268,6 @@ def _told(wire: _Wire) -> ToolCallError | None:
 
 
 def _first(error: BaseException) -> ToolCallError | None:
-    """The first error of a group that can be told."""
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(_first, error.exceptions)), None)
     if isinstance(error, ToolCallError):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, AdminDep
 from kvarn.gateway.openapi import json_router
-from kvarn.gateway.query import OrderedOldestFirstQuery, whole_list
+from kvarn.gateway.query import OrderedOldestFirstQuery, described, whole_list
 from kvarn.metering.prices import BILLIONTHS, billionths
 from kvarn.store.models import Budget
 from kvarn.store.repositories.usage import budgets
@@ -75,25 +75,13 @@ def _stored(unit: str, name: str, amount: float | None) -> int | None:
 
 
 async def _described(admin: AdminContext, found: Sequence[Budget]) -> list[BudgetObject]:
-    """Budgets with what has been spent of each."""
     async with admin.reading() as session:
         spent = await budgets.spent(session, found, admin.gateway.store.now())
     return [_describe(each, spent[each.id]) for each in found]
 
 
 def _describe(budget: Budget, spent: int) -> BudgetObject:
-    def shown(amount: int) -> float:
-        return amount / BILLIONTHS if budget.unit == "cost" else amount
-
-    return BudgetObject(
-        id=budget.id,
-        created_at=budget.created_at,
-        project_id=budget.project_id,
-        unit=budget.unit,
-        currency=budget.currency,
-        period=budget.period,
-        hard_limit=None if budget.hard_limit is None else shown(budget.hard_limit),
-        soft_limit=None if budget.soft_limit is None else shown(budget.soft_limit),
-        spent=shown(spent),
-        alerted_period=budget.alerted_period,
-    )
+    amounts = {"hard_limit": budget.hard_limit, "soft_limit": budget.soft_limit, "spent": spent}
+    divisor = BILLIONTHS if budget.unit == "cost" else None
+    shown = {name: each if each is None or divisor is None else each / divisor for name, each in amounts.items()}
+    return described(BudgetObject, budget, **shown)

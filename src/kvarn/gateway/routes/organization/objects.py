@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any
 
+from kvarn.gateway.query import described
 from kvarn.store.models import ApiKey, AuditEntry, Organization, Project, ProjectMember, User
 from kvarn.store.owner import LimitRule, Role, Scopes
 from kvarn.wire.openai.organization.objects import (
@@ -23,8 +24,6 @@ from kvarn.wire.openai.organization.requests import UNLIMITED, OrganizationRole
 
 RATE_LIMIT_PREFIX = "rl-"  # a rate limit's id is this and the model's name: known before the limit is set
 
-ShapeT = TypeVar("ShapeT")
-
 
 def role_of(wire: OrganizationRole) -> Role:
     return Role.ADMIN if wire == "owner" else Role.MEMBER
@@ -40,31 +39,31 @@ def scopes_of(texts: Sequence[str]) -> Scopes:
 
 
 def project_object(project: Project) -> ProjectObject:
-    return _shown(ProjectObject, project, object="organization.project", status=_status(project))
+    return described(ProjectObject, project, object="organization.project", status=_status(project))
 
 
 def tenant_object(organization: Organization, **more: Any) -> TenantObject:
-    return _shown(TenantObject, organization, object="organization.tenant", status=_status(organization), **more)
+    return described(TenantObject, organization, object="organization.tenant", status=_status(organization), **more)
 
 
 def user_object(user: User) -> UserObject:
-    return _shown(UserObject, user, object="organization.user", role=_wire_role(user.role), added_at=user.created_at)
+    return described(UserObject, user, object="organization.user", role=_wire_role(user.role), added_at=user.created_at)
 
 
 def project_user_object(member: ProjectMember) -> ProjectUserObject:
     own = {"object": "organization.project.user", "role": member.role, "added_at": member.created_at}
-    return _shown(ProjectUserObject, member.user, **own)
+    return described(ProjectUserObject, member.user, **own)
 
 
 def service_account_object(member: ProjectMember, **key: Any) -> ServiceAccountObject:
     """`organization.project.service_account`; `api_key` where it is new."""
     own = {"object": "organization.project.service_account", "role": member.role}
-    return _shown(ServiceAccountObject, member.user, **own, **key)
+    return described(ServiceAccountObject, member.user, **own, **key)
 
 
 def service_account_key_object(key: ApiKey, value: str) -> ServiceAccountKeyObject:
     """`organization.project.service_account.api_key`: shown once, with its value."""
-    return _shown(ServiceAccountKeyObject, key, object="organization.project.service_account.api_key", value=value)
+    return described(ServiceAccountKeyObject, key, object="organization.project.service_account.api_key", value=value)
 
 
 def project_key_object(key: ApiKey, **value: str) -> ProjectKeyObject:
@@ -76,7 +75,7 @@ def project_key_object(key: ApiKey, **value: str) -> ProjectKeyObject:
         owner |= {"email": user.email, "role": _wire_role(user.role)} if is_person else {"role": "member"}
         kind = "user" if is_person else "service_account"
         owner = {"type": kind, kind: owner}
-    return _shown(
+    return described(
         ProjectKeyObject,
         key,
         object="organization.project.api_key",
@@ -97,7 +96,7 @@ def admin_key_object(key: ApiKey, **value: str) -> AdminKeyObject:
         owner = {"type": "user", "object": "organization.user", "role": _wire_role(user.role)}
         owner |= {"id": user.id, "name": user.name, "created_at": user.created_at}
     own = {"object": "organization.admin_api_key", "redacted_value": key.redacted, "owner": owner}
-    return _shown(AdminKeyObject, key, **own, **value)
+    return described(AdminKeyObject, key, **own, **value)
 
 
 def rate_limit_object(rule: LimitRule) -> RateLimitObject:
@@ -114,11 +113,11 @@ def rate_limit_object(rule: LimitRule) -> RateLimitObject:
 
 def audit_log_object(entry: AuditEntry) -> AuditLogObject:
     """An entry of the audit log: what was done stands under the name of its type."""
-    described = _shown(AuditLogObject, entry, actor=_actor(entry))
+    shown = described(AuditLogObject, entry, actor=_actor(entry))
     if entry.project_id is not None:
-        described["project"] = {"id": entry.project_id, "name": entry.in_project.name if entry.in_project else ""}
-    described[entry.type] = {"id": entry.object_id, **entry.detail}  # type: ignore[literal-required]
-    return described
+        shown["project"] = {"id": entry.project_id, "name": entry.in_project.name if entry.in_project else ""}
+    shown[entry.type] = {"id": entry.object_id, **entry.detail}  # type: ignore[literal-required]
+    return shown
 
 
 def _actor(entry: AuditEntry) -> dict[str, Any]:
@@ -133,12 +132,6 @@ def _actor(entry: AuditEntry) -> dict[str, Any]:
     elif entry.actor_user_id is not None:
         key |= {"type": "service_account", "service_account": {"id": entry.actor_user_id}}
     return {"type": "api_key", "api_key": key, "name": entry.actor}
-
-
-def _shown(shape: type[ShapeT], row: object, **own: Any) -> ShapeT:
-    """An object of `shape`: `own`, and what the row calls by the same names."""
-    same = {name: getattr(row, name) for name in shape.__annotations__ if name not in own and hasattr(row, name)}
-    return cast(ShapeT, same | own)
 
 
 def _status(row: Organization | Project) -> str:

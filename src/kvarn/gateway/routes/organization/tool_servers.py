@@ -6,7 +6,7 @@ from typing import Any
 
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, AdminDep
 from kvarn.gateway.openapi import json_router
-from kvarn.gateway.query import OldestFirstQuery, list_answer
+from kvarn.gateway.query import OldestFirstQuery, described, list_answer
 from kvarn.store.models import StoredToolServer
 from kvarn.store.owner import Owner
 from kvarn.store.repositories import tool_servers as stored
@@ -141,19 +141,5 @@ async def _read(admin: AdminContext, project_id: str, server_id: str) -> StoredT
 
 
 def _describe(row: StoredToolServer) -> ToolServerObject:
-    return ToolServerObject(
-        id=row.id,
-        object=_OBJECT,
-        name=row.name,
-        kind=row.kind,
-        url=row.url,
-        description=row.description,
-        header_names=row.header_names,
-        allowed_tools=row.allowed_tools,
-        require_approval=row.require_approval,
-        timeout_seconds=row.timeout_s,
-        approved_tools=list(row.pinned),
-        waiting_tools=row.waiting,
-        created_at=row.created_at,
-        changed_at=row.changed_at,
-    )
+    tools = {"approved_tools": list(row.pinned), "waiting_tools": row.waiting}
+    return described(ToolServerObject, row, object=_OBJECT, timeout_seconds=row.timeout_s, **tools)

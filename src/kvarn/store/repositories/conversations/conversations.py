@@ -70,7 +70,6 @@ async def list_conversations(store: Store, owner: Owner, cursor: Cursor) -> Page
 
 
 async def count_items(store: Store, conversation_ids: Collection[str]) -> dict[str, int]:
-    """Items of each conversation that has any."""
     of_it = ConversationItem.conversation_id
     query = select(of_it, func.count()).where(of_it.in_(conversation_ids)).group_by(of_it)
     async with store.reading() as session:

@@ -52,8 +52,6 @@ organisation's keys again: a kind that is missing here costs queries, and never 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """The one who makes a change."""
-
     name: str
     """In words, such as `command line (root)`."""
     key_id: str | None = None

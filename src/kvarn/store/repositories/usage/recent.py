@@ -14,8 +14,6 @@ _TIME_DIGITS = 12  # hexadecimal, after `use_`: milliseconds since 1970 (`kvarn.
 
 @dataclass(frozen=True, slots=True)
 class LedgerRequest:
-    """One request that a model of this server answered."""
-
     at_s: float
     """Its arrival, seconds since 1970, to the millisecond."""
     project_id: str

@@ -82,7 +82,6 @@ def _group(table: _Table, name: str) -> ColumnElement[Any]:
 
 
 def conditions(table: _Table, where: UsageFilter) -> list[ColumnElement[bool]]:
-    """Conditions of a filter on events or hours."""
     wanted = (
         ("project_id", where.project_ids),
         ("user_id", where.user_ids),

@@ -25,8 +25,6 @@ MAX_FILES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file to put into a vector store."""
-
     file_id: str
     attributes: Mapping[str, Any]
     readers: Sequence[str] | None

@@ -149,7 +149,6 @@ async def find_stores(store: Store, owner: Owner, store_ids: Collection[str]) ->
 async def sum_files(
     session: AsyncSession, along: InstrumentedAttribute[str] | InstrumentedAttribute[str | None], ids: Sequence[str]
 ) -> dict[str, FileSums]:
-    """Sums of the files of each of these stores or batches."""
     sums = {each: FileSums(Counter()) for each in ids}
     if not ids:
         return sums
