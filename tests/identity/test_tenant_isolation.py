@@ -84,6 +84,7 @@ REQUESTS = [
     ("DELETE", SERVER, None),
     ("GET", SERVER + "/tools", None),
     ("POST", SERVER + "/approve", {}),
+    ("POST", SERVER + "/refuse", {}),
     ("GET", "/v1/organization/budgets/{budget}", None),
     ("POST", "/v1/organization/budgets/{budget}", {"hard_limit": 1}),
     ("DELETE", "/v1/organization/budgets/{budget}", None),

@@ -113,9 +113,9 @@ class McpProvider:
         """The tools that may be offered, and a sentence where none may be that the server tells."""
         tools, error = told.tools, None
         if server.pinned is not None:
-            compared = compare(server.pinned, tools)
+            compared = compare(server.pinned, tools, server.refused)
             tools = compared.approved
-            await self.servers.note(record.principal.owner, server, compared)
+            await self.servers.note(record.principal.owner, server.id, compared)
             if compared.waiting:
                 names = ", ".join(f"{name[:64]!a} ({state})" for name, state in _first(compared.waiting))
                 count = len(compared.waiting)
