@@ -70,6 +70,9 @@ class McpProvider:
             listed.append(each.as_listed())
         return OpenedTools(tools, [listing | {"tools": listed, "error": waiting}])
 
+    async def problem(self, owner: Owner) -> str | None:
+        return None
+
     async def told(self, owner: Owner, server: ToolServer, *, fresh: bool = False) -> ServerTools:
         """The tools that a server tells. Raises `ToolCallError`."""
         if server.kind == "http":
