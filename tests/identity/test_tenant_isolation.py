@@ -84,6 +84,7 @@ REQUESTS = [
     ("DELETE", SERVER, None),
     ("GET", SERVER + "/tools", None),
     ("POST", SERVER + "/approve", {}),
+    ("POST", SERVER + "/refuse", {}),
     ("GET", "/v1/organization/budgets/{budget}", None),
     ("POST", "/v1/organization/budgets/{budget}", {"hard_limit": 1}),
     ("DELETE", "/v1/organization/budgets/{budget}", None),
@@ -95,6 +96,13 @@ REQUESTS = [
 ]
 
 
+CONSOLE = [
+    ("GET", "/console/api/tools?project={project}", None),
+    ("GET", "/console/api/tools/servers/s?project={project}", None),
+    ("GET", "/console/api/tools/calls?project={project}", None),
+]
+
+
 def ask(client: httpx.Client, method: str, path: str, body: dict | None, owned: dict[str, str]) -> httpx.Response:
     filled = {key: value.format(**owned) if isinstance(value, str) else value for key, value in (body or {}).items()}
     return client.request(method, path.format(**owned), json=filled if body is not None else None)
@@ -103,7 +111,7 @@ def ask(client: httpx.Client, method: str, path: str, body: dict | None, owned: 
 def test_what_another_owns_is_as_unknown_as_what_nobody_has(pair) -> None:
     owned, _, second = pair
     nothing = {name: value[:-4] + "0000" for name, value in owned.items()}
-    for method, path, body in REQUESTS:
+    for method, path, body in REQUESTS + CONSOLE:
         answers = [ask(second, method, path, body, ids) for ids in (owned, nothing)]
         assert [answer.status_code for answer in answers] == [404, 404], (method, path)
         told = [answer.json()["error"] for answer in answers]

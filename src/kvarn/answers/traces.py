@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MAX_CONTENT_CHARS = 65_536
 """Characters of a prompt and of each answer that go with a span; the rest is cut off."""
+_CACHE = "x-kvarn-cache"
 _MAX_WARNINGS, _MAX_CHARS = 16, 256
 """Warnings that are told of a request, and characters of each."""
 
@@ -122,6 +123,11 @@ class Traces(Observer):
             events=record.timeline.events,
             turns=[_traced_turn(turn) for turn in record.turns],
             tools=list(record.tools),
+            cache={
+                name.removeprefix(_CACHE).lstrip("-") or "result": value
+                for name, value in record.reply.headers.items()
+                if name.startswith(_CACHE)
+            },
         )
 
     def _cost(self, turn: Turn, ended_at: float) -> int:

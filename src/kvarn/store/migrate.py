@@ -31,7 +31,7 @@ from kvarn.store.models import Base
 COMPATIBLE_SINCE = "0019"
 """Oldest revision whose Kvarn serves on the newest schema. A revision that takes something away, or asks for more, sets
 it to itself."""
-RELEASES = {"0.1": "0019", "0.2": "0027"}
+RELEASES = {"0.1": "0019", "0.2": "0028"}
 """The schema of each release."""
 
 _MIGRATIONS = Path(__file__).parent / "migrations"

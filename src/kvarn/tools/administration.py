@@ -17,9 +17,10 @@ from kvarn.tools.http_client import ToolServerError, check_headers, check_url
 from kvarn.tools.http_tools import fetch_document
 from kvarn.tools.mcp.provider import McpProvider
 from kvarn.tools.openapi import MAX_DOCUMENT_BYTES, DocumentError, operations_of
-from kvarn.tools.pins import list_digest, pins_of
+from kvarn.tools.pins import ComparedTools, compare, list_digest, pins_of, shown_tool
 from kvarn.tools.server import ToolCallError, ToolServer, without_secrets
 from kvarn.wire.openai.errors import ApiError, invalid_request
+from kvarn.wire.openai.organization.tool_servers import ServerToolList, ServerToolObject
 
 
 class ToolServerAdministration:
@@ -84,6 +85,18 @@ class ToolServerAdministration:
         server = await self._servers.of_row(row)
         return await self._told(owner, server if not server.url else replace(server, document=None))
 
+    async def list_tools(self, owner: Owner, row: StoredToolServer) -> ServerToolList:
+        """The tools that a registered server tells now, with what was decided about each; notes which wait."""
+        _, tools = await self.told(owner, row)
+        compared = compare(row.pinned, tools, row.refused)
+        await self._servers.note(owner, row.id, compared)
+        return _listed(tools, compared, row.approved or {})
+
+    async def list_configured_tools(self, owner: Owner, server: ToolServer) -> ServerToolList:
+        """The tools that a server of the configuration tells now: all are approved."""
+        _, tools = await self._told(owner, server)
+        return _listed(tools, compare(pins_of(tools), tools), {})
+
     async def _told(self, owner: Owner, server: ToolServer) -> tuple[Mapping[str, Any] | None, Sequence[ServerTool]]:
         if server.kind == "web_search":
             return None, ()
@@ -97,6 +110,20 @@ class ToolServerAdministration:
         except ToolCallError as error:
             why = f"The tool server {server.label!r} does not tell its tools: {without_secrets(str(error), server)}"
             raise ApiError(400, why, code="tool_server_failed", param="url") from None
+
+
+def _listed(tools: Sequence[ServerTool], compared: ComparedTools, approved: Mapping[str, Any]) -> ServerToolList:
+    data = [
+        ServerToolObject(
+            name=tool.name,
+            status=(state := compared.states[tool.name]),
+            digest=tool.digest,
+            approved=None if state == "approved" else approved.get(tool.name),
+            **shown_tool(tool),
+        )
+        for tool in tools
+    ]
+    return ServerToolList(object="list", data=data, digest=list_digest(pins_of(tools)), gone=list(compared.gone))
 
 
 def _is_where(row: StoredToolServer, url: str | None, document: Mapping[str, Any] | None) -> bool:

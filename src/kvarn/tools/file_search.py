@@ -12,6 +12,7 @@ from kvarn.answers.chat.tool_calls import arguments_object
 from kvarn.retrieval.context import build_context
 from kvarn.retrieval.stores import Retrieval
 from kvarn.store.errors import NotFoundError
+from kvarn.store.owner import Owner
 from kvarn.tools.execution import failed
 from kvarn.tools.items import queries_of
 from kvarn.tools.types import OpenedTools, Quote, ToolCall, ToolContext, ToolDefinition, ToolResult
@@ -65,6 +66,9 @@ class FileSearchProvider:
         except NotFoundError as error:
             raise ApiError(404, str(error), code="vector_store_not_found", param="tools") from None
         return OpenedTools([FileSearch(self.retrieval, entry)])
+
+    async def problem(self, owner: Owner) -> str | None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

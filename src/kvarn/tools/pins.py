@@ -12,34 +12,57 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvarn.tools.functions import ServerTool
+from kvarn.wire.openai.organization.tool_servers import ShownTool
 
-PinState = Literal["approved", "changed", "new"]
+PinState = Literal["approved", "changed", "new", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedTools:
     approved: Sequence[ServerTool]
-    waiting: Mapping[str, PinState]
-    """Tools that are not offered until somebody approves them: `changed` or `new`, by name."""
+    states: Mapping[str, PinState]
+    """State of each tool that is told, by name."""
     gone: Sequence[str] = ()
     """Tools that were approved and are not told any more."""
 
+    @property
+    def waiting(self) -> dict[str, PinState]:
+        """Tools that are not offered until somebody approves them: `changed` or `new`, by name."""
+        return {name: state for name, state in self.states.items() if state in ("changed", "new")}
 
-def compare(pinned: Mapping[str, str], told: Sequence[ServerTool]) -> ComparedTools:
-    """Divide a server's tools by the digests that were approved, by name."""
-    states: dict[str, PinState] = {}
-    for tool in told:
-        digest = pinned.get(tool.name)
-        states[tool.name] = "new" if digest is None else "approved" if digest == tool.digest else "changed"
+
+def compare(
+    pinned: Mapping[str, str], told: Sequence[ServerTool], refused: Mapping[str, str] | None = None
+) -> ComparedTools:
+    """Divide a server's tools by the digests that were approved, and those that were refused, by name."""
+    states = {tool.name: _state(tool.digest, pinned.get(tool.name), (refused or {}).get(tool.name)) for tool in told}
     return ComparedTools(
         approved=[tool for tool in told if states[tool.name] == "approved"],
-        waiting={name: state for name, state in states.items() if state != "approved"},
+        states=states,
         gone=[name for name in pinned if name not in states],
     )
 
 
+def _state(digest: str, pinned: str | None, refused: str | None) -> PinState:
+    if digest == pinned:
+        return "approved"
+    if digest == refused:
+        return "refused"
+    return "new" if pinned is None else "changed"
+
+
 def pins_of(tools: Sequence[ServerTool]) -> dict[str, str]:
     return {tool.name: tool.digest for tool in tools}
+
+
+def shown_tool(tool: ServerTool) -> ShownTool:
+    """Show a tool to people who decide: all that its digest covers, but its name."""
+    return {
+        "description": tool.description or None,
+        "input_schema": dict(tool.schema),
+        "annotations": None if tool.annotations is None else dict(tool.annotations),
+        "request": tool.request or None,
+    }
 
 
 def list_digest(pins: Mapping[str, str]) -> str:

@@ -63,6 +63,7 @@ class ToolServers:
             require_approval=row.require_approval,  # type: ignore[arg-type]
             timeout_s=row.timeout_s,
             pinned=row.pinned,
+            refused=row.refused,
             id=row.id,
             version=row.version,
         )
@@ -74,12 +75,12 @@ class ToolServers:
         plain = json.dumps(dict(headers)).encode()
         return await asyncio.to_thread(self._with_seal, lambda seal: seal.seal(plain))
 
-    async def note(self, owner: Owner, server: ToolServer, compared: ComparedTools) -> None:
+    async def note(self, owner: Owner, server_id: str, compared: ComparedTools) -> None:
         """Write down which tools wait for approval, and tell the audit log when others do than before."""
         try:
-            await stored.note_waiting(self._store, owner, server.id, dict(compared.waiting))
+            await stored.note_waiting(self._store, owner, server_id, dict(compared.waiting))
         except Exception as error:  # the tools wait all the same
-            _log.warning("what waits for approval at the tool server %r was not written: %s", server.label, error)
+            _log.warning("what waits for approval at the tool server %s was not written: %s", server_id, error)
 
     async def _opened(self, row: StoredToolServer) -> dict[str, str]:
         sealed = row.sealed_headers

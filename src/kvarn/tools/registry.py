@@ -10,7 +10,7 @@ from kvarn.answers.context import ServingContext
 from kvarn.answers.record import RequestRecord
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.identity.scopes import check_tool
-from kvarn.store.owner import Principal
+from kvarn.store.owner import Owner, Principal
 from kvarn.tools.execution import ToolRunner
 from kvarn.tools.types import Tool, ToolContext, ToolProvider
 from kvarn.wire.openai.errors import invalid_request
@@ -69,12 +69,21 @@ class ToolRegistry:
         self.runner = runner
         self.config = runner.config
         self._providers: dict[str, ToolProvider] = {}
+        self._disabled: set[str] = set()
 
     def register(self, kind: str, provider: ToolProvider) -> None:
         """Serve tools of a type, those with a version or suffix too: `web_search` is also `web_search_preview`. A type
         that the configuration does not enable stays unserved."""
         if self.config.enabled is None or kind in self.config.enabled:
             self._providers[kind] = provider
+        else:
+            self._disabled.add(kind)
+
+    async def problems(self, owner: Owner) -> dict[str, str | None]:
+        """Every type of tools, with the reason why a project cannot use it here; None: it can."""
+        off = "It is turned off in the server's configuration (tools.enabled)."
+        found = {kind: await provider.problem(owner) for kind, provider in self._providers.items()}
+        return dict(sorted((found | dict.fromkeys(self._disabled, off)).items()))
 
     def kind_of(self, named: str) -> str | None:
         """The registered type of a request's; None: no tool of that type is run here."""

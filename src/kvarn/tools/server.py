@@ -34,6 +34,8 @@ class ToolServer:
     timeout_s: float = 30.0
     pinned: Mapping[str, str] | None = None
     """Digests of the tools that were approved, by name; None: the list is not pinned."""
+    refused: Mapping[str, str] | None = None
+    """Digests of tools that an administrator does not want, by name."""
     id: str = ""
     """Id of its row; empty: it has none."""
     version: int = 0

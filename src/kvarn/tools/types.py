@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from kvarn.answers.context import ServingContext
     from kvarn.answers.record import RequestRecord
+    from kvarn.store.owner import Owner
 
 CallStatus = Literal["completed", "failed", "incomplete"]
 
@@ -122,4 +123,8 @@ class ToolProvider(Protocol):
     async def open(self, context: ToolContext, asked: Mapping[str, Any]) -> OpenedTools:
         """Tools of one entry of a request's `tools`. Raises `ApiError` for an entry that is no good or not allowed.
         No tools and no items: this project has none of the type; the entry is ignored, and the answer says so."""
+        ...
+
+    async def problem(self, owner: Owner) -> str | None:
+        """The reason why a project's tools of this type cannot run here; None: they can."""
         ...

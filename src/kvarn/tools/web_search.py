@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import httpx
 
+from kvarn.store.owner import Owner
 from kvarn.tools.http_client import SafeHttp
 from kvarn.tools.http_tools import exchange
 from kvarn.tools.registered import ToolServers
@@ -58,6 +59,11 @@ class WebSearchProvider:
             return OpenedTools([])
         entry = validate(WebSearchTool, dict(asked), context.record.reply.warnings)
         return OpenedTools([WebSearch(server, self._http, entry)])
+
+    async def problem(self, owner: Owner) -> str | None:
+        if await self._servers.of_kind(owner, "web_search") is None:
+            return "No search server is registered: register one of kind `web_search`."
+        return None
 
 
 @dataclass(frozen=True, slots=True)

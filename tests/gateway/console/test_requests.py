@@ -108,6 +108,16 @@ def test_a_chat_is_found_by_all_that_is_known_of_it(kept: Kept, client: httpx.Cl
     assert client.get(f"{API}/requests", params={"cause": "the moon"}).status_code == 400
 
 
+def test_a_request_tells_what_the_response_cache_did(kept: Kept) -> None:
+    with kept.server.add_tenant("cached-requests", response_cache="exact") as tenant:
+        asked = [tenant.post("/v1/chat/completions", json=CHAT | {"temperature": 0}) for _ in range(2)]
+        kept.wait(2)
+        ids = [answer.json()["id"].removeprefix("chatcmpl-") for answer in asked]
+        first, second = (kept.detail(each, tenant)["cache"] for each in ids)
+    assert (first["result"], second["result"], second["kind"]) == ("miss", "hit", "exact")
+    assert first["key"] == second["key"] and int(second["age"]) >= 0
+
+
 def test_what_was_refused_and_what_failed_is_kept_with_its_code(kept: Kept, client: httpx.Client) -> None:
     client.post("/v1/chat/completions", json=CHAT | {"model": "nobody"})
     kept.server.chat.lose_after = 2

@@ -69,6 +69,8 @@ class RequestDetail(Struct, kw_only=True):
     """The name that was asked for, where it stands for several models."""
     metadata: Mapping[str, str]
     warnings: Sequence[str]
+    cache: Mapping[str, str]
+    """The part that the response cache had in it; empty: none."""
     turns: Sequence[TracedTurn]
     events: list[EventObject]
     spans: list[SpanObject]
@@ -114,6 +116,7 @@ async def describe(gateway: Gateway, viewer: Viewer, record_id: str) -> RequestD
         model_route=request.model_route,
         metadata=request.metadata,
         warnings=request.warnings,
+        cache=request.cache,
         turns=request.turns,
         events=[
             EventObject(event.name, event.at_s - request.events[0].at_s, event.numbers, event.turn)

@@ -16,6 +16,7 @@ from kvarn.gateway.console.api import (
     review,
     series,
     session,
+    tools,
     usage,
     what_if,
 )
@@ -33,6 +34,7 @@ CONSOLE_ROUTERS = [
     review.router,
     series.router,
     session.router,
+    tools.router,
     usage.router,
     what_if.router,
     assets.router,

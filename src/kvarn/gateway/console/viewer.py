@@ -18,13 +18,14 @@ from msgspec.structs import replace
 from kvarn.catalog.model_table import ModelTable
 from kvarn.catalog.models import ServedModel
 from kvarn.gateway.dependencies import GatewayDep, PrincipalDep
-from kvarn.identity.scopes import may_use_model
+from kvarn.identity.scopes import insufficient_permissions, may_use_model
 from kvarn.observe.history import HistoryPage
 from kvarn.quality.probe import TENANT, UNCACHED_TENANT
 from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION
-from kvarn.store.owner import Principal, Role
+from kvarn.store.owner import Owner, Principal, Role
 from kvarn.store.repositories.tenants.organizations import names_of_organizations
+from kvarn.store.repositories.tenants.projects import get_project
 from kvarn.wire.openai.errors import model_not_found
 
 ANOTHER_TENANT = "another tenant"
@@ -59,6 +60,18 @@ class Viewer:
         if organization_id in _PROBES or self.organization_id not in (None, organization_id):
             return False
         return self.project_id in (None, project_id)
+
+    async def owner_of(self, project_id: str | None) -> Owner:
+        """A project of the viewer's own organisation, whatever else they see; None: their own. Raises `ApiError` 403
+        and `NotFoundError`: it is not theirs."""
+        own = self.principal.owner
+        if project_id is None or project_id == own.project_id:
+            return own
+        if self.project_id is not None:
+            raise insufficient_permissions("role: admin")
+        async with self.store.reading() as session:
+            await get_project(session, own.organization_id, project_id)
+        return Owner(own.organization_id, project_id)
 
     def may_use(self, model: str) -> bool:
         """Whether their key may ask this model."""

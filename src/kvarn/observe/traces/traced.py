@@ -86,6 +86,9 @@ class TracedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     events: Sequence[Event]
     turns: Sequence[TracedTurn] = ()
     tools: Sequence[TracedTool] = ()
+    cache: Mapping[str, str] = {}
+    """The part that the response cache had in it, as its headers tell (`result`, `kind`, `age`, `similarity`, `key`);
+    empty: none."""
 
     @property
     def is_error(self) -> bool:

@@ -37,6 +37,10 @@ class StoredToolServer(Base):
     timeout_s: Mapped[float] = mapped_column(Double)
     pinned: Mapped[dict[str, Any]]
     """Digests of the tools that were approved, by name."""
+    approved: Mapped[dict[str, Any] | None] = mapped_column(ExactJson)
+    """The approved tools as their server told them, by name; None: they were approved before this was kept."""
+    refused: Mapped[dict[str, Any] | None] = mapped_column(ExactJson)
+    """Digests of tools that were refused, by name: as they are told now they wait no more."""
     waiting: Mapped[dict[str, Any]]
     """Tools that were told since and wait for approval: `changed` or `new`, by name."""
     version: Mapped[Number]

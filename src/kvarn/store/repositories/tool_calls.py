@@ -11,8 +11,9 @@ from sqlalchemy import delete, select, update
 from kvarn.store.engine import Store
 from kvarn.store.ids import new_id
 from kvarn.store.models import StoredToolCall
-from kvarn.store.owner import Principal
-from kvarn.store.repositories.queries import insert, is_owned_by
+from kvarn.store.owner import Owner, Principal
+from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.queries import insert, is_owned_by, owned_by
 from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange
 
 STARTED = "started"
@@ -112,6 +113,23 @@ async def note_ended(
         actor = Actor(name, principal.key_id, principal.organization_id, principal.user_id)
         change, own = AuditedChange(session, actor, int(store.now())), principal.owner
         change.record(AUDITED, own.organization_id, call_id, project_id=own.project_id, data=data)
+
+
+async def list_calls(store: Store, owner: Owner, cursor: Cursor, status: str | None = None) -> Page[StoredToolCall]:
+    """Calls of a project, newest first unless the cursor says otherwise."""
+    query = owned_by(owner, StoredToolCall)
+    if status is not None:
+        query = query.where(StoredToolCall.status == status)
+    async with store.reading() as session:
+        return await read_page(session, query, cursor, (StoredToolCall.created_at, StoredToolCall.id))
+
+
+async def used_approvals(store: Store, owner: Owner, request_ids: Collection[str]) -> set[str]:
+    """Those of these requests for approval whose calls have begun."""
+    used = StoredToolCall.approval_request_id
+    query = owned_by(owner, StoredToolCall).with_only_columns(used).where(used.in_(request_ids))
+    async with store.reading() as session:
+        return {str(each) for each in await session.scalars(query)}
 
 
 async def calls_of(store: Store, principal: Principal, answer_id: str) -> Sequence[StoredToolCall]:

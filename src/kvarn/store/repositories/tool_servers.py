@@ -39,6 +39,7 @@ class ToolServerFields:
     require_approval: str | None = None
     timeout_s: float = 30.0
     pinned: dict[str, str] = field(default_factory=dict)
+    approved: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 async def add_server(
@@ -88,16 +89,32 @@ async def approve_tools(
     project_id: str,
     server_id: str,
     pinned: dict[str, str],
+    approved: dict[str, Any],
     document: dict[str, Any] | None,
 ) -> StoredToolServer:
     """Pin the tools that a server tells now; none wait any more. `document`: the one that tells them, if one does."""
     row = await get_server(change.session, organization_id, server_id, project_id=project_id)
     changed = [name for name, digest in pinned.items() if row.pinned.get(name) != digest]
-    row.pinned, row.waiting, row.document = pinned, {}, document
+    row.pinned, row.approved, row.document = pinned, approved, document
+    row.waiting, row.refused = {}, None
     row.version += 1
     row.changed_at = change.now
     data = {"name": row.name, "tools": changed[:_TOLD_TOOLS], "count": len(pinned)}
     change.record("tool_server.approved", organization_id, row.id, project_id=project_id, data=data)
+    return row
+
+
+async def refuse_tools(
+    change: AuditedChange, organization_id: str, project_id: str, server_id: str, told: Mapping[str, str]
+) -> StoredToolServer:
+    """Note that none of the tools that are told now by these digests is wanted, but those that are approved."""
+    row = await get_server(change.session, organization_id, server_id, project_id=project_id)
+    refused = {name: digest for name, digest in told.items() if row.pinned.get(name) != digest}
+    row.refused, row.waiting = refused, {}
+    row.version += 1
+    row.changed_at = change.now
+    data = {"name": row.name, "tools": list(refused)[:_TOLD_TOOLS], "count": len(refused)}
+    change.record("tool_server.refused", organization_id, row.id, project_id=project_id, data=data)
     return row
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn.answers.chat.tool_calls import INVALID, arguments_object
+from kvarn.store.owner import Owner
 from kvarn.tools.execution import failed
 from kvarn.tools.results import completed
 from kvarn.tools.types import OpenedTools, ToolCall, ToolContext, ToolDefinition, ToolResult
@@ -35,6 +36,9 @@ class FunctionTool:
         if (why := self.missing()) is not None:
             raise ApiError(400, why, code="tool_not_installed", param="tools")
         return OpenedTools([self])
+
+    async def problem(self, owner: Owner) -> str | None:
+        return self.missing()
 
     async def call(self, context: ToolContext, call: ToolCall) -> ToolResult:
         arguments = arguments_object(call.arguments)

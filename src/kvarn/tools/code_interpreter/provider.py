@@ -112,12 +112,9 @@ class CodeInterpreterProvider:
         self._containers = containers
 
     async def open(self, context: ToolContext, asked: Mapping[str, Any]) -> OpenedTools:
-        try:
-            await asyncio.to_thread(find_bubblewrap)
-        except NoSandboxError as error:
-            message = f"The code interpreter needs a sandbox, and this server has none: {error}"
-            raise invalid_request(message, "tools", "sandbox_unavailable") from None
         owner = context.record.principal.owner
+        if (problem := await self.problem(owner)) is not None:
+            raise invalid_request(problem, "tools", "sandbox_unavailable")
         named = asked.get("container")
         if isinstance(named, str):
             try:
@@ -133,6 +130,13 @@ class CodeInterpreterProvider:
         for file_id in auto.file_ids:
             await find_file(self._containers.store, owner, file_id)  # before the model is asked
         return OpenedTools([CodeTool(self._containers, owner, made, auto.file_ids)])
+
+    async def problem(self, owner: Owner) -> str | None:
+        try:
+            await asyncio.to_thread(find_bubblewrap)
+        except NoSandboxError as error:
+            return f"The code interpreter needs a sandbox, and this server has none: {error}"
+        return None
 
 
 @dataclass(slots=True)

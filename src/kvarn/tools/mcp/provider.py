@@ -70,6 +70,9 @@ class McpProvider:
             listed.append(each.as_listed())
         return OpenedTools(tools, [listing | {"tools": listed, "error": waiting}])
 
+    async def problem(self, owner: Owner) -> str | None:
+        return None
+
     async def told(self, owner: Owner, server: ToolServer, *, fresh: bool = False) -> ServerTools:
         """The tools that a server tells. Raises `ToolCallError`."""
         if server.kind == "http":
@@ -113,9 +116,9 @@ class McpProvider:
         """The tools that may be offered, and a sentence where none may be that the server tells."""
         tools, error = told.tools, None
         if server.pinned is not None:
-            compared = compare(server.pinned, tools)
+            compared = compare(server.pinned, tools, server.refused)
             tools = compared.approved
-            await self.servers.note(record.principal.owner, server, compared)
+            await self.servers.note(record.principal.owner, server.id, compared)
             if compared.waiting:
                 names = ", ".join(f"{name[:64]!a} ({state})" for name, state in _first(compared.waiting))
                 count = len(compared.waiting)

@@ -12,17 +12,16 @@ from msgspec import Struct
 from pydantic import Field
 
 from kvarn.gateway.console.router import console_router
-from kvarn.gateway.console.viewer import ConsoleViewer, Viewer
+from kvarn.gateway.console.viewer import ConsoleViewer
 from kvarn.gateway.dependencies import actor_of
 from kvarn.gateway.query import CHECKED, ListQuery, OldestFirstQuery, Text
 from kvarn.identity.scopes import insufficient_permissions
 from kvarn.responses.shown import shown_items
 from kvarn.store.models import Conversation
-from kvarn.store.owner import Owner, Role
+from kvarn.store.owner import Role
 from kvarn.store.repositories.conversations.conversations import count_items, list_conversations, list_items
 from kvarn.store.repositories.queries import find_owned
 from kvarn.store.repositories.tenants.audited_changes import audited_change
-from kvarn.store.repositories.tenants.projects import get_project
 from kvarn.wire.openai.responses.hosted import ALL_RESULTS
 
 router = console_router()
@@ -63,7 +62,7 @@ class OpenedConversation(Struct, frozen=True, kw_only=True):
 @router.get("/conversations", dependencies=CHECKED)
 async def get_conversations(viewer: ConsoleViewer, query: ConversationQuery) -> ConversationList:
     """Conversations of a project, newest first."""
-    page = await list_conversations(viewer.store, await _owner(viewer, query.project), query.cursor)
+    page = await list_conversations(viewer.store, await viewer.owner_of(query.project), query.cursor)
     counts = await count_items(viewer.store, [each.id for each in page.items])
     rows = [_row(each, counts.get(each.id, 0)) for each in page.items]
     return ConversationList(data=rows, has_more=page.has_more, last_id=rows[-1].id if rows else None)
@@ -74,7 +73,7 @@ async def open_conversation(viewer: ConsoleViewer, conversation_id: str, query: 
     """Items of a conversation; the audit log names who reads them. Raises `ApiError` 403: the key is a program's."""
     if viewer.principal.role is Role.SERVICE:
         raise insufficient_permissions("role: member")
-    owner = await _owner(viewer, query.project)
+    owner = await viewer.owner_of(query.project)
     page = await list_items(viewer.store, owner, conversation_id, query.cursor)
     async with viewer.store.reading() as session:
         found = await find_owned(session, owner, Conversation, conversation_id)
@@ -88,19 +87,6 @@ async def open_conversation(viewer: ConsoleViewer, conversation_id: str, query: 
         has_more=page.has_more,
         last_id=page.items[-1]["id"] if page.items else None,
     )
-
-
-async def _owner(viewer: Viewer, project_id: str | None) -> Owner:
-    """The project whose conversations are asked for: of the viewer's own organisation, whatever else they see.
-    Raises `ApiError` 403 and `NotFoundError`: it is not theirs."""
-    own = viewer.principal.owner
-    if project_id is None or project_id == own.project_id:
-        return own
-    if viewer.project_id is not None:
-        raise insufficient_permissions("role: admin")
-    async with viewer.store.reading() as session:
-        await get_project(session, own.organization_id, project_id)
-    return Owner(own.organization_id, project_id)
 
 
 def _row(conversation: Conversation, items: int) -> ConversationRow:

@@ -12,11 +12,10 @@ from kvarn.store.owner import Owner
 from kvarn.store.repositories import tool_servers as stored
 from kvarn.store.repositories.tenants.projects import get_project
 from kvarn.tools.administration import ToolServerAdministration, check_digest
-from kvarn.tools.pins import compare, list_digest, pins_of
+from kvarn.tools.pins import pins_of, shown_tool
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization.tool_servers import (
     ServerToolList,
-    ServerToolObject,
     ToolServerApproval,
     ToolServerCreate,
     ToolServerObject,
@@ -61,6 +60,7 @@ async def create_tool_server(admin: AdminDep, project_id: str, body: ToolServerC
         require_approval=body.require_approval,
         timeout_s=body.timeout_seconds,
         pinned=pins_of(tools),
+        approved={tool.name: shown_tool(tool) for tool in tools},
     )
     return _describe(await admin.change(stored.add_server, project_id, fields))
 
@@ -72,22 +72,10 @@ async def get_tool_server(admin: AdminDep, project_id: str, server_id: str) -> T
 
 @router.get("/{server_id}/tools", summary="List a tool server's tools")
 async def list_server_tools(admin: AdminDep, project_id: str, server_id: str) -> ServerToolList:
-    """Ask the server for its tools: what each says, and whether it is approved."""
+    """Ask the server for its tools: what each says, what was decided about it, and what it said when it was
+    approved."""
     row = await _read(admin, project_id, server_id)
-    _, tools = await _administration(admin).told(_owner(admin, project_id), row)
-    waiting = compare(row.pinned, tools).waiting
-    data = [
-        ServerToolObject(
-            name=tool.name,
-            description=tool.description or None,
-            input_schema=dict(tool.schema),
-            annotations=None if tool.annotations is None else dict(tool.annotations),
-            request=tool.request or None,
-            status=waiting.get(tool.name, "approved"),
-        )
-        for tool in tools
-    ]
-    return ServerToolList(object="list", data=data, digest=list_digest(pins_of(tools)))
+    return await _administration(admin).list_tools(_owner(admin, project_id), row)
 
 
 @router.post("/{server_id}", summary="Modify a tool server")
@@ -119,7 +107,20 @@ async def approve_tool_server(
     document, tools = await _administration(admin).told(_owner(admin, project_id), row)
     pinned = check_digest(tools, body.digest)
     kept = None if document is None else dict(document)
-    return _describe(await admin.change(stored.approve_tools, project_id, server_id, pinned, kept))
+    approved = {tool.name: shown_tool(tool) for tool in tools}
+    return _describe(await admin.change(stored.approve_tools, project_id, server_id, pinned, approved, kept))
+
+
+@router.post("/{server_id}/refuse", summary="Refuse a tool server's tools")
+async def refuse_tool_server(
+    admin: AdminDep, project_id: str, server_id: str, body: ToolServerApproval
+) -> ToolServerObject:
+    """Ask the server for its tools, and refuse those that wait: they are not offered, nor named as waiting, until the
+    server tells something else or they are approved."""
+    row = await _read(admin, project_id, server_id)
+    _, tools = await _administration(admin).told(_owner(admin, project_id), row)
+    told = check_digest(tools, body.digest)
+    return _describe(await admin.change(stored.refuse_tools, project_id, server_id, told))
 
 
 @router.delete("/{server_id}", summary="Delete a tool server")
@@ -141,5 +142,9 @@ async def _read(admin: AdminContext, project_id: str, server_id: str) -> StoredT
 
 
 def _describe(row: StoredToolServer) -> ToolServerObject:
-    tools = {"approved_tools": list(row.pinned), "waiting_tools": row.waiting}
+    tools = {
+        "approved_tools": list(row.pinned),
+        "waiting_tools": row.waiting,
+        "refused_tools": list(row.refused or ()),
+    }
     return described(ToolServerObject, row, object=_OBJECT, timeout_seconds=row.timeout_s, **tools)

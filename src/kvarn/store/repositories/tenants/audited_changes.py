@@ -42,6 +42,7 @@ _NO_NEWS = frozenset(
         "tool_server.changed",
         "tool_server.created",
         "tool_server.deleted",
+        "tool_server.refused",
         "tool_server.updated",
         "user.added",
     }

@@ -54,7 +54,8 @@ class ToolServerUpdate(RequestModel):
 
 class ToolServerApproval(RequestModel):
     digest: str | None = Field(None, max_length=64)
-    """Digest of the list that was looked at: another one is not approved. Default: whatever the server tells now."""
+    """Digest of the list that was looked at: another one is neither approved nor refused. Default: whatever the server
+    tells now."""
 
 
 class ToolServerObject(TypedDict):
@@ -71,25 +72,36 @@ class ToolServerObject(TypedDict):
     approved_tools: list[str]
     waiting_tools: dict[str, str]
     """`changed` or `new`, by name: not offered until they are approved."""
+    refused_tools: list[str]
+    """Tools that wait no more, as they were told when they were refused."""
     created_at: int
     changed_at: int
 
 
-class ServerToolObject(TypedDict):
-    """A tool as its server tells it now."""
-
-    name: str
+class ShownTool(TypedDict):
     description: str | None
     input_schema: dict[str, Any]
     annotations: dict[str, Any] | None
     request: str | None
     """Method and URL of the requests of an API's operation."""
+
+
+class ServerToolObject(ShownTool):
+    """A tool as its server tells it now."""
+
+    name: str
     status: str
-    """`approved`, `changed` or `new`."""
+    """`approved`, `changed`, `new` or `refused`."""
+    digest: str
+    """SHA-256 of all that is told of it."""
+    approved: ShownTool | None
+    """The tool as it was approved, where it is told otherwise now; null: it was not, or before this was kept."""
 
 
 class ServerToolList(TypedDict):
     object: str
     data: list[ServerToolObject]
     digest: str
-    """Names this list when it is approved."""
+    """Names this list when it is approved or refused."""
+    gone: list[str]
+    """Approved tools that are not told any more."""
