@@ -57,8 +57,15 @@ def template(directory: Path, shutdown_delay_s: float = SHUTDOWN_DELAY_S, pre_st
     )
 
 
-async def load(url: str, numbers: Iterator[int], clients: int, may_go_on: Callable[[], bool] = lambda: True) -> Tally:
-    """A closed loop of clients, each with a connection of its own; every second request is streamed."""
+async def load(
+    url: str,
+    numbers: Iterator[int],
+    clients: int,
+    may_go_on: Callable[[], bool] = lambda: True,
+    pause_s: float = 0.0,
+) -> Tally:
+    """A closed loop of clients, each with a connection of its own; every second request is streamed. A client pauses
+    after each answer."""
     tally = Tally()
 
     async def work() -> None:
@@ -72,6 +79,7 @@ async def load(url: str, numbers: Iterator[int], clients: int, may_go_on: Callab
                 tally.answers += 1
                 if ttft_s is not None:
                     tally.ttfts.append(ttft_s)
+                await asyncio.sleep(pause_s)
 
     await asyncio.gather(*[work() for _ in range(clients)])
     return tally
@@ -99,13 +107,13 @@ async def ask(client: httpx.AsyncClient, number: int) -> float | None:
 
 
 async def replace_under_load(
-    deployment: Deployment, url: str, requests: int, clients: int, times: int | None = None
+    deployment: Deployment, url: str, requests: int, clients: int, times: int | None = None, pause_s: float = 0.0
 ) -> tuple[Tally, int, list[str]]:
     """Replace all pods while clients ask: `times` times, or until all `requests` are answered, and once at least.
     Returns what became of the requests, the number of pods replaced, and what was wrong with their ends."""
     numbers = iter(itertools.count() if times else range(requests))
     replacing = True
-    loading = asyncio.create_task(load(url, numbers, clients, lambda: replacing or not times))
+    loading = asyncio.create_task(load(url, numbers, clients, lambda: replacing or not times, pause_s))
     replaced, wrong = 0, []
     while not replaced or not (replaced >= times if times else loading.done()):
         for pod in await deployment.replace():

@@ -26,6 +26,8 @@ class Served:
     process: subprocess.Popen[str]
     url: str
     log: list[str] = field(default_factory=list)
+    data: str = ""
+    """Its data directory, where the test has chosen it."""
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -113,7 +115,7 @@ def _servers() -> Iterator[Callable[..., Served]]:
             env={**os.environ, **environment},
         )
         started.append(process)
-        served = Served(process, "")
+        served = Served(process, "", data=environment.get("KVARN_DATA_DIR", ""))
         threading.Thread(target=lambda: served.log.extend(process.stderr or ()), daemon=True).start()
         for line in process.stdout or ():
             found = READY.search(line)

@@ -31,7 +31,7 @@ def change(path: Path, **changes: object) -> None:
         ),
         thorough(lambda at: (at / "tokenizer.json").unlink(), (), "has no tokenizer.json"),
         thorough(lambda at: (at / "model.safetensors").write_bytes(b"nonsense"), (), "not a readable safetensors file"),
-        (lambda at: change(at / "config.json", architectures=["NoSuchForCausalLM"]), (), "NoSuchForCausalLM"),
+        thorough(lambda at: change(at / "config.json", architectures=["NoSuch"]), (), "NoSuch"),
         (lambda at: None, ("--kv-cache-gib", "500000"), "does not fit into this machine's memory: it has"),
     ],
 )

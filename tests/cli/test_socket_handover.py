@@ -15,6 +15,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from deployed_server import PAUSE_S
 from profiles import effort
 
 READY = re.compile(r"Kvarn serves \S+ at ")
@@ -77,6 +78,7 @@ def test_no_request_fails_while_servers_take_over_from_one_another(listener: soc
                         chunks = list(stream)
                         assert chunks[-1].choices[0].finish_reason == "length"
                     answers.append(number)
+                over.wait(PAUSE_S)
         except Exception as error:  # told by the test
             errors.append(error)
 

@@ -11,9 +11,8 @@ import httpx
 
 SMALL = ("--max-model-len", "256", "--kv-cache-memory-bytes", "32M")
 WAIT = ("--wait", "120")
-
-
 PAUSE_S = 0.1
+"""Pause of a client between two requests: the processor is for what changes meanwhile."""
 
 
 class Load:
@@ -40,7 +39,7 @@ class Load:
                     self.answers.append(answer.json()["choices"][0]["message"]["content"])
                 else:
                     self.failures.append(answer.text)
-                self._stop.wait(PAUSE_S)  # the processor is for what changes meanwhile
+                self._stop.wait(PAUSE_S)
 
     def __enter__(self) -> Load:
         for thread in self._threads:
