@@ -111,8 +111,7 @@ def _run_all(
     outcomes = []
     for number, (names, log) in enumerate(zip(groups, logs, strict=True)):
         tell = None if progress is None else partial(_part_of, progress, number, len(groups))
-        run = run_group if len(groups) == 1 else _run_next
-        outcomes.append(run(scenario, names, log, tell, traffic))
+        outcomes.append(run_group(scenario, names, log, tell, traffic))
     return outcomes
 
 
@@ -132,7 +131,7 @@ def _run_in_processes(
             progress(done / len(groups))
 
     with ProcessPoolExecutor(min(jobs, len(groups)), mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(_run_next, scenario, names, log) for names, log in zip(groups, logs, strict=True)]
+        futures = [pool.submit(run_group, scenario, names, log) for names, log in zip(groups, logs, strict=True)]
         for future in futures:
             future.add_done_callback(count)
         try:
@@ -154,6 +153,22 @@ def _run_on_ray(scenario: Scenario, groups: list[list[str]], logs: list[Path | N
     return list(ray.get([task.remote(scenario, names) for names in groups]))
 
 
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Have the garbage collector look less often through millions of blocks, none of which is garbage: requests that
+    are over go without it. What a simulation leaves, gigabytes perhaps, is freed at once when it is over."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(50_000_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+@_rare_collections()
 def run_group(
     scenario: Scenario,
     names: list[str],
@@ -169,37 +184,10 @@ def run_group(
 
     with ExitStack() as stack:
         write = None if log is None else stack.enter_context(log.open("wb")).write
-        stack.enter_context(_rare_collections())
         with virtual_time_only():
             streams = _streams(scenario, names, traffic)
             simulation = Simulation(scenario, streams, EventLog(write), names, ATTACHED)
         return simulation.run(show)
-
-
-def _run_next(
-    scenario: Scenario,
-    names: list[str],
-    log: Path | None,
-    progress: Progress | None = None,
-    traffic: Iterable[Conversation] | None = None,
-) -> Outcome:
-    """`run_group`, once the blocks of the group that this process simulated before, gigabytes perhaps, are freed."""
-    gc.collect()
-    return run_group(scenario, names, log, progress, traffic)
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Have the garbage collector look less often through millions of blocks, none of which is garbage: requests that
-    are over go without it. What it finds is what an engine that has ended had."""
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(50_000_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 def _streams(scenario: Scenario, names: list[str], traffic: Iterable[Conversation] | None) -> Iterator[Stream]:
