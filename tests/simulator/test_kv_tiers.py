@@ -61,7 +61,7 @@ def test_memory_of_a_host_is_bounded_and_the_least_recently_used_goes() -> None:
 @pytest.mark.parametrize(
     ("model", "replica", "names"),
     [
-        ({"kv_tiers": {"disk_gib": 1.0, "directory": "/tmp/none"}}, {}, "kv_tiers.disk_gib"),
+        ({"kv_tiers": {"disk_gib": 1.0, "directory": "/tmp/none"}}, {}, "disk_link"),
         ({"kv_tiers": {}}, {"host_link": None}, "host_link"),
         ({"disaggregation": {}}, {}, "peer_link"),
     ],

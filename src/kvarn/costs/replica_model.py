@@ -66,3 +66,5 @@ class ReplicaModel(msgspec.Struct, frozen=True, kw_only=True):
     """Relative error of a step's time, at the 95th percentile of the steps it was not fitted on."""
     speculation: SpeculationModel | None = None
     """Its proposer; None: it guesses no tokens, whatever the model's settings."""
+    disk_link: LinkModel | None = None
+    """Between the main memory of its host and the disk; None: no blocks are kept there."""

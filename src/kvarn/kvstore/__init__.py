@@ -3,6 +3,7 @@
 from kvarn.kvstore.disk import DiskTier
 from kvarn.kvstore.memory import MemoryTier
 from kvarn.kvstore.record import BadBlockError, KVStoreError
+from kvarn.kvstore.segment_tier import SegmentTier
 from kvarn.kvstore.tiers import TieredStore
 
-__all__ = ["BadBlockError", "DiskTier", "KVStoreError", "MemoryTier", "TieredStore"]
+__all__ = ["BadBlockError", "DiskTier", "KVStoreError", "MemoryTier", "SegmentTier", "TieredStore"]

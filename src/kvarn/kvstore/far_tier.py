@@ -1,4 +1,8 @@
-"""One tier behind memory: the thread that writes to it, what reading from it takes, blocks that were dropped."""
+"""One tier behind memory: the thread that writes to it, what reading from it takes, blocks that were dropped.
+
+Without its thread, somebody else takes what is to be written (`begin_write`) and has it written (`write`): a simulation
+does, in its own time.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Container
+from typing import NamedTuple
 
 from kvarn.engine.plan import BlockTransfer
 from kvarn.kvstore.memory import MemoryTier
@@ -14,7 +19,7 @@ from kvarn.wire.messages import KVTierStats
 
 _BATCH_BYTES = 64 * 1024 * 1024
 """Written at once, with one `fsync` for each file, at most."""
-_GATHER_S = 0.25
+GATHER_S = 0.25
 """Blocks are gathered for so long before they are written: each `fsync` costs, and takes processor time from a step."""
 FIRST_GUESS = 200e6
 """Bytes a second read, before it was measured."""
@@ -53,6 +58,14 @@ class DroppedBlocks:
             return dict(self._counts.get(tier, ()))
 
 
+class Batch(NamedTuple):
+    """Blocks that are written at once, and tenants that are deleted then."""
+
+    blocks: list[BlockTransfer]
+    contents: dict[bytes, memoryview]
+    deletions: list[str]
+
+
 class FarTier:
     """Writes blocks of the memory tier to a tier behind it.
 
@@ -61,6 +74,7 @@ class FarTier:
         work: Lock of the memory tier's books and of all here; notified of changes.
         dropped: Counts blocks that are not written.
         forgotten: Deleted tenants.
+        has_thread: Whether a thread of its own writes.
     """
 
     def __init__(
@@ -70,6 +84,8 @@ class FarTier:
         work: threading.Condition,
         dropped: DroppedBlocks,
         forgotten: Container[str],
+        *,
+        has_thread: bool = True,
     ) -> None:
         self.tier = tier
         self.bytes_per_s = FIRST_GUESS  # measured speed of reading
@@ -85,14 +101,25 @@ class FarTier:
         self._stored_bytes = self._loaded_bytes = 0
         self._load_s = 0.0
         dropped.add(tier.label, "torn", tier.unusable)
-        self._thread = threading.Thread(target=self._write_on, name=f"kvarn-kv-{tier.label}", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if has_thread:
+            self._thread = threading.Thread(target=self._write_on, name=f"kvarn-kv-{tier.label}", daemon=True)
+            self._thread.start()
 
     # With the lock ----------------------------------------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
         return not (self._unwritten or self._to_delete or self._writing)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._unwritten or self._to_delete)
+
+    @property
+    def must_write(self) -> bool:
+        """Whether not to gather more: a caller waits for it, or it is a quarter of the memory."""
+        return self._closed or self.flushing > 0 or len(self._unwritten) >= max(1, self._memory.num_slots // 4)
 
     def queue(self, transfer: BlockTransfer) -> bool:
         """Have a block written, which the caller pins until then. Half of the memory may wait so; past that: False."""
@@ -106,7 +133,17 @@ class FarTier:
         self.tier.forget(tenant)
         self._to_delete.append(tenant)
 
-    def count_read(self, num_bytes: int, seconds: float) -> None:
+    def begin_write(self) -> Batch:
+        """Take what is to be written next; `write` does it."""
+        self._writing = True
+        count = max(1, _BATCH_BYTES // self._memory.block_bytes)
+        blocks = [self._unwritten.popleft() for _ in range(min(count, len(self._unwritten)))]
+        deletions, self._to_delete = list(self._to_delete), deque()
+        return Batch(blocks, {transfer.name: self._memory.contents(transfer.name) for transfer in blocks}, deletions)
+
+    def count_read(self, seconds: float) -> None:
+        """A block was read."""
+        num_bytes = self._memory.block_bytes
         self._loaded_bytes += num_bytes
         self._load_s += seconds
         self.bytes_per_s += (num_bytes / max(seconds, 1e-6) - self.bytes_per_s) * _SMOOTHING
@@ -129,41 +166,34 @@ class FarTier:
         with self._work:
             self._closed = True
             self._work.notify_all()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         self.tier.close()
+
+    def write(self, batch: Batch) -> None:
+        """Write a batch, but for blocks of forgotten tenants, and delete what is deleted."""
+        by_tenant: dict[str, list[StoredBlock]] = {}
+        for name, tenant, scope in ((each.name, each.tenant, each.scope) for each in batch.blocks):
+            by_tenant.setdefault(tenant, []).append(StoredBlock(name, scope, batch.contents[name]))
+        for tenant, blocks in by_tenant.items():
+            self._write(tenant, blocks)
+        for tenant in batch.deletions:
+            self._delete(tenant)
+        with self._work:
+            for transfer in batch.blocks:
+                self._memory.unpin(transfer.name)
+            self._writing = False
+            self._work.notify_all()
 
     def _write_on(self) -> None:
         while True:
             with self._work:
-                self._writing = False
-                self._work.notify_all()
-                self._work.wait_for(lambda: self._unwritten or self._to_delete or self._closed)
-                self._work.wait_for(self._must_write, _GATHER_S)
+                self._work.wait_for(lambda: self.has_work or self._closed)
+                self._work.wait_for(lambda: self.must_write, GATHER_S)
                 if self._closed:
                     return
-                self._writing = True
-                deletions, batch = list(self._to_delete), self._next_batch()
-                self._to_delete.clear()
-                contents = {transfer.name: self._memory.contents(transfer.name) for transfer in batch}
-            by_tenant: dict[str, list[StoredBlock]] = {}
-            for name, tenant, scope in ((each.name, each.tenant, each.scope) for each in batch):
-                by_tenant.setdefault(tenant, []).append(StoredBlock(name, scope, contents[name]))
-            for tenant, blocks in by_tenant.items():
-                self._write(tenant, blocks)
-            for tenant in deletions:
-                self._delete(tenant)
-            with self._work:
-                for transfer in batch:
-                    self._memory.unpin(transfer.name)
-
-    def _must_write(self) -> bool:
-        """Whether not to gather more: a caller waits for it, or it is a quarter of the memory."""
-        return self._closed or self.flushing > 0 or len(self._unwritten) >= max(1, self._memory.num_slots // 4)
-
-    def _next_batch(self) -> list[BlockTransfer]:
-        """Blocks written at once. Forgotten tenants' blocks among it are not written: see `_write`."""
-        count = max(1, _BATCH_BYTES // self._memory.block_bytes)
-        return [self._unwritten.popleft() for _ in range(min(count, len(self._unwritten)))]
+                batch = self.begin_write()
+            self.write(batch)
 
     def _write(self, tenant: str, blocks: list[StoredBlock]) -> None:
         if tenant in self._forgotten:
@@ -171,7 +201,7 @@ class FarTier:
         try:
             self.tier.write(tenant, blocks)
             with self._work:
-                self._stored_bytes += sum(len(block.contents) for block in blocks)
+                self._stored_bytes += len(blocks) * self._memory.block_bytes
         except OSError as error:
             missing = sum(block.name not in self.tier for block in blocks)
             self._dropped.failed(self.tier.label, "write", missing, error)

@@ -6,13 +6,17 @@
 The engine's thread copies a block into memory or out of it, and never waits for more than that. A block stays in memory
 until each tier behind it has written it; where one does not keep up, blocks are left out and counted. What is read from
 a tier is verified before it can be seen here.
+
+A simulation has no threads: `on_work` tells it that something waits, and in its own time it takes what is to be read
+(`reads`) and written (`FarTier.begin_write`).
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.engine.memory.block_inventory import BlockInventory
@@ -28,11 +32,27 @@ _CLOSE_S = 1.5
 """The last writes get so long when the engine ends."""
 
 
+class Read(NamedTuple):
+    """A block that is to be read into memory for a fetch."""
+
+    fetch: Fetch
+    name: bytes
+    source: FarTier
+    contents: memoryview
+    began_s: float
+
+
 class TieredStore:
-    """Memory, and tiers behind it; a block is read from the first that has it."""
+    """Memory, and tiers behind it; a block is read from the first that has it. `has_threads`: whether threads
+    of its own read and write."""
 
     def __init__(
-        self, memory: MemoryTier, tiers: Sequence[Tier] = (), clock: Callable[[], float] = SYSTEM_CLOCK.now
+        self,
+        memory: MemoryTier,
+        tiers: Sequence[Tier] = (),
+        clock: Callable[[], float] = SYSTEM_CLOCK.now,
+        *,
+        has_threads: bool = True,
     ) -> None:
         self._memory = memory
         self._clock = clock
@@ -46,18 +66,22 @@ class TieredStore:
         self._forgotten: set[str] = set()
         self.on_stored: Callable[[Sequence[BlockTransfer]], None] = lambda transfers: None
         """Called by the engine's thread when blocks were stored in memory."""
+        self.on_work: Callable[[], None] = lambda: None
+        """Called, with the lock, when something waits to be read or written."""
         self._stored_bytes = self._loaded_bytes = 0
         self._dropped = DroppedBlocks(clock)
-        self._far = [FarTier(tier, memory, self._work, self._dropped, self._forgotten) for tier in tiers]
+        self.far = [
+            FarTier(tier, memory, self._work, self._dropped, self._forgotten, has_thread=has_threads) for tier in tiers
+        ]
         self._reader: threading.Thread | None = None
-        if self._far:
+        if self.far and has_threads:
             self._reader = threading.Thread(target=self._read_on, name="kvarn-kv-reader", daemon=True)
             self._reader.start()
 
     # The engine asks --------------------------------------------------------------------------------------------------
 
     def holds(self, name: bytes) -> bool:
-        return self._memory.is_here(name) or any(name in far.tier for far in self._far)
+        return self._memory.is_here(name) or any(name in far.tier for far in self.far)
 
     def is_loadable(self, name: bytes) -> bool:
         return name in self._memory
@@ -66,11 +90,11 @@ class TieredStore:
         fetch = self.expect(names, tenant, scope)
         if fetch is not None:
             with self._work:
-                if not self._far or len(fetch.pinned) == len(names):
+                if not self.far or len(fetch.pinned) == len(names):
                     fetch.ended = True
                 else:
                     self._fetches.append(fetch)
-                    self._work.notify_all()
+                    self._wake()
         return fetch
 
     def expect(self, names: Sequence[bytes], tenant: str, scope: bytes) -> Fetch | None:
@@ -121,7 +145,7 @@ class TieredStore:
         return (ahead + num_blocks) * self._memory.block_bytes / self._bytes_per_s()
 
     def _bytes_per_s(self) -> float:
-        return min([far.bytes_per_s for far in self._far], default=FIRST_GUESS)
+        return min([far.bytes_per_s for far in self.far], default=FIRST_GUESS)
 
     def end_fetch(self, fetch: Fetch) -> None:
         with self._lock:
@@ -167,11 +191,11 @@ class TieredStore:
                 if transfer.tenant not in self._forgotten:
                     self._memory.publish(transfer.name)
                 self._stored_bytes += self._memory.block_bytes
-                for far in self._far:
+                for far in self.far:
                     if far.queue(transfer):
                         self._memory.pin(transfer.name)
                 self._memory.unpin(transfer.name)
-            self._work.notify_all()
+            self._wake()
         self.on_stored(taken)
 
     def load(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
@@ -193,14 +217,14 @@ class TieredStore:
         with self._work:
             self._forgotten.add(tenant)
             self._memory.forget(tenant)
-            for far in self._far:
+            for far in self.far:
                 far.forget(tenant)
-            self._work.notify_all()
+            self._wake()
 
     def report_to(self, held: BlockInventory | None) -> None:
         with self._lock:
             self._memory.report_to(held)
-            for far in self._far:
+            for far in self.far:
                 far.tier.report_to(held)
 
     def stats(self) -> dict[str, KVTierStats]:
@@ -214,18 +238,18 @@ class TieredStore:
                 evictions_total=self._memory.evictions,
                 dropped_total=self._dropped.counts("memory"),
             )
-            return {"memory": memory} | {far.tier.label: far.stats() for far in self._far}
+            return {"memory": memory} | {far.tier.label: far.stats() for far in self.far}
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all blocks are written and all deletions done; False where that takes longer."""
         with self._work:
-            for far in self._far:
+            for far in self.far:
                 far.flushing += 1
             self._work.notify_all()
             try:
-                return self._work.wait_for(lambda: all(far.is_idle for far in self._far), timeout_s)
+                return self._work.wait_for(lambda: all(far.is_idle for far in self.far), timeout_s)
             finally:
-                for far in self._far:
+                for far in self.far:
                     far.flushing -= 1
 
     def close(self) -> None:
@@ -238,8 +262,12 @@ class TieredStore:
             self._work.notify_all()
         if self._reader is not None:
             self._reader.join()
-        for far in self._far:
+        for far in self.far:
             far.close()
+
+    def _wake(self) -> None:
+        self._work.notify_all()
+        self.on_work()
 
     def _take(self, transfer: BlockTransfer) -> int | None:
         if transfer.tenant in self._forgotten or self.holds(transfer.name):
@@ -249,51 +277,63 @@ class TieredStore:
             return None
         return self._memory.slot(transfer.name)
 
-    # The thread that reads --------------------------------------------------------------------------------------------
+    # What is read from tiers ------------------------------------------------------------------------------------------
 
     def _read_on(self) -> None:
-        while True:
+        while not self._closed:
             with self._work:
                 self._work.wait_for(lambda: self._fetches or self._closed)
-                if self._closed:
-                    return
-                fetch = self._fetches[0]
+            for read in self.reads():
+                self.read(read)
+
+    @property
+    def has_fetches(self) -> bool:
+        """Whether something waits to be read, or is read."""
+        return bool(self._fetches)
+
+    def reads(self) -> Iterator[Read]:
+        """Blocks that the fetches that wait are to have read, each by `read` before the next is taken."""
+        while self._fetches:
+            fetch = self._fetches[0]
             for name in fetch.names:
-                if self._closed or fetch.ended or not self._bring(fetch, name):
+                if self._closed or fetch.ended:
+                    break
+                with self._lock:
+                    if name in fetch.pinned or (name in self._memory and self._pin_for(fetch, name)):
+                        continue
+                    read = self._begin_read(fetch, name)
+                if read is None:
                     break  # what follows is of no use without it
+                yield read
             with self._lock:
                 fetch.ended = True
-                self._fetches.remove(fetch)
+                self._fetches.popleft()
 
-    def _bring(self, fetch: Fetch, name: bytes) -> bool:
-        """Read one block into memory, unless it is there; False where that fails or is not wanted any more."""
-        with self._lock:
-            if name in fetch.pinned:
-                return True
-            if name in self._memory:
-                return self._pin_for(fetch, name)
-            if self._memory.is_here(name):
-                return False  # another thread is about to fill it: computing it is no worse than waiting
-            source = next((far for far in self._far if name in far.tier), None)
-            contents = None if source is None else self._memory.take(name, fetch.tenant)
-            if source is None or contents is None:
-                return False
-        began = self._clock()
+    def _begin_read(self, fetch: Fetch, name: bytes) -> Read | None:
+        if self._memory.is_here(name):
+            return None  # another thread is about to fill it: computing it is no worse than waiting
+        source = next((far for far in self.far if name in far.tier), None)
+        contents = None if source is None else self._memory.take(name, fetch.tenant)
+        return None if source is None or contents is None else Read(fetch, name, source, contents, self._clock())
+
+    def read(self, read: Read) -> None:
+        """Read a block into memory; its fetch ends where that fails."""
+        fetch, name, source = read.fetch, read.name, read.source
         try:
-            source.tier.read(name, fetch.tenant, fetch.scope, contents)
+            source.tier.read(name, fetch.tenant, fetch.scope, read.contents)
             error = None
         except (BadBlockError, OSError) as failure:
             error = failure
-        elapsed, pinned = self._clock() - began, False
+        elapsed, pinned = self._clock() - read.began_s, False
         with self._lock:
             if error is None and fetch.tenant not in self._forgotten:
                 self._memory.publish(name)
-                source.count_read(len(contents), elapsed)
+                source.count_read(elapsed)
                 pinned = self._pin_for(fetch, name)
             self._memory.unpin(name)
+            fetch.ended = fetch.ended or not pinned
         if error is not None and (reason := getattr(error, "reason", "read")) != EVICTED:
             self._dropped.failed(source.tier.label, reason, 1, error)
-        return pinned
 
     def _pin_for(self, fetch: Fetch, name: bytes) -> bool:
         if fetch.ended:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from kvarn.clock import Clock
 from kvarn.config.kv_tiers import KVTiersConfig
@@ -13,7 +14,7 @@ from kvarn.engine.core import EngineParts
 from kvarn.engine.memory.remote_prefill import PrefillPeer
 from kvarn.engine.step_log import NoStepLog
 from kvarn.engine.step_time import FixedStepTimes, StepTimeModel
-from kvarn.kvstore import TieredStore
+from kvarn.kvstore import SegmentTier, TieredStore
 from kvarn.simulator.host_memory import HostLink, host_memory
 from kvarn.worker.modelled import ModelledExecutor
 from kvarn.worker.proposers.modelled import ModelledProposer
@@ -87,8 +88,10 @@ def _proposer(
     )
 
 
-def memory_of(config: ModelConfig, model: ReplicaModel) -> TieredStore | None:
+def memory_of(
+    config: ModelConfig, model: ReplicaModel, disk: SegmentTier | None, clock: Callable[[], float]
+) -> TieredStore | None:
     """The memory of an engine's host that keeps blocks, as configured; a pair of engines has it in any case."""
     if config.kv_tiers is None and config.disaggregation is None:
         return None
-    return host_memory(config.kv_tiers or KVTiersConfig(), model.block_bytes)
+    return host_memory(config.kv_tiers or KVTiersConfig(), model.block_bytes, disk, clock)

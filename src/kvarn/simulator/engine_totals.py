@@ -14,6 +14,8 @@ class EngineTotals:
     verified: int = 0  # rows of steps that verified guesses
     proposed: int = 0  # guesses that were verified
     accepted: int = 0  # guesses that were drawn
+    disk_written: int = 0  # bytes of blocks
+    disk_read: int = 0
 
     def add(self, stats: EngineStats) -> None:
         """Count an engine that is over."""
@@ -22,6 +24,9 @@ class EngineTotals:
         self.verified += guesses.drafts_total
         self.proposed += guesses.draft_tokens_total
         self.accepted += guesses.accepted_tokens_total
+        if (disk := stats.kv_tiers.get("disk")) is not None:
+            self.disk_written += disk.stored_bytes_total
+            self.disk_read += disk.loaded_bytes_total
 
     @classmethod
     def sum(cls, parts: Iterable[EngineTotals]) -> EngineTotals:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.costs.replica_model import LinkModel
 from kvarn.engine.plan import StepPlan
-from kvarn.kvstore import MemoryTier, TieredStore
+from kvarn.kvstore import MemoryTier, SegmentTier, TieredStore
 
 _GIB = 1 << 30
 NO_CONTENTS = memoryview(bytearray())
 
 
-def host_memory(config: KVTiersConfig, block_bytes: int) -> TieredStore:
-    """The memory tier as configured. Raises `ValueError` where it has no room for a block."""
+def host_memory(
+    config: KVTiersConfig, block_bytes: int, disk: SegmentTier | None, clock: Callable[[], float]
+) -> TieredStore:
+    """The memory tier as configured, and the disk behind it. Raises `ValueError` where it has no room for a block."""
     slots = int(config.host_gib * _GIB) // block_bytes
     tenant_slots = int(slots * config.tenant_share)
     if not tenant_slots:
         raise ValueError(f"kv_tiers.host_gib has no room for one block of {block_bytes} bytes: raise it")
-    return TieredStore(MemoryTier(slots, block_bytes, tenant_slots, NO_CONTENTS), clock=lambda: 0.0)
+    memory = MemoryTier(slots, block_bytes, tenant_slots, NO_CONTENTS)
+    return TieredStore(memory, () if disk is None else (disk,), clock, has_threads=False)
 
 
 class Moved(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
-from kvarn.costs.replica_model import ReplicaModel
+from kvarn.costs.replica_model import LinkModel, ReplicaModel
 from kvarn.costs.speculation_model import SpeculationModel
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
@@ -43,7 +43,13 @@ ModelledReplica = Annotated[
 ]
 ModelledSpeculation = Annotated[
     SpeculationModel,
-    PlainValidator(_reader(SpeculationModel, "modelled speculation", "as the guide of simulations lists them")),
+    PlainValidator(_reader(SpeculationModel, "`speculation`", "see docs/guides/simulate_fleet.md")),
+    _SERIALIZER,
+    _SCHEMA,
+]
+ModelledLink = Annotated[
+    LinkModel,
+    PlainValidator(_reader(LinkModel, "a link", "which has `bytes_per_s` and `latency_s`")),
     _SERIALIZER,
     _SCHEMA,
 ]

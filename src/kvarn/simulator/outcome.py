@@ -241,6 +241,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
                         "proposed": each.engines.proposed,
                         "accepted": each.engines.accepted,
                     },
+                    "disk": {"written_bytes": each.engines.disk_written, "read_bytes": each.engines.disk_read},
                     "ready_replicas": [{"t": t, "replicas": count} for t, count in each.replicas],
                 }
                 for each in outcome.deployments

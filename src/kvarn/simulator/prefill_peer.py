@@ -38,7 +38,8 @@ class ModelledPeer:
         model = replica.model
         assert model.peer_link is not None, "a scenario with `disaggregation` has a link"
         config = replica.config
-        alone = {"disaggregation": None, "kv_tiers": config.kv_tiers or KVTiersConfig()}
+        in_memory = (config.kv_tiers or KVTiersConfig()).model_copy(update={"disk_gib": 0.0})
+        alone = {"disaggregation": None, "kv_tiers": in_memory}
         self.engine = SimulatedReplica(world, f"{replica.name}/prefill", config.model_copy(update=alone), model, self)
         self._world = world
         self._store = store

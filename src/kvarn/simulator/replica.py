@@ -18,6 +18,7 @@ from kvarn.engine.memory.remote_prefill import PrefillPeer
 from kvarn.kvstore import TieredStore
 from kvarn.replica.client.block_events import BlockEventReader, BlockWatcher
 from kvarn.replica.client.protocol import ReplicaState
+from kvarn.simulator.disk import DiskLink, disk_of
 from kvarn.simulator.engine_loop import EngineLoop, Message
 from kvarn.simulator.engine_parts import DeviceSpeed, engine_parts, memory_of
 from kvarn.simulator.engine_totals import EngineTotals
@@ -83,6 +84,8 @@ class SimulatedReplica:
         self.starts = 0  # engines that it has had
         self.store: TieredStore | None = None
         """Blocks in the memory of its host."""
+        self._disk = disk_of(config.kv_tiers, model.block_bytes)
+        self._disk_link: DiskLink | None = None
         self._world = world
         self._listener = listener
         self._chance = world.chance("replica", name)
@@ -116,7 +119,9 @@ class SimulatedReplica:
         if start != self.starts or self.state is not ReplicaState.STARTING:
             return
         model, clock = self.model, VirtualClock(self._world.now)
-        self.store = memory_of(self.config, model)
+        self.store = memory_of(self.config, model, self._disk, self._world.clock.now)
+        if self._disk is not None and self.store is not None and model.disk_link is not None:
+            self._disk_link = DiskLink(self._world, self.name, self.store, self._disk, model.disk_link)
         if self._peer_of is not None and self.store is not None:
             self._peer = self._peer_of(self, self.store)
         self.card = _card(model)
@@ -180,7 +185,9 @@ class SimulatedReplica:
             self._count(loop.service.stats())
             self._busy_s += loop.busy_s
         self._end_use()
-        self._loop = self._reader = self.store = None
+        if self._disk_link is not None:
+            self._disk_link.end()
+        self._loop = self._reader = self.store = self._disk_link = None
         self._told.clear()
         self.hanging = False
         self.reachable, self.slowness = True, 1.0  # faults strike one process

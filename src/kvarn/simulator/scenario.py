@@ -25,7 +25,7 @@ from kvarn.planner.models import find_model
 from kvarn.planner.replicas import table_replica
 from kvarn.replica.server.generate import GAUGES_EVERY_S
 from kvarn.simulator.calibration import CalibrationError, read_calibration
-from kvarn.simulator.modelled_values import ModelledReplica, ModelledSpeculation
+from kvarn.simulator.modelled_values import ModelledLink, ModelledReplica, ModelledSpeculation
 from kvarn.traffic.arrivals import ArrivalPattern
 from kvarn.traffic.presets import PRESETS
 from kvarn.traffic.trace import TraceFormat
@@ -48,6 +48,9 @@ class DeviceConfig(Section):
 
     speculation: ModelledSpeculation | None = None
     """Guesses of the model's proposer. Default: none are simulated."""
+
+    disk_link: ModelledLink | None = None
+    """The disk of the host, which `kv_tiers.disk_gib` needs: `bytes_per_s`, `latency_s`."""
 
 
 class TrafficConfig(Section):
@@ -223,7 +226,8 @@ class Scenario(Section):
             chosen = DeviceConfig.model_validate(devices)
             planned = find_model(chosen.model or model.path, max_context_length=model.max_context_length)
             replica = table_replica(planned, chosen.device, model)
-            made[name] = msgspec.structs.replace(replica, speculation=chosen.speculation)
+            stated = {"speculation": chosen.speculation, "disk_link": chosen.disk_link}
+            made[name] = msgspec.structs.replace(replica, **stated)
         return raw | {"replicas": dict(raw.get("replicas") or {}) | made}
 
     @model_validator(mode="after")
@@ -267,8 +271,8 @@ class Scenario(Section):
 def check_links(model: ModelConfig, replica: ReplicaModel) -> None:
     """Raises `ValueError` where a model moves blocks and its modelled replica has no link for them."""
     tiers, pair = model.kv_tiers, model.disaggregation
-    if tiers is not None and tiers.disk_gib:
-        raise ValueError(f"{model.name!r} keeps blocks on disk, which is not simulated: set kv_tiers.disk_gib to 0")
+    if tiers is not None and tiers.disk_gib and replica.disk_link is None:
+        raise ValueError(f"{model.name!r} keeps blocks on disk: its modelled replica needs a `disk_link`")
     if (tiers is not None or pair is not None) and replica.host_link is None:
         raise ValueError(f"{model.name!r} keeps blocks in main memory: its modelled replica needs a `host_link`")
     if pair is not None and replica.peer_link is None:

@@ -73,6 +73,8 @@ def figures(outcome: Outcome, each: Summary) -> list[tuple[str, str]]:
     if engines.verified:
         right = f"{engines.accepted / engines.proposed:.1%} of {engines.proposed:,} guesses were right"
         rows.append(("speculation", f"{right}, {1 + engines.accepted / engines.verified:.2f} tokens a row"))
+    if engines.disk_written or engines.disk_read:
+        rows.append(("disk", f"{engines.disk_written / 1e9:,.3g} GB written, {engines.disk_read / 1e9:,.3g} GB read"))
     for rollout in outcome.rollouts:
         ending = rollout.log[-1]
         phase = rollout.phase.value.replace("_", " ")

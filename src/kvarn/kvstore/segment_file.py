@@ -15,36 +15,29 @@ _PARTS = 512
 """Parts written by one call: systems take 1,024."""
 
 
-class Segment:
+class SegmentFile:
     """One file: records of equal size (header included), one after the other. It need not exist yet."""
 
     def __init__(self, path: Path, record_bytes: int) -> None:
         self.path = path
         self.record_bytes = record_bytes
-        self.names: list[bytes | None] = []  # name of each record's block; None where it is unusable
-        self.live = 0
-        """Records that are the ones to read for their names."""
 
-    @property
-    def num_bytes(self) -> int:
-        return len(self.names) * self.record_bytes
-
-    def append(self, records: Sequence[tuple[bytes, bytes | memoryview]]) -> None:
-        """Write records, each a header and contents, and wait until they are on disk. On OSError none of them was kept;
-        the file is as it was, as far as that could be done."""
+    def append(self, records: Sequence[tuple[bytes, bytes | memoryview]], at: int) -> None:
+        """Write records, each a header and contents, behind the first `at` bytes, and wait until they are on disk. On
+        OSError none of them was kept; the file is as it was, as far as that could be done."""
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            os.lseek(descriptor, self.num_bytes, os.SEEK_SET)
+            os.lseek(descriptor, at, os.SEEK_SET)
             parts = [memoryview(part) for record in records for part in record]
             for start in range(0, len(parts), _PARTS):
                 _write(descriptor, parts[start : start + _PARTS])
             os.fsync(descriptor)
-            if not self.names:
+            if not at:
                 sync_directory(self.path.parent)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, self.num_bytes)
-                if not self.names:
+                os.ftruncate(descriptor, at)
+                if not at:
                     self.path.unlink()
             raise
         finally:
@@ -65,20 +58,22 @@ class Segment:
         header.check(into[: max(0, count - HEADER_BYTES)])
         return header
 
-    def scan(self, model: bytes, tenant: bytes) -> int:
+    def scan(self, model: bytes, tenant: bytes) -> tuple[list[bytes | None], int]:
         """Read all headers of a file that an earlier process wrote; cut off a record that it did not write to its end.
-        Returns the number of unusable records. Raises OSError where it is no file, or cannot be read."""
+        Returns the name of each record's block, None where it is unusable, and the number of unusable records. Raises
+        OSError where it is no file, or cannot be read."""
         if not self.path.is_file():  # opening a pipe waits for a writer
             raise OSError(errno.EINVAL, "not a file")
         size = self.path.stat().st_size
         count = size // self.record_bytes
+        names: list[bytes | None] = []
         with self.path.open("r+b", buffering=0) as file:
             if size % self.record_bytes:
                 file.truncate(count * self.record_bytes)
             for place in range(count):
                 raw = os.pread(file.fileno(), HEADER_BYTES, place * self.record_bytes)
-                self.names.append(_name(raw, model, tenant, self.record_bytes - HEADER_BYTES))
-        return (size % self.record_bytes != 0) + self.names.count(None)
+                names.append(_name(raw, model, tenant, self.record_bytes - HEADER_BYTES))
+        return names, (size % self.record_bytes != 0) + names.count(None)
 
     def delete(self) -> None:
         """Remove the file; readers that have it open read on."""
