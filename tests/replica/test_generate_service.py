@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvarn.config.engine import EngineConfig
 from kvarn.engine.core import EngineParts
 from kvarn.replica.server.generate import GenerateService
 from kvarn.wire.messages import ModelCard, RefusalReason, StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.modelled import ModelledExecutor
+from scripted_masks import ReadyMask
 
 CARD = ModelCard(
     kind="generate", architecture="A", dtype="d", vocab_size=100, max_context_length=4096, num_parameters=0
 )
 
 
+class NeverReady(ReadyMask):
+    ready = False
+
+
 class Rig:
     """A service whose steps take `step_s` seconds of a clock of its own."""
 
-    def __init__(self, step_s: float) -> None:
+    def __init__(self, step_s: float, **parts: Any) -> None:
         self.now = 100.0
         self._step_s = step_s
-        self.service = GenerateService(EngineParts(ModelledExecutor(), EngineConfig()), CARD, clock=lambda: self.now)
+        engine = EngineParts(ModelledExecutor(), EngineConfig(), **parts)
+        self.service = GenerateService(engine, CARD, clock=lambda: self.now)
 
     def answer(self, request_id: str, tokens: int) -> list[StepOutput]:
         sampling = SamplingParams(seed=0, max_tokens=tokens)
@@ -54,6 +62,16 @@ def test_gauges_come_with_the_first_step_after_a_rest_and_the_last_before_one():
         outputs = rig.answer(name, 10)
         shown = [output.stats.running for output in outputs if output.stats is not None]
         assert shown == [1, 0]
+
+
+def test_gauges_come_at_their_interval_while_all_work_waits():
+    rig = Rig(step_s=0.01, masks=lambda message: NeverReady())
+    assert rig.service.accept(Submit(request_id="r", prompt_token_ids=[1], sampling=SamplingParams(seed=0))) is None
+    told = []
+    for _ in range(100):
+        told += [(output.stats.waiting, output.deltas) for output in rig.service.step()]
+        rig.now += 0.01
+    assert told == [(1, [])] * 4
 
 
 def test_a_step_with_nothing_to_do_says_nothing():

@@ -70,7 +70,7 @@ def test_only_replicas_that_can_answer_are_considered(states: list[Any], adapter
         candidate.available, candidate.adapters = available, adapters
         candidates.append(candidate)
     request = RouteRequest(10, adapter=adapter, excluded={str(number) for number in excluded})
-    found = {each.name for each in usable(request, candidates)}
+    found = {each.name for each in usable(request, candidates, 0.0)}
     for number, (available, adapters) in enumerate(states):
         has_adapter = not adapter or adapters is None or adapter in adapters
         assert (str(number) in found) == (available and number not in excluded and has_adapter)
@@ -223,6 +223,75 @@ def test_a_conversation_stays_where_it_was_among_equals() -> None:
         again = choose(router, session="c1", tokens=[2] * 5000)
         again.end()
         assert again.replica == first.replica
+
+
+# Silence -------------------------------------------------------------------------------------------------------------
+
+
+def picked(router: Router, now: float, **fields: Any) -> set[str]:
+    """The replicas that 20 requests, which end at once, go to."""
+    choices = [choose(router, now=now, **fields) for _ in range(20)]
+    for each in choices:
+        each.end()
+    return {each.replica for each in choices}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_replica_that_works_and_tells_nothing_gets_none_while_another_is_heard(policy: str) -> None:
+    router = make_router(3, policy, every_s=0.25, running=1)
+    assert picked(router, 0.4, excluded={"1", "2"}) == {"0"}
+    for name in ("1", "2"):
+        router.candidates[name].update(stats(every_s=0.25, running=1), 1.0)
+    if router.reads_names:
+        hold(router, "0", list(range(160)))
+    assert "0" not in picked(router, 1.0)
+    assert router.choose(RouteRequest(160, excluded={"1", "2"}), 1.0) is None, "those that are heard refuse it"
+    router.candidates["1"].available = router.candidates["2"].available = False
+    assert picked(router, 1.0) == {"0"}, "it is the only one"
+    router.candidates["1"].available = True
+    router.candidates["0"].update(stats(every_s=0.25, running=1), 2.0)
+    assert picked(router, 2.0) == {"0"}, "it is heard again, and the other is not"
+
+
+def test_where_all_are_silent_all_are_considered() -> None:
+    router = make_router(3, "round_robin", every_s=0.25, running=1)
+    assert picked(router, 60.0) == {"0", "1", "2"}
+
+
+def test_a_replica_that_rests_owes_nothing_until_something_is_sent_to_it() -> None:
+    router = make_router(2, "round_robin", every_s=0.25)
+    assert picked(router, 3600.0) == {"0", "1"}
+    sent, waits = choose(router, now=3600.0), choose(router, now=3600.0)
+    sent.sent(3600.0)
+    assert picked(router, 3600.4) == {"0", "1"}
+    assert picked(router, 3601.0) == {waits.replica}, "what waits in the gateway is not owed"
+    silent = router.candidates[sent.replica]
+    silent.update(stats(every_s=0.25), 3601.0)  # made before it had read what was sent
+    assert silent.is_silent(3602.0) is False, "its answer has come and gone: it rests"
+
+
+def test_what_was_sent_while_the_last_step_ran_is_owed_from_then_on() -> None:
+    router = make_router(2, "round_robin", every_s=0.25)
+    choice = choose(router, now=10.0)
+    choice.sent(10.0)
+    router.candidates[choice.replica].update(stats(every_s=0.25, step_s=0.1), 10.05)
+    assert not router.candidates[choice.replica].is_silent(10.5)
+    assert router.candidates[choice.replica].is_silent(11.0)
+
+
+def test_a_step_as_long_as_its_work_is_no_silence() -> None:
+    """Prompts of a slow machine: a step of 2,048 tokens takes ten seconds, one of a hundred half a second."""
+    slow = StepTimes(fixed_s=0.01, prefill_token_s=5e-3)
+    for tokens, silent in ((50_000, False), (100, True)):
+        one = candidate(every_s=0.25, running=1, prefill_tokens=tokens, step_times=slow)
+        assert one.is_silent(11.0) is silent
+    assert not candidate(every_s=0.25, running=1, step_s=9.0, step_times=slow).is_silent(11.0), "as its last one"
+
+
+@pytest.mark.parametrize("unknown", [{"every_s": 0.0}, {"step_times": None}])
+def test_one_of_which_is_not_known_when_it_speaks_is_never_silent(unknown: dict[str, Any]) -> None:
+    assert candidate(every_s=0.25, running=1).is_silent(10.0)
+    assert not candidate(**{"every_s": 0.25, "running": 1} | unknown).is_silent(10.0)
 
 
 # Blind ---------------------------------------------------------------------------------------------------------------

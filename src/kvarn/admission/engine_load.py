@@ -7,6 +7,7 @@ a replica both read this.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from kvarn.admission.predictor import Load, Mix, Predictor
@@ -15,6 +16,7 @@ from kvarn.shapes import BLOCK_SIZE
 from kvarn.wire.messages import EngineStats
 
 SAME_STEP_S = 0.02  # answers that end this soon after the statistics came ended in the very step that those describe
+PATIENCE = 2  # intervals and steps that an engine which works may take to tell more, before it counts as silent
 
 
 class EngineLoad:
@@ -26,6 +28,7 @@ class EngineLoad:
         self.predictor: Predictor | None = None  # None until the engine has measured how long its steps take
         self.stats = EngineStats()
         self.updated_s = 0.0
+        self._owes_since_s = math.inf  # time since which it has work of which it has told nothing more
         self.reservations: set[Reservation] = set()  # requests that the statistics do not count yet
         self.reserved_rows = 0
         self.reserved_tokens = 0
@@ -45,7 +48,21 @@ class EngineLoad:
             for reservation in [each for each in self.reservations if each.sent_s < now - stats.step_s]:
                 reservation.end()
         self._ended_rows = 0
+        has_work = stats.running + stats.waiting > 0 or any(each.sent_s <= now for each in self.reservations)
+        self._owes_since_s = now if has_work else math.inf
         return True
+
+    def is_silent(self, now: float) -> bool:
+        """Whether it should have told of its work by now: it is cut off, stands still, or takes unusually long for a
+        step. One that rests owes nothing. False while it is unknown when it speaks."""
+        stats, quiet_s = self.stats, now - self._owes_since_s
+        if self.predictor is None or not stats.every_s or quiet_s <= PATIENCE * stats.every_s:
+            return False
+        tokens = min(self.config.token_budget, stats.prefill_tokens + self.waiting_tokens + self.reserved_tokens)
+        context = (stats.kv_blocks_total - stats.kv_blocks_free) * BLOCK_SIZE / max(1, stats.running)
+        step_s = self.predictor.decode_s(self.rows, stats.decode_context)
+        step_s += self.predictor.prompt_s(tokens, tokens * (context + tokens / 2))
+        return quiet_s > PATIENCE * (stats.every_s + max(stats.step_s, step_s))
 
     def reserve(self, tokens: int, rows: int, priority: int = 0) -> Reservation:
         """Count a request as load from now on; `tokens` of its prompt have to be computed."""
@@ -103,6 +120,7 @@ class Reservation:
 
     def sent(self, now: float) -> None:
         self.sent_s = now
+        self._load._owes_since_s = min(self._load._owes_since_s, now)
 
     def end(self, ended_s: float | None = None) -> None:
         """Count it no more; may be called again. `ended_s`: when its answer ended, where the statistics that count it

@@ -35,16 +35,17 @@ class Situation:
 Policy = Callable[[RouteRequest, Sequence[Candidate], Situation], Candidate]  # picks one of at least one candidate
 
 
-def usable(request: RouteRequest, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that may answer at all: that take requests, have not failed this one, and have its adapter."""
+def usable(request: RouteRequest, candidates: Iterable[Candidate], now: float) -> list[Candidate]:
+    """Those that may answer at all: that take requests, have its adapter, have not failed it, and are not silent while
+    others are not."""
     adapter, excluded = request.adapter, request.excluded
-    return [
+    able = [
         each
         for each in candidates
-        if each.available
-        and each.name not in excluded
-        and (not adapter or each.adapters is None or adapter in each.adapters)
+        if each.available and (not adapter or each.adapters is None or adapter in each.adapters)
     ]
+    heard = [each for each in able if not each.is_silent(now)]
+    return [each for each in heard or able if each.name not in excluded]
 
 
 def score(request: RouteRequest, candidate: Candidate, situation: Situation) -> float:

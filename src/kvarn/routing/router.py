@@ -120,7 +120,7 @@ class Router:
 
     def choose(self, request: RouteRequest, now: float) -> ReplicaChoice | None:
         """The replica that a request goes to, whose load it is from now on; None where none may have it."""
-        candidates = usable(request, list(self.candidates.values()))
+        candidates = usable(request, self.candidates.values(), now)
         if not candidates:
             return None
         if request.names and self._index is not None:

@@ -194,7 +194,7 @@ class EngineLoop:
         began = self._clock.now()
         outputs = self.service.step()
         self.busy_s += self._clock.now() - began
-        if not outputs:
+        if self._clock.now() == began and all(isinstance(each, StepOutput) for each in outputs):
             self._clock.sleep(STALLED_S)
         self._world.at_end(self._clock.now(), self._number, self._end_step, ticket, outputs)
 

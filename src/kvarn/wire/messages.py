@@ -259,6 +259,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges and running totals of one engine. Totals count since the engine's start."""
 
     step: int = 0
+    every_s: float = 0.0
+    """Seconds after which, with the end of a step, an engine that works tells more; 0: it tells when it likes."""
     running: int = 0
     waiting: int = 0
     waiting_by_priority: dict[int, int] = {}

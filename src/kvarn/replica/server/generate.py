@@ -164,12 +164,14 @@ class GenerateService:
         return self._core.has_work() or (self._adapters is not None and self._adapters.is_busy)
 
     def step(self) -> Sequence[Refused | StepOutput | AdapterChanged | Adapters]:
-        """Run one step: changes of adapters, refusals, then all deltas in one message."""
+        """Run one step: changes of adapters, refusals, then all deltas in one message. Where all work waits, the gauges
+        alone are told at their interval: an engine with work is never silent."""
         told = self._poll_adapters()
         output = self._core.step()
         if self._prefill_server is not None:
             self._prefill_server.after_step(self._core, output.deltas)
-        if not output.computed and not output.refused:
+        waits = self.has_work() and self._clock() >= self.gauges_due_s
+        if not output.computed and not output.refused and not waits:
             return told
         return [*told, *output.refused, StepOutput(deltas=output.deltas, stats=self.due_stats())]
 
@@ -201,6 +203,7 @@ class GenerateService:
             stats = msgspec.structs.replace(stats, kv_tiers=tiers)
         if self._experts is not None:
             stats = self._experts.enter(stats)
+        stats = msgspec.structs.replace(stats, every_s=self.gauges_every_s)
         return stats if self._costs is None else _with_work(stats, self._costs)
 
     def shutdown(self) -> None:
@@ -212,7 +215,7 @@ class GenerateService:
 
     def due_stats(self) -> EngineStats | None:
         """The gauges, with the first step after a rest, the last before one, and at an interval between."""
-        now, idle = self._clock(), not self._core.has_work()
+        now, idle = self._clock(), not self.has_work()
         if now < self.gauges_due_s and not idle:
             return None
         self.gauges_due_s = now if idle else now + self.gauges_every_s
