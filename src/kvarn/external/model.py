@@ -114,7 +114,7 @@ class ExternalModel:
         send: Callable[[ExternalReplica], AsyncGenerator[ResultT, None]],
         is_part: Callable[[ResultT], bool],
     ) -> AsyncGenerator[ResultT, None]:
-        """What a replica sends; after a failure before the first part of it, another one may be asked."""
+        """Ask replicas, one after another, for as long as none has sent a part; gives what one sends."""
         attempts = _Attempts(self, key, turn)
         while True:
             name, permit = attempts.next()
