@@ -53,6 +53,19 @@ def test_a_failure_before_the_first_token_is_an_ordinary_error(
         assert int(answer.headers["retry-after"]) >= 1
 
 
+@pytest.mark.parametrize("operation", ["chat", "embeddings"])
+def test_a_server_that_takes_no_connection_in_time_is_a_timeout(
+    far: Any, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> httpx.Response:
+        raise httpx.ConnectTimeout("")
+
+    monkeypatch.setattr("kvarn.external.replica.httpx.AsyncClient.send", refuse)
+    embed = operation == "embeddings"
+    answer = far.post("/v1/embeddings" if embed else CHAT, json={"model": "far-vec", "input": "x"} if embed else LONG)
+    assert (answer.status_code, error_of(answer)["code"]) == (504, "timeout")
+
+
 @pytest.mark.parametrize("fault", ["cut", "error_event", "abort"])
 def test_a_failure_in_mid_answer_ends_the_stream_with_an_error(far: Any, foreign: ForeignServer, fault: str) -> None:
     foreign.control(fault=fault)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conditions import collect, until
 from kvarn.config.model import ModelConfig
 from kvarn.config.replica import ReplicaConfig
-from kvarn.fleet.autoscale.popularity import HALF_LIFE_S, LEAST, Popularity, most_popular
+from kvarn.fleet.autoscale.counts import HALF_LIFE_S, LEAST, Popularity, most_popular
 from kvarn.fleet.supervision.supervisor import EngineSupervisor
 from kvarn.replica.client.protocol import ReplicaState
 from kvarn.replica.client.zmq_client import ZmqReplicaClient

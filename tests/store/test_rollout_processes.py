@@ -243,5 +243,5 @@ async def test_where_an_old_rollout_cannot_be_deleted_the_others_are_followed(
     async def refuse(*_: object) -> None:
         raise StoreReadOnlyError("read-only")
 
-    monkeypatch.setattr("kvarn.rollouts.store.delete_rollout", refuse)
+    monkeypatch.setattr("kvarn.store.repositories.rollouts.delete_rollout", refuse)
     assert [row.rollout.model for row in await RolloutStore(store).read()] == ["small"]

@@ -18,15 +18,8 @@ from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.jobs.worker import Worker
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.store.ids import new_id
-from kvarn.store.repositories.batches.batches import (
-    OVER,
-    BatchStatus,
-    LeaseLostError,
-    claim_batches,
-    release_batch,
-    renew_lease,
-    waiting_organizations,
-)
+from kvarn.store.repositories.batches import batches as stored
+from kvarn.store.repositories.batches.batches import OVER, BatchStatus, LeaseLostError
 from kvarn.store.repositories.tenants.principals import find_bearer
 
 STALLED_S = 5.0
@@ -57,7 +50,7 @@ class BatchWorker(Worker[BatchJob]):
         if not free:
             await self._preempt(list(self.running.values()))
             return []
-        rows = await claim_batches(self._store, self.holder, self._config.lease_s, free)
+        rows = await stored.claim_batches(self._store, self.holder, self._config.lease_s, free)
         return [
             BatchJob(row.id, row.organization_id, self.holder, row, losses=self._losses.pop(row.id, Counter()))
             for row in rows
@@ -88,12 +81,12 @@ class BatchWorker(Worker[BatchJob]):
         elif job.preempted.is_set() and not job.stop_reason:
             rest_s = REST_S
         until = math.ceil(self._store.now() + rest_s) if rest_s else None
-        await release_batch(self._store, self.holder, job.id, until)
+        await stored.release_batch(self._store, self.holder, job.id, until)
 
     async def refresh(self, job: BatchJob) -> None:
         """Renew the lease, and see whether the work shall go on. Raises `LeaseLostError`."""
         async with job.changing:
-            job.row = await renew_lease(self._store, self.holder, job.id, self._config.lease_s)
+            job.row = await stored.renew_lease(self._store, self.holder, job.id, self._config.lease_s)
         bearer = await find_bearer(self._store, job.owner, job.row.key_id)
         job.principal = bearer or job.principal
         in_progress = job.row.status == BatchStatus.IN_PROGRESS
@@ -127,7 +120,7 @@ class BatchWorker(Worker[BatchJob]):
         now = SYSTEM_CLOCK.now()
         for job in jobs:
             job.note_progress(now)
-        waiting = await waiting_organizations(self._store)
+        waiting = await stored.waiting_organizations(self._store)
         if not waiting or not jobs or any(job.preempted.is_set() for job in jobs):
             return
         places = Counter(job.organization_id for job in jobs)

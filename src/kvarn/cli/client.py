@@ -22,6 +22,8 @@ _MODEL_COLUMNS = ("model", "parent", "aliases", "state", "kind", "context", "run
 
 app = application()
 
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+
 
 class ClientError(Exception):
     """The server gave no answer; the message says why. `status` is that of HTTP, where there was one."""
@@ -154,9 +156,7 @@ def complete(
 
 @app.command("models")
 @expand_options
-def models(
-    server: Server, as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False
-) -> None:
+def models(server: Server, as_json: JsonOption = False) -> None:
     """List the models and adapters of a running server, with readiness and load."""
     with one_line_errors():
         listed = server.models()

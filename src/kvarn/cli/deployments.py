@@ -11,7 +11,7 @@ import typer
 import yaml
 
 from kvarn.cli.application import application, expand_options
-from kvarn.cli.client import ClientError, Server, one_line_errors
+from kvarn.cli.client import ClientError, JsonOption, Server, one_line_errors
 from kvarn.cli.output import EXIT_FAILED, counted, show, stop
 from kvarn.cli.values import read_settings, set_value
 from kvarn.clock import SYSTEM_CLOCK
@@ -114,7 +114,7 @@ def rollback(
 def status(
     server: Server,
     model: Annotated[str | None, typer.Argument(help="Name of the model.", show_default="all")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the desired and actual state of each model of a running server."""
     with one_line_errors():

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kvarn.cli.application import application, expand_options
-from kvarn.cli.client import ClientError, Server, one_line_errors
+from kvarn.cli.client import ClientError, JsonOption, Server, one_line_errors
 from kvarn.cli.output import EXIT_FAILED, EXIT_USAGE, show, show_fields, stop
 from kvarn.clock import SYSTEM_CLOCK
 
@@ -24,7 +24,6 @@ _CHANGED = ("item", "score", "baseline_score", "passed", "baseline_passed")
 app = application(help="Evaluate models on sets of questions with known answers.", no_args_is_help=True)
 
 SetArgument = Annotated[str, typer.Argument(metavar="SET", help="Name of the evaluation set.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 
 @app.command("add")

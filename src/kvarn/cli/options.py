@@ -17,21 +17,8 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
+from kvarn.cli import values
 from kvarn.cli.application import COMMON, GroupedCommand, application, option, parameters_of, with_parameters
-from kvarn.cli.values import (
-    absolute_path,
-    absolute_paths,
-    byte_count_in_gib,
-    dtype,
-    generation_config,
-    human_int,
-    lora_modules,
-    origins,
-    packed_cache,
-    reasoning_format,
-    speculation,
-    tool_format,
-)
 from kvarn.config.documentation import field_documents
 from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
@@ -106,33 +93,33 @@ class Flag:
 
 
 FLAGS = {
-    "--dtype": Flag("models.dtype", parser=dtype, metavar="TYPE"),
+    "--dtype": Flag("models.dtype", parser=values.dtype, metavar="TYPE"),
     "--quantization": Flag("models.quantization"),
     "--max-model-len": Flag(
         "models.max_context_length",
         "--max-context-length",
-        human_int,
+        values.human_int,
         "TOKENS",
         text="Prompt and answer together, in tokens; 32k is 32,000, 32K is 32,768.",
     ),
-    "--packed-cache": Flag("models.packed_cache", parser=packed_cache, metavar="PATH"),
+    "--packed-cache": Flag("models.packed_cache", parser=values.packed_cache, metavar="PATH"),
     "--tokenizer": Flag("models.tokenizer", metavar="PATH"),
     "--chat-template": Flag("models.chat_template"),
-    "--generation-config": Flag("models.generation_config", parser=generation_config, metavar="TEXT"),
+    "--generation-config": Flag("models.generation_config", parser=values.generation_config, metavar="TEXT"),
     "--seed": Flag("models.seed"),
-    "--tool-call-parser": Flag("models.tool_format", parser=tool_format, metavar="NAME"),
-    "--reasoning-parser": Flag("models.reasoning_format", parser=reasoning_format, metavar="NAME"),
+    "--tool-call-parser": Flag("models.tool_format", parser=values.tool_format, metavar="NAME"),
+    "--reasoning-parser": Flag("models.reasoning_format", parser=values.reasoning_format, metavar="NAME"),
     "--kv-cache-gib": Flag("models.kv_cache_gib"),
     "--kv-cache-memory-bytes": Flag(
         "models.kv_cache_gib",
-        parser=byte_count_in_gib,
+        parser=values.byte_count_in_gib,
         metavar="BYTES",
         text="Memory of the KV cache in bytes: 4294967296, 4G or 512M.",
     ),
     "--kv-cache-dtype": Flag("models.kv_cache_dtype"),
     "--kv-offloading-size": Flag("models.kv_tiers.host_gib", metavar="GIB"),
     "--kv-disk-size": Flag("models.kv_tiers.disk_gib", metavar="GIB"),
-    "--kv-disk-directory": Flag("models.kv_tiers.directory", parser=absolute_path, metavar="PATH"),
+    "--kv-disk-directory": Flag("models.kv_tiers.directory", parser=values.absolute_path, metavar="PATH"),
     "--device": Flag("models.device"),
     "--gpu-memory-utilization": Flag("models.hardware.gpu_memory_utilization", metavar="SHARE"),
     "--kernels": Flag("models.kernels"),
@@ -140,10 +127,10 @@ FLAGS = {
     "--lora-modules": Flag(
         "models.adapters",
         metavar="NAME=PATH",
-        join=lora_modules,
+        join=values.lora_modules,
         text="A LoRA adapter to load with the model, as NAME=PATH or as JSON; repeatable.",
     ),
-    "--lora-directories": Flag("models.lora.directories", metavar="PATH", join=absolute_paths),
+    "--lora-directories": Flag("models.lora.directories", metavar="PATH", join=values.absolute_paths),
     "--max-lora-rank": Flag("models.lora.max_rank"),
     "--max-cpu-loras": Flag("models.lora.max_cpu_loras"),
     "--tensor-parallel-size": Flag("models.tensor_parallel_size", "-tp"),
@@ -160,16 +147,16 @@ FLAGS = {
         text="Require one of these keys, which use models and administer nothing; repeatable, or KVARN_API_KEY.",
     ),
     "--allowed-hosts": Flag("auth.allowed_hosts", metavar="NAME"),
-    "--allowed-origins": Flag("gateway.allowed_origins", join=origins, metavar="ORIGIN"),
+    "--allowed-origins": Flag("gateway.allowed_origins", join=values.origins, metavar="ORIGIN"),
     "--root-path": Flag("gateway.root_path"),
     "--ssl-certfile": Flag("gateway.ssl_certfile", metavar="PATH"),
     "--ssl-keyfile": Flag("gateway.ssl_keyfile", metavar="PATH"),
     "--max-num-seqs": Flag("models.engine.max_num_seqs"),
-    "--max-num-batched-tokens": Flag("models.engine.token_budget", parser=human_int, metavar="TOKENS"),
+    "--max-num-batched-tokens": Flag("models.engine.token_budget", parser=values.human_int, metavar="TOKENS"),
     "--enable-prefix-caching": Flag("models.engine.prefix_cache"),
     "--speculative-config": Flag(
         "models.speculation",
-        parser=speculation,
+        parser=values.speculation,
         metavar="JSON",
         text="Speculative decoding: method (ngram, draft_model, none), model, num_speculative_tokens.",
     ),

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 import typer
 
 from kvarn.cli.application import application, expand_options
-from kvarn.cli.client import Server, one_line_errors
+from kvarn.cli.client import JsonOption, Server, one_line_errors
 from kvarn.cli.output import EXIT_FAILED, show, stop
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.explain.words import seconds
@@ -73,7 +73,7 @@ def list_requests(
     ] = None,
     order: Annotated[Literal["newest", "slowest"], typer.Option(help="Those that come first.")] = "newest",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=200, help="Requests at most.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List requests that the server keeps."""
     query: dict[str, Any] = {name: value for name, value in asdict(filters).items() if value is not None}

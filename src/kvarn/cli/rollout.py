@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvarn.cli.application import application, expand_options
-from kvarn.cli.client import Server, one_line_errors
+from kvarn.cli.client import JsonOption, Server, one_line_errors
 from kvarn.cli.output import EXIT_USAGE, show, stop
 
 _PATH = "rollouts"
@@ -17,7 +17,6 @@ _COLUMNS = ("model", "stable", "candidate", "phase", "share", "answered", "waits
 app = application(help="Show and control the rollouts that `kvarn deploy --canary` began.", no_args_is_help=True)
 
 ModelArgument = Annotated[str, typer.Argument(help="Name of the model.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 
 @app.command("start", hidden=True, context_settings={"ignore_unknown_options": True})

@@ -18,7 +18,7 @@ from kvarn.catalog.timeouts import StageTimeoutError, timeouts_of, within_timeou
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.external.answer import AnswerPart
 from kvarn.external.errors import ExternalFailedError, ExternalRefusedError
-from kvarn.external.replica import ExternalReplica, Trace, make_replicas
+from kvarn.external.replica import ExternalReplica, make_replicas
 from kvarn.jobs.periodic import Periodic
 from kvarn.observe.external import ExternalMetrics
 from kvarn.replica.client.protocol import ReplicaState
@@ -90,29 +90,12 @@ class ExternalModel:
             return max(1, card.max_context_length - prompt_tokens), None
         return self.config.max_output_tokens, self.config.max_output_tokens
 
-    async def answer(self, key: bytes, path: str, body: dict[str, Any], turn: Turn) -> AsyncGenerator[AnswerPart, None]:
+    def answer(self, key: bytes, path: str, body: dict[str, Any], turn: Turn) -> AsyncGenerator[AnswerPart, None]:
         """The parts of an answer, of whichever replica gives one; `turn` and the answer's headers name it. `key` is the
         beginning of the prompt. Raises `ApiError` 503 where none takes requests, `ExternalRefusedError`,
         `ExternalFailedError` of the last replica tried or in mid-answer, `StageTimeoutError`."""
-        attempts = _Attempts(self, key, turn)
-        while True:
-            name, permit = attempts.next()
-            replica, begun = self.replicas[name], False
-            try:
-                connected = self._connected(replica, path, body, turn.record.timeline.trace_headers)
-                timed = within_timeouts(connected, self._timeouts, has_text)
-                async with aclosing(timed) as parts:
-                    async for part in parts:
-                        begun = begun or has_text(part)
-                        yield part
-            except BaseException as error:
-                attempts.ended(name, permit, error)
-                if not isinstance(error, Exception):
-                    raise
-                attempts.check(error, again=not begun)
-            else:
-                attempts.ended(name, permit, None)
-                return
+        trace = turn.record.timeline.trace_headers
+        return self._tried(key, turn, lambda replica: replica.answer(path, body, trace), has_text)
 
     async def ask(self, key: bytes, turn: Turn, send: Callable[[ExternalReplica], Awaitable[ResultT]]) -> ResultT:
         """A replica's answer to a request that is not streamed. Raises as `answer` does."""
@@ -120,21 +103,36 @@ class ExternalModel:
         async def once(replica: ExternalReplica) -> AsyncGenerator[ResultT, None]:
             yield await send(replica)
 
+        async with aclosing(self._tried(key, turn, once, lambda _: True)) as results:
+            (result,) = [each async for each in results]
+        return result
+
+    async def _tried(
+        self,
+        key: bytes,
+        turn: Turn,
+        send: Callable[[ExternalReplica], AsyncGenerator[ResultT, None]],
+        is_part: Callable[[ResultT], bool],
+    ) -> AsyncGenerator[ResultT, None]:
+        """Ask replicas, one after another, for as long as none has sent a part; gives what one sends."""
         attempts = _Attempts(self, key, turn)
         while True:
             name, permit = attempts.next()
+            begun = False
             try:
-                timed = within_timeouts(once(self.replicas[name]), self._timeouts, lambda _: True)
-                async with aclosing(timed) as results:
-                    result = await anext(results)
+                timed = within_timeouts(self._connected(send(self.replicas[name])), self._timeouts, is_part)
+                async with aclosing(timed) as parts:
+                    async for part in parts:
+                        begun = begun or is_part(part)
+                        yield part
             except BaseException as error:
-                attempts.ended(name, permit, error)
+                self.ended(name, permit, error)
                 if not isinstance(error, Exception):
                     raise
-                attempts.check(error, again=True)
+                attempts.check(error, again=not begun)
             else:
-                attempts.ended(name, permit, None)
-                return result
+                self.ended(name, permit, None)
+                return
 
     def probes(self) -> list[Periodic]:
         every_s, what = self.config.probe_interval_s, f"probes of the servers of {self.served.name}"
@@ -143,11 +141,9 @@ class ExternalModel:
     async def close(self) -> None:
         await asyncio.gather(*[replica.aclose() for replica in self.replicas.values()])
 
-    async def _connected(
-        self, replica: ExternalReplica, path: str, body: dict[str, Any], trace: Trace
-    ) -> AsyncGenerator[AnswerPart, None]:
+    async def _connected(self, sent: AsyncGenerator[ResultT, None]) -> AsyncGenerator[ResultT, None]:
         try:
-            async with aclosing(replica.answer(path, body, trace)) as parts:
+            async with aclosing(sent) as parts:
                 async for part in parts:
                     yield part
         except httpx.ConnectTimeout as error:
@@ -243,9 +239,6 @@ class _Attempts:
                 self._turn.record.reply.headers |= {"x-kvarn-replica": name, "x-kvarn-resumable": "approximate"}
                 return name, permit
         raise self._error or self._model.why_none()
-
-    def ended(self, name: str, permit: Permit, error: BaseException | None) -> None:
-        self._model.ended(name, permit, error)
 
     def check(self, error: Exception, *, again: bool) -> None:
         """Raise the error of a try, unless another one is allowed."""

@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from kvarn.answers.stages.admission import AdmissionStage
 from kvarn.catalog.models import ServedModel
+from kvarn.clock import SYSTEM_CLOCK
+from kvarn.config.response_cache import ResponseCacheConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.identity.service import Identity
@@ -21,7 +23,9 @@ from kvarn.observe.arrivals import ArrivalMetrics
 from kvarn.observe.limits import LimitMetrics
 from kvarn.observe.response_cache import ResponseCacheMetrics
 from kvarn.observe.store import StoreMetrics
-from kvarn.response_cache.build import make_answer_store, make_questions
+from kvarn.response_cache.memory import MemoryAnswers
+from kvarn.response_cache.questions import Questions
+from kvarn.response_cache.store import AnswerStore
 from kvarn.safety.prompt_log import PromptLog
 from kvarn.store import migrate
 from kvarn.store.engine import Store
@@ -67,8 +71,9 @@ class Services:
         self.prompts = PromptLog(config, self.store)
         self.arrivals = ArrivalMetrics(registry)
         self.response_cache_metrics = ResponseCacheMetrics(registry)
-        self.cached_answers = make_answer_store(config.response_cache, self.response_cache_metrics)
-        self.answered_questions = make_questions(config.response_cache)
+        self.cached_answers = _answer_store(config.response_cache, self.response_cache_metrics)
+        cache = config.response_cache
+        self.answered_questions = Questions(cache.error_bound, cache.project_questions, cache.memory_mib << 20)
         self._tasks: list[asyncio.Task[None]] = []
         self._sweeping = Periodic("deletions of cached answers", self._sweep_answers, _SWEEP_EVERY_S)
         self._probing = Periodic("probes of the database", self._probe_store, _RETRY_S)
@@ -134,3 +139,12 @@ class Services:
             else:
                 _log.info("the database is back")
                 return
+
+
+def _answer_store(config: ResponseCacheConfig, metrics: ResponseCacheMetrics) -> AnswerStore:
+    """The store that the configuration names. Raises `ConfigError`: the URL of Redis cannot be used."""
+    if config.redis_url is not None:
+        from kvarn.response_cache.redis import RedisAnswers  # an extra
+
+        return RedisAnswers(config.redis_url, config.timeout_s, metrics.faults.inc)
+    return MemoryAnswers(config.project_mib << 20, config.memory_mib << 20, SYSTEM_CLOCK.time, metrics.bytes.set)

@@ -8,18 +8,9 @@ from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.types import Receive
 
+from kvarn.gateway import uploads
 from kvarn.gateway.query import described
 from kvarn.gateway.state import Gateway
-from kvarn.gateway.uploads import (
-    check_purpose,
-    check_size,
-    default_keep_s,
-    describe_file,
-    file_field,
-    file_writer,
-    read_form,
-    safe_name,
-)
 from kvarn.store.models import File, Upload
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.queries import read_owned
@@ -39,13 +30,13 @@ from kvarn.wire.openai.files import MAX_PARTS, UploadCompletion, UploadObject, U
 
 async def begin_upload(gateway: Gateway, owner: Owner, request: UploadRequest) -> UploadObject:
     """Begin an upload of a file of so many bytes. Raises `ApiError` by its purpose or size, or `StorageFullError`."""
-    check_purpose(request.purpose)
-    check_size(request.bytes, gateway.config.retention.max_file_bytes, "bytes")
+    uploads.check_purpose(request.purpose)
+    uploads.check_size(request.bytes, gateway.config.retention.max_file_bytes, "bytes")
     expiry = request.expires_after
     upload = await create_upload(
         gateway.store,
         owner,
-        filename=safe_name(request.filename),
+        filename=uploads.safe_name(request.filename),
         purpose=request.purpose,
         size=request.bytes,
         file_expires_after_s=expiry.seconds if expiry is not None else None,
@@ -58,12 +49,12 @@ async def take_part(gateway: Gateway, owner: Owner, upload_id: str, request: Req
     `NotFoundError`, or `ConflictError`: the upload has ended."""
     async with changing_upload(gateway.store, owner, upload_id) as change:  # before the part is read
         upload = change.upload
-    return await read_form(request, receive, lambda form: _keep(gateway, owner, upload, form))
+    return await uploads.read_form(request, receive, lambda form: _keep(gateway, owner, upload, form))
 
 
 async def _keep(gateway: Gateway, owner: Owner, upload: Upload, form: FormData) -> UploadPart:
-    file = file_field(form, "data")
-    async with file_writer(gateway, owner, file, "data", part_of=upload) as writer:
+    file = uploads.file_field(form, "data")
+    async with uploads.file_writer(gateway, owner, file, "data", part_of=upload) as writer:
         if not writer.size:
             raise invalid_request("'data' is empty: a part has at least one byte.", "data")
         part_id = await writer.finish()
@@ -89,7 +80,7 @@ async def complete_upload(gateway: Gateway, owner: Owner, upload_id: str, reques
         upload = change.upload
         _check_parts(request.part_ids, await change.sizes(), upload.size)
         upload.status = COMPLETING
-    keep_s = upload.file_expires_after_s or default_keep_s(gateway)
+    keep_s = upload.file_expires_after_s or uploads.default_keep_s(gateway)
     try:
         file = await join_parts(gateway.store, owner, upload, request.part_ids, keep_s=keep_s, md5=request.md5)
     except DigestError as error:
@@ -120,4 +111,6 @@ async def cancel_upload(gateway: Gateway, owner: Owner, upload_id: str) -> Uploa
 
 
 def _describe(upload: Upload, file: File | None = None) -> UploadObject:
-    return described(UploadObject, upload, bytes=upload.size, file=None if file is None else describe_file(file))
+    return described(
+        UploadObject, upload, bytes=upload.size, file=None if file is None else uploads.describe_file(file)
+    )

@@ -21,7 +21,7 @@ from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.conversations import background_responses as stored
 from kvarn.store.repositories.conversations import conversations
 from kvarn.store.repositories.conversations.conversations import Lock
-from kvarn.tools.context import ToolsContext
+from kvarn.tools.registry import ToolsContext
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.responses.request import ResponseRequest
 

@@ -14,16 +14,8 @@ from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
 from kvarn.store.models import StoredRollout
 from kvarn.store.repositories import leases
+from kvarn.store.repositories import rollouts as stored
 from kvarn.store.repositories.deployments import promote
-from kvarn.store.repositories.rollouts import (
-    add_samples,
-    delete_rollout,
-    delete_samples,
-    list_rollouts,
-    list_samples,
-    save_rollout,
-    take_command,
-)
 
 _LEASE = "rollouts"
 _LEASE_S = 15.0
@@ -56,7 +48,7 @@ class RolloutStore:
 
     async def read(self) -> list[StoredRow]:
         async with self._store.reading() as session:
-            found = await list_rollouts(session)
+            found = await stored.list_rollouts(session)
         rows = [row for row in found if row.state.get("versions") is not None]
         for row in found:
             if row not in rows:
@@ -79,7 +71,7 @@ class RolloutStore:
         """Delete a rollout between two served models, which an earlier Kvarn began and none can carry on."""
         try:
             async with self._store.transaction() as session:
-                await delete_rollout(session, row)
+                await stored.delete_rollout(session, row)
         except StoreAwayError as error:
             if row.model not in self._undeleted:  # tried again by each read
                 log.warning("rollout between two served models of %s cannot be deleted yet: %s", row.model, error)
@@ -108,8 +100,8 @@ class RolloutStore:
         changed = before != state or self._candidates.get(model, candidate) != candidate
         if changed or counted:
             async with self._store.transaction() as session:
-                await save_rollout(session, model, state, int(now), candidate=candidate)
-                await delete_samples(session, counted)
+                await stored.save_rollout(session, model, state, int(now), candidate=candidate)
+                await stored.delete_samples(session, counted)
                 is_news = before is None or before["phase"] != rollout.phase
                 if rollout.phase is RolloutPhase.PROMOTED and is_news:
                     await promote(session, model, *rollout.versions, int(now), rollout.log[-1].by or "rollout")
@@ -119,13 +111,13 @@ class RolloutStore:
 
     async def leave_samples(self, model: str, began: float, samples: list[RolloutSample]) -> None:
         async with self._store.transaction() as session:
-            add_samples(session, model, began, msgspec.to_builtins(samples))
+            stored.add_samples(session, model, began, msgspec.to_builtins(samples))
 
     async def read_samples(self) -> list[tuple[str, float, list[RolloutSample]]]:
         """Samples that were left and not counted yet: model, beginning of the rollout, samples. They are deleted when
         the rollout is written."""
         async with self._store.reading() as session:
-            rows = await list_samples(session)
+            rows = await stored.list_samples(session)
         known = {each for counted in self._counted.values() for each in counted}
         new = [row for row in rows if row.id not in known]
         for row in new:
@@ -135,7 +127,7 @@ class RolloutStore:
     async def done(self, row: StoredRow) -> None:
         if row.command is not None:
             async with self._store.transaction() as session:
-                await take_command(session, row.rollout.model, row.command)
+                await stored.take_command(session, row.rollout.model, row.command)
 
     async def hold_lease(self, now: float) -> bool:
         """Take the lease, or renew it after a third of its length; returns whether it is held at Unix second `now`."""

@@ -15,11 +15,10 @@ from kvarn.answers.record import RequestRecord
 from kvarn.answers.turn import Deltas
 from kvarn.catalog.client_left import cancel_with_client
 from kvarn.retrieval.quoting import make_boundary
-from kvarn.tools.context import ToolsContext
 from kvarn.tools.items import begun_item, result_fields
 from kvarn.tools.loop import CallEnded, ToolLoop
 from kvarn.tools.quotations import Quotations
-from kvarn.tools.registry import OfferedTools
+from kvarn.tools.registry import OfferedTools, ToolsContext
 from kvarn.wire.openai.chat.messages import Message
 from kvarn.wire.openai.chat.request import (
     ChatCompletionRequest,

@@ -19,7 +19,8 @@ from kvarn.answers.record import RequestRecord
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.config.tools import ToolsConfig
 from kvarn.jobs.run_to_completion import run_to_completion
-from kvarn.metering.service import Metering
+from kvarn.metering.event import TOOLS, InFlight, Measured
+from kvarn.metering.service import Metering, wall_clock_of
 from kvarn.observe.tools import ToolMetrics
 from kvarn.observe.traces.traced import TracedTool
 from kvarn.store.engine import Store
@@ -27,7 +28,6 @@ from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import StoredToolCall
 from kvarn.store.repositories import tool_calls as stored
 from kvarn.store.repositories.tool_calls import NewCall
-from kvarn.tools.ledger import enter_call
 from kvarn.tools.types import Quote, Tool, ToolCall, ToolContext, ToolResult
 from kvarn.wire.openai.errors import ApiError
 
@@ -143,7 +143,7 @@ class ToolRunner:
             self.metrics.calls.labels(kind, status).inc()
             self.metrics.seconds.labels(kind).observe(ended_s - began_s)
             record.tools.append(TracedTool(call.id, kind, call.name, status, began_s, ended_s))
-            enter_call(self._metering, record, call_id, kind, status, began_s)
+            self._enter(record, call_id, kind, status, began_s)
             size = 0 if result is None else len(result.output.encode("utf-8", "surrogatepass"))
             ending = stored.note_ended(
                 self._store,
@@ -177,9 +177,29 @@ class ToolRunner:
             _log.exception("the tool %r failed", call.name)
             return failed("The tool failed; the server's log says why.")
 
+    def _enter(self, record: RequestRecord, call_id: str, kind: str, status: str, began_s: float) -> None:
+        """Enter a call that has ended into the ledger: an event of its own, at the price of the model `tool:TYPE`
+        (`per_request`). It has no tokens: those that the model reads of its result are in the next turn's event."""
+        principal = record.principal
+        request = InFlight(
+            id=f"use_{call_id}",
+            request_id=record.request_id,
+            organization_id=principal.organization_id,
+            project_id=principal.project_id,
+            user_id=principal.user_id,
+            key_id=principal.key_id,
+            endpoint=TOOLS,
+            model=f"tool:{kind}",
+            batch_id=None if record.deferred is None else record.deferred.batch_id,
+            started=wall_clock_of(began_s),
+        )
+        outcome = {"completed": "finished", "cancelled": "aborted"}.get(status, "failed")
+        self._metering.finish(None, request, Measured(outcome, 0, 0, 0, SYSTEM_CLOCK.time(), None))
+
 
 _MAX_REASON = 4096
 """Bytes of the reason of a failure: a tool may take it from code that a model wrote."""
+
 _UNKNOWN = "It is not known whether this call has run: the server stopped meanwhile. It was not run again."
 _MAY_HAVE_RUN = ToolResult(_UNKNOWN, "incomplete", {"type": "mcp_tool_execution_error", "content": []})
 

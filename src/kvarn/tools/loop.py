@@ -27,11 +27,10 @@ from kvarn.answers.turn import Turn
 from kvarn.catalog.client_left import cancel_with_client
 from kvarn.clock import SYSTEM_CLOCK
 from kvarn.store.repositories.tool_calls import NewCall
-from kvarn.tools.context import ToolsContext
 from kvarn.tools.conversation import Exchange, TurnReader
 from kvarn.tools.execution import ClaimedCalls, EarlierCalls, digest_of
 from kvarn.tools.quotations import Quotations
-from kvarn.tools.registry import OfferedTool, OfferedTools
+from kvarn.tools.registry import OfferedTool, OfferedTools, ToolsContext
 from kvarn.tools.types import ToolCall, ToolContext, ToolResult
 from kvarn.wire.openai.chat.answer import FinishReason
 from kvarn.wire.openai.chat.messages import Message

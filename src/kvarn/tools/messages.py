@@ -12,8 +12,7 @@ from kvarn.answers.messages.operation import MessageRun, start_message
 from kvarn.answers.record import RequestRecord
 from kvarn.catalog.client_left import cancel_with_client
 from kvarn.tools.chat import answer_deltas, check_no_approval, loop_of
-from kvarn.tools.context import ToolsContext
-from kvarn.tools.registry import OfferedTools
+from kvarn.tools.registry import OfferedTools, ToolsContext
 from kvarn.wire.anthropic.messages import MessagesRequest
 from kvarn.wire.anthropic.tools import ServerTool
 from kvarn.wire.openai.chat.request import ChatCompletionRequest, Tool

@@ -146,3 +146,10 @@ def _is_of(named: str, kind: str) -> bool:
 def _warn_of(record: RequestRecord, where: str, entry: Mapping[str, Any]) -> None:
     kind = str(entry["type"])[:_SHOWN_CHARS]
     record.warn(f"ignored the tool '{where}', this server runs none of type {kind!a}")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsContext(ServingContext):
+    """The context of operations whose requests may name tools of the platform."""
+
+    tools: ToolRegistry

@@ -6,14 +6,13 @@ import secrets
 import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvarn.cli.administration.database import Database, OptionError, database_command
-from kvarn.cli.administration.usage import read_moment
+from kvarn.cli.administration.database import Database, database_command
+from kvarn.cli.administration.usage import read_range
 from kvarn.cli.application import application
 from kvarn.cli.output import EXIT_FAILED, stop
 from kvarn.store.ledger import UsageFilter
@@ -52,11 +51,7 @@ async def export_trace(
 
     `kvarn bench --trace` and `kvarn simulate` play it. See docs/reference/traffic.md.
     """
-    now = datetime.now(UTC)
-    start = int(read_moment(since, now))
-    end = int(now.timestamp() + 1 if until is None else read_moment(until, now))
-    if start >= end:
-        raise OptionError(f"--since {since} is not before {'now' if until is None else f'--until {until}'}")
+    start, end = read_range(since, until)
     where = UsageFilter(organization_id=tenant, models=None if model is None else (model,))
     requests = await recorded_requests(database.store, where, start=start, end=end, limit=max_requests + 1)
     if not requests:

@@ -61,11 +61,7 @@ async def usage(
     if len(times) > 1 or len(set(names)) < len(names) or not {*names} <= GROUPS.keys() | TIMES.keys():
         raise OptionError(f"--by {by}: name some of {', '.join(GROUPS)}, and at most one of {', '.join(TIMES)}")
     since = since or ("30d" if batch is None else "1970-01-01")
-    now = datetime.now(UTC)
-    start = int(read_moment(since, now))
-    end = int(now.timestamp() + 1 if until is None else read_moment(until, now))
-    if start >= end:
-        raise OptionError(f"--since {since} is not before {'now' if until is None else f'--until {until}'}")
+    start, end = read_range(since, until)
     where = UsageFilter(organization_id=tenant, batch_ids=None if batch is None else (batch,))
     groups = [GROUPS[name] for name in names if name in GROUPS]
     width = TIMES[times[0]][0] if times else 0
@@ -77,6 +73,16 @@ async def usage(
         await check_batch(database.store, batch)
     rows = [_row(each, names) for each in found]
     show(rows, tuple(rows[0]) if rows else (), as_json=as_json, nothing="no usage in this time")
+
+
+def read_range(since: str, until: str | None) -> tuple[int, int]:
+    """Start and end in seconds since 1970. Raises as `read_moment`, and where the one is not before the other."""
+    now = datetime.now(UTC)
+    start = int(read_moment(since, now))
+    end = int(now.timestamp() + 1 if until is None else read_moment(until, now))
+    if start >= end:
+        raise OptionError(f"--since {since} is not before {'now' if until is None else f'--until {until}'}")
+    return start, end
 
 
 def read_moment(text: str, now: datetime) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from kvarn.admission.predictor import Predictor
@@ -12,7 +13,6 @@ from kvarn.config.model import ModelConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.costs.step_times import StepTimes
 from kvarn.fleet.autoscale.autoscaler import Autoscaler, LoadSample, ScalingDecision
-from kvarn.fleet.autoscale.popularity import Popularity, most_popular
 from kvarn.fleet.desired import Desired, ReplicaCounts
 
 LOOK_S = 5.0
@@ -20,6 +20,10 @@ LOOK_S = 5.0
 _KEPT_DECISIONS = 256
 _FIRST_WORK_S = 1.0
 """Work of a request before an engine has reported the time of its steps."""
+
+HALF_LIFE_S = 3600.0
+LEAST = 0.5
+"""Requests, so counted, below which a model has no process: a single request counts for an hour."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +45,26 @@ class ModelLoad:
     running: int
     step_times: StepTimes | None
     """A replica's own report; None: none has told yet."""
+
+
+class Popularity:
+    """Recent requests of each model, each of which counts less the longer ago it was: by half after `HALF_LIFE_S`."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, tuple[float, float]] = {}
+
+    def add(self, model: str, requests: float, now: float) -> None:
+        self._counts[model] = self.of(model, now) + requests, now
+
+    def of(self, model: str, now: float) -> float:
+        count, at = self._counts.get(model, (0.0, now))
+        return count * math.pow(0.5, (now - at) / HALF_LIFE_S)
+
+
+def most_popular(popularity: Popularity, idle: Collection[str], size: int, now: float) -> list[str]:
+    """The models without replicas that have one of the processes of a warm pool each, the most popular first."""
+    ranked = sorted(idle, key=lambda model: (-popularity.of(model, now), model))
+    return [model for model in ranked if popularity.of(model, now) >= LEAST][:size]
 
 
 class AutoscaledCounts(ReplicaCounts):

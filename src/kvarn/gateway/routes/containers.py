@@ -23,16 +23,8 @@ from kvarn.gateway.uploads import check_size, file_field, read_form, safe_name
 from kvarn.store.errors import StorageFullError
 from kvarn.store.models import Container, File
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.containers import (
-    ContainerFullError,
-    delete_container,
-    delete_container_file,
-    find_container,
-    find_container_file,
-    list_container_files,
-    list_containers,
-    write_container_file,
-)
+from kvarn.store.repositories import containers as stored
+from kvarn.store.repositories.containers import ContainerFullError
 from kvarn.store.repositories.contents import read_content
 from kvarn.store.repositories.files import find_file
 from kvarn.tools.code_interpreter.interpreter import shown_path
@@ -72,18 +64,18 @@ async def list_all_containers(
     gateway: GatewayDep, owner: OwnerDep, query: ContainerQuery
 ) -> ListObject[ContainerObject]:
     """The project's containers by age, newest first unless `order` is `asc`; those that have expired are not there."""
-    return list_answer(await list_containers(gateway.store, owner, query.cursor, query.name), _describe)
+    return list_answer(await stored.list_containers(gateway.store, owner, query.cursor, query.name), _describe)
 
 
 @router.get("/containers/{container_id}", summary="Describe a container")
 async def get_container(gateway: GatewayDep, owner: OwnerDep, container_id: str) -> ContainerObject:
-    return _describe(await find_container(gateway.store, owner, container_id))
+    return _describe(await stored.find_container(gateway.store, owner, container_id))
 
 
 @router.delete("/containers/{container_id}", summary="Delete a container")
 async def delete_one_container(gateway: GatewayDep, owner: OwnerDep, container_id: str) -> DeletedObject:
     """Delete a container and its files. Code that runs in it fails."""
-    await delete_container(gateway.store, owner, container_id)
+    await stored.delete_container(gateway.store, owner, container_id)
     await gateway.containers.forget(container_id)
     return DeletedObject(id=container_id, object="container.deleted")
 
@@ -97,7 +89,7 @@ async def create_container_file(
 ) -> ContainerFileObject:
     """Keep a file under `/mnt/data`: one that comes in a form (`file`), or a copy of an uploaded one (JSON with
     `file_id`). One of the same name is replaced."""
-    container = await find_container(gateway.store, owner, container_id)
+    container = await stored.find_container(gateway.store, owner, container_id)
     if request.headers.get("content-type", "").startswith("multipart/form-data"):
         receive = receive_form(request, gateway, record)
         return await read_form(request, receive, lambda form: _keep(gateway, owner, container, form))
@@ -115,7 +107,7 @@ async def list_all_container_files(
     gateway: GatewayDep, owner: OwnerDep, container_id: str, query: OrderedQuery
 ) -> ListObject[ContainerFileObject]:
     """The files by age, newest first unless `order` is `asc`: those put in and those that code wrote."""
-    page = await list_container_files(gateway.store, owner, container_id, query.cursor)
+    page = await stored.list_container_files(gateway.store, owner, container_id, query.cursor)
     return list_answer(page, describe_container_file)
 
 
@@ -123,7 +115,7 @@ async def list_all_container_files(
 async def get_container_file(
     gateway: GatewayDep, owner: OwnerDep, container_id: str, file_id: str
 ) -> ContainerFileObject:
-    return describe_container_file(await find_container_file(gateway.store, owner, container_id, file_id))
+    return describe_container_file(await stored.find_container_file(gateway.store, owner, container_id, file_id))
 
 
 @router.get(
@@ -133,7 +125,7 @@ async def get_container_file(
 )
 async def get_container_file_content(gateway: GatewayDep, owner: OwnerDep, container_id: str, file_id: str) -> Response:
     """The bytes of a file. Browsers download it: code wrote it, and it is shown nowhere."""
-    file = await find_container_file(gateway.store, owner, container_id, file_id)
+    file = await stored.find_container_file(gateway.store, owner, container_id, file_id)
     return file_content(read_content(gateway.store, file), file.size, file.filename.rpartition("/")[2])
 
 
@@ -141,7 +133,7 @@ async def get_container_file_content(gateway: GatewayDep, owner: OwnerDep, conta
 async def delete_one_container_file(
     gateway: GatewayDep, owner: OwnerDep, container_id: str, file_id: str
 ) -> DeletedObject:
-    await delete_container_file(gateway.store, owner, container_id, file_id)
+    await stored.delete_container_file(gateway.store, owner, container_id, file_id)
     return DeletedObject(id=file_id, object="container.file.deleted")
 
 
@@ -158,7 +150,7 @@ async def _keep(gateway: Gateway, owner: Owner, container: Container, form: Form
     store, most = gateway.store, gateway.containers.max_bytes
     path = safe_name(upload.filename or "")
     try:
-        file = await write_container_file(store, container, path, content(), source="user", max_bytes=most)
+        file = await stored.write_container_file(store, container, path, content(), source="user", max_bytes=most)
     except ContainerFullError as error:
         raise container_full(error, "file") from None
     except StorageFullError as error:

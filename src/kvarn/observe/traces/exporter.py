@@ -84,8 +84,7 @@ class SpanExporter:
         self._waiting = BoundedQueue[_Waiting](MAX_REQUESTS, metrics.dropped)
         self._clock = clock
         self._pause_s = self._not_before = 0.0
-        headers = {**settings.headers, "content-type": "application/json", "content-encoding": "gzip"}
-        self._http = httpx.Client(timeout=settings.timeout_s, headers=headers, transport=transport, trust_env=True)
+        self._http = settings.client(transport)
         self._sent, self._dropped = metrics.sent, metrics.dropped
 
     def wants(self, trace: TraceContext) -> bool:

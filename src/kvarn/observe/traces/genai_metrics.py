@@ -172,8 +172,7 @@ class GenAiExporter:
         self.metrics = GenAiMetrics(time())
         self._time = time
         self._failed = False
-        headers = {**settings.headers, "content-type": "application/json", "content-encoding": "gzip"}
-        self._http = httpx.Client(timeout=settings.timeout_s, headers=headers, transport=transport, trust_env=True)
+        self._http = settings.client(transport)
 
     async def export(self) -> None:
         """Send the totals; a failure is logged once, and the next time tells all again."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import unquote, urlsplit
 
+import httpx
+
 import kvarn
 from kvarn.config.load import ConfigError
 from kvarn.config.platform import TracesConfig
@@ -24,13 +26,24 @@ _TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class ExportSettings:
-    """The collector, and which requests it gets."""
+class Collector:
+    """A collector of one signal."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout_s: float = _TIMEOUT_S
     resource: Mapping[str, str] = field(default_factory=dict)
+
+    def client(self, transport: httpx.BaseTransport | None) -> httpx.Client:
+        """A client for what is sent: JSON, compressed."""
+        headers = {**self.headers, "content-type": "application/json", "content-encoding": "gzip"}
+        return httpx.Client(timeout=self.timeout_s, headers=headers, transport=transport, trust_env=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSettings(Collector):
+    """The collector, and which requests it gets."""
+
     sampler: str = "parentbased_always_on"
     ratio: float = 1.0
 
@@ -59,55 +72,49 @@ def export_settings(
     Raises:
         ConfigError: A variable has no valid value.
     """
-    off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    if off or environment.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
+    found = _collector("traces", config.endpoint, environment, warn)
+    if found is None:
         return None
-    base = config.endpoint or environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    own = None if config.endpoint else environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    url = _url("traces", own, base)
-    if not url:
-        return None
-    _check_url("traces", url, _variable(environment, "PROTOCOL"), warn)
     return ExportSettings(
-        url,
-        {**_pairs(_variable(environment, "HEADERS"), "HEADERS"), **config.headers},
-        _milliseconds(_variable(environment, "TIMEOUT")),
-        _resource(environment),
-        *_sampler(environment),
+        found.url, {**found.headers, **config.headers}, found.timeout_s, found.resource, *_sampler(environment)
     )
 
 
 @dataclass(frozen=True, slots=True)
-class MetricsExportSettings:
+class MetricsExportSettings(Collector):
     """The collector of metrics, and how often it gets them."""
 
-    url: str
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    timeout_s: float = _TIMEOUT_S
     interval_s: float = 60.0
-    resource: Mapping[str, str] = field(default_factory=dict)
 
 
 def metrics_export_settings(
     environment: Mapping[str, str], warn: Callable[[str], None]
 ) -> MetricsExportSettings | None:
     """Settings of the environment; None: metrics are not exported. Raises as `export_settings`."""
-    off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    if off or environment.get("OTEL_METRICS_EXPORTER", "otlp") == "none":
+    found = _collector("metrics", None, environment, warn)
+    if found is None:
         return None
-    own = environment.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
-    url = _url("metrics", own, environment.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
+    interval_s = _interval_s(environment.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000")
+    resource = {**found.resource, "service.instance.id": f"{socket.gethostname()}-{os.getpid()}"}
+    return MetricsExportSettings(found.url, found.headers, found.timeout_s, resource, interval_s)
+
+
+def _collector(
+    signal: str, endpoint: str | None, environment: Mapping[str, str], warn: Callable[[str], None]
+) -> Collector | None:
+    """The collector at the configuration's endpoint, else that of the environment; None: there is none."""
+    off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if off or environment.get(f"OTEL_{signal.upper()}_EXPORTER", "otlp") == "none":
+        return None
+    base = endpoint or environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    own = None if endpoint else environment.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT")
+    url = _url(signal, own, base)
     if not url:
         return None
-    variable = partial(_variable, environment, signal="METRICS")
-    _check_url("metrics", url, variable("PROTOCOL"), warn)
-    return MetricsExportSettings(
-        url,
-        _pairs(variable("HEADERS"), "HEADERS"),
-        _milliseconds(variable("TIMEOUT")),
-        _interval_s(environment.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"),
-        _resource(environment) | {"service.instance.id": f"{socket.gethostname()}-{os.getpid()}"},
-    )
+    variable = partial(_variable, environment, signal.upper())
+    _check_url(signal, url, variable("PROTOCOL"), warn)
+    headers = _pairs(variable("HEADERS"), "HEADERS")
+    return Collector(url, headers, _milliseconds(variable("TIMEOUT")), _resource(environment))
 
 
 def _url(signal: str, own: str | None, base: str | None) -> str | None:
@@ -136,7 +143,7 @@ def _interval_s(text: str) -> float:
     return int(text) / 1000
 
 
-def _variable(environment: Mapping[str, str], name: str, signal: str = "TRACES") -> str:
+def _variable(environment: Mapping[str, str], signal: str, name: str) -> str:
     own = environment.get(f"OTEL_EXPORTER_OTLP_{signal}_{name}")
     return own or environment.get(f"OTEL_EXPORTER_OTLP_{name}") or ""
 

@@ -24,14 +24,8 @@ from enum import IntEnum
 
 from kvarn.observe.segments import EngineTurn, Segment, engine_turns, segments
 from kvarn.observe.timeline import WAITS, Event, Phase
-from kvarn.observe.traces.conventions import (
-    Attributes,
-    operation_of,
-    request_attributes,
-    tool_attributes,
-    turn_attributes,
-    vllm_attributes,
-)
+from kvarn.observe.traces import conventions
+from kvarn.observe.traces.conventions import Attributes
 from kvarn.observe.traces.traced import TracedRequest, TracedTool, TracedTurn
 
 
@@ -86,7 +80,7 @@ def request_spans(
     """The spans of a request, its own first; each child stands behind its parent. `vllm`: turns have the attributes of
     vLLM's spans, too. `contents`: more attributes of each turn."""
     parts = segments(request.events)
-    attributes = request_attributes(request)
+    attributes = conventions.request_attributes(request)
     kind = SpanKind.SERVER if request.method else SpanKind.INTERNAL
     begin_s = request.events[0].at_s
     end_s = parts[-1].end_s if parts else begin_s
@@ -109,7 +103,7 @@ def request_spans(
 
 
 def _tool_span(call: TracedTool, parent: int) -> Span:
-    attributes = tool_attributes(call)
+    attributes = conventions.tool_attributes(call)
     return Span(
         f"execute_tool {call.name}",
         call.begin_s,
@@ -128,15 +122,15 @@ def _vllm(spans: Sequence[Span], request: TracedRequest) -> Attributes:
     first = next((event.at_s for event in turn.events if event.name == "first_token"), None)
     if first is not None:
         parts["first"] = first - received_s
-    return vllm_attributes(turn.attributes, parts | {"total": turn.end_s - received_s})
+    return conventions.vllm_attributes(turn.attributes, parts | {"total": turn.end_s - received_s})
 
 
 def _add_turn(spans: list[Span], request: TracedRequest, turn: TracedTurn | None, part: Segment) -> None:
-    operation = operation_of(request.route)
+    operation = conventions.operation_of(request.route)
     model = request.model if turn is None else turn.model
     span = Span(f"{operation} {model}", part.begin_s, part.end_s, 0)
     if turn is not None:
-        span.attributes = turn_attributes(request, turn)
+        span.attributes = conventions.turn_attributes(request, turn)
         span.failed = turn.outcome == "failed"
     span.events = [SpanEvent(each.name, each.at_s, each.numbers) for each in part.turn[1:] if each.name != "generated"]
     own = len(spans)

@@ -16,7 +16,7 @@ from kvarn.store.models import Feedback, UsageEvent
 from kvarn.store.models.usage import NAMED
 from kvarn.store.owner import Owner, Principal, Role
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import find_owned, insert
+from kvarn.store.repositories.queries import find_owned, insert, where_given
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes, storing
 
 MAX_GROUPS = 1000
@@ -126,13 +126,10 @@ async def list_feedback(
     model: str | None = None,
     rating: str | None = None,
 ) -> Page[Feedback]:
-    query = select(Feedback).where(Feedback.organization_id == organization_id)
+    wanted = where_given((Feedback.model, model), (Feedback.rating, rating))
+    query = select(Feedback).where(Feedback.organization_id == organization_id, *wanted)
     if project_ids:
         query = query.where(Feedback.project_id.in_(project_ids))
-    if model is not None:
-        query = query.where(Feedback.model == model)
-    if rating is not None:
-        query = query.where(Feedback.rating == rating)
     async with store.reading() as session:
         return await read_page(session, query, cursor, (Feedback.created_at, Feedback.id))
 
@@ -156,6 +153,7 @@ async def sum_feedback(
     """Feedback by day and version, newest day first: of a project, of an organisation, or (both None) of all."""
     day = (Feedback.created_at - Feedback.created_at % _DAY_S).label("day")
     keys = (day, Feedback.model, Feedback.version)
+    owned = where_given((Feedback.organization_id, organization_id), (Feedback.project_id, project_id))
     query = (
         select(
             *keys,
@@ -164,15 +162,11 @@ async def sum_feedback(
             func.count(),
             func.avg(Feedback.score),
         )
-        .where(Feedback.created_at >= since)
+        .where(Feedback.created_at >= since, *owned)
         .group_by(*keys)
         .order_by(day.desc(), Feedback.model, Feedback.version)
         .limit(MAX_GROUPS)
     )
-    if organization_id is not None:
-        query = query.where(Feedback.organization_id == organization_id)
-    if project_id is not None:
-        query = query.where(Feedback.project_id == project_id)
     async with store.reporting() as session:
         return [
             FeedbackSum(int(at), model, version, int(up), int(down), int(count), None if mean is None else float(mean))

@@ -28,6 +28,11 @@ def owned_by(owner: Owner, model: type[OwnedT]) -> Select[OwnedT]:
     return select(model).where(is_owned_by(owner, model))
 
 
+def where_given(*wanted: tuple[InstrumentedAttribute[Any], object]) -> list[ColumnElement[bool]]:
+    """Conditions on columns, for each value that is given: None restricts nothing."""
+    return [column == value for column, value in wanted if value is not None]
+
+
 async def find_one(session: AsyncSession, query: Select[FoundT], missing: str, *, to_change: bool = False) -> FoundT:
     """The object that a query selects; with `to_change` it is locked until the transaction ends."""
     found = await session.scalar(query.with_for_update() if to_change else query)

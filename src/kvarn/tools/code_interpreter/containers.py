@@ -25,14 +25,8 @@ from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.ids import new_id
 from kvarn.store.models import Container, File
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.containers import (
-    ContainerFullError,
-    all_container_files,
-    delete_container_file,
-    find_container,
-    use_container,
-    write_container_file,
-)
+from kvarn.store.repositories import containers as stored
+from kvarn.store.repositories.containers import ContainerFullError
 from kvarn.store.repositories.contents import read_content
 from kvarn.tools.code_interpreter.interpreter import CodeReply, Interpreter, InterpreterEndedError
 
@@ -140,7 +134,7 @@ class Containers:
         for path in reply.removed:
             if (file_id := live.file_ids.pop(path, None)) is not None:
                 with suppress(NotFoundError):  # its client has deleted it meanwhile, or all of the container
-                    await delete_container_file(self.store, owner, container_id, file_id)
+                    await stored.delete_container_file(self.store, owner, container_id, file_id)
         live.used_s = SYSTEM_CLOCK.now()
         return CodeOutcome(reply.logs, reply.failed, written, notes, reply.processor_s)
 
@@ -151,7 +145,7 @@ class Containers:
             await self._end(container_id)
             live = None
         interpreter_id = live.interpreter.id if live is not None else new_id("")
-        use = await use_container(self.store, owner, container_id, interpreter_id)
+        use = await stored.use_container(self.store, owner, container_id, interpreter_id)
         if live is not None and use.is_last_user:
             return live, []
         await self._end(container_id)  # another process has gone on with it
@@ -175,8 +169,8 @@ class Containers:
 
     async def _send_files(self, owner: Owner, container_id: str, live: _Live) -> Container:
         """Bring the interpreter's files to the state of the container's: clients add and delete some, too."""
-        container = await find_container(self.store, owner, container_id)
-        files = {file.filename: file for file in await all_container_files(self.store, container)}
+        container = await stored.find_container(self.store, owner, container_id)
+        files = {file.filename: file for file in await stored.all_container_files(self.store, container)}
         for path in [path for path in live.file_ids if path not in files]:
             await live.interpreter.remove(path)
             del live.file_ids[path]
@@ -192,7 +186,7 @@ class Containers:
         for path, size in reply.files:
             content = live.interpreter.content(size)
             try:
-                file = await write_container_file(
+                file = await stored.write_container_file(
                     self.store, container, path, content, source="assistant", max_bytes=self.max_bytes
                 )
             except (StorageFullError, ContainerFullError) as error:

@@ -16,14 +16,8 @@ from kvarn.sandbox.errors import NoSandboxError
 from kvarn.store.errors import NotFoundError
 from kvarn.store.models import Container, File
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.containers import (
-    ContainerFullError,
-    add_container,
-    delete_container,
-    find_container,
-    new_container,
-    write_container_file,
-)
+from kvarn.store.repositories import containers as stored
+from kvarn.store.repositories.containers import ContainerFullError
 from kvarn.store.repositories.contents import read_content
 from kvarn.store.repositories.files import find_file
 from kvarn.tools.code_interpreter.containers import CodeOutcome, Containers
@@ -62,7 +56,7 @@ async def make_container(containers: Containers, owner: Owner, asked: ContainerR
     if asked.expires_after is not None:
         idle_s = min(idle_s, asked.expires_after.minutes * 60)
     now = int(containers.store.now())
-    return new_container(owner, name=asked.name, idle_s=idle_s, memory_mib=memory_mib, now=now)
+    return stored.new_container(owner, name=asked.name, idle_s=idle_s, memory_mib=memory_mib, now=now)
 
 
 def check_network(policy: NetworkPolicy | None, param: str = "") -> None:
@@ -78,19 +72,19 @@ async def fill_container(containers: Containers, owner: Owner, container: Contai
     files = [await find_file(containers.store, owner, file_id) for file_id in file_ids]
     if sum(file.size for file in files) > containers.max_bytes:
         raise container_full(ContainerFullError(containers.max_bytes), "file_ids")
-    await add_container(containers.store, container)
+    await stored.add_container(containers.store, container)
     try:
         for file in files:
             await copy_file(containers, container, file)
     except BaseException:
-        await asyncio.shield(delete_container(containers.store, owner, container.id))
+        await asyncio.shield(stored.delete_container(containers.store, owner, container.id))
         raise
 
 
 async def copy_file(containers: Containers, container: Container, file: File) -> File:
     """Copy a file into a container, under its name. Raises `ApiError`: 413."""
     try:
-        return await write_container_file(
+        return await stored.write_container_file(
             containers.store,
             container,
             file.filename,
@@ -118,7 +112,7 @@ class CodeInterpreterProvider:
         named = asked.get("container")
         if isinstance(named, str):
             try:
-                container = await find_container(self._containers.store, owner, named)
+                container = await stored.find_container(self._containers.store, owner, named)
             except NotFoundError as error:
                 raise invalid_request(str(error), "tools.container", "container_not_found") from None
             return OpenedTools([CodeTool(self._containers, owner, container, None)])

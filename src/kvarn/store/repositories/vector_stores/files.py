@@ -15,7 +15,7 @@ from kvarn.store.models import VectorStore, VectorStoreFile, VectorStoreFileBatc
 from kvarn.store.owner import Owner
 from kvarn.store.repositories import chunks
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import find_one, find_owned, owned_by
+from kvarn.store.repositories.queries import find_one, find_owned, owned_by, where_given
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, storing
 from kvarn.store.repositories.vector_stores.attachments import Attachment, attach, lock_files, read_sizes
 from kvarn.store.repositories.vector_stores.deletion import delete_chunks, remove_files
@@ -77,11 +77,8 @@ async def list_files(
     """A page of a store's files by age, of one status or batch where that is named."""
     if batch_id is not None:
         await read_batch(store, owner, store_id, batch_id)
-    query = _of_store(store_id)
-    if status is not None:
-        query = query.where(VectorStoreFile.status == status)
-    if batch_id is not None:
-        query = query.where(VectorStoreFile.batch_id == batch_id)
+    wanted = where_given((VectorStoreFile.status, status), (VectorStoreFile.batch_id, batch_id))
+    query = _of_store(store_id).where(*wanted)
     async with store.reading() as session:
         await find_store(session, owner, store_id)
         return await read_page(session, query, cursor, _FILE_AGE)
