@@ -16,7 +16,7 @@ from kvarn.store.models.files import IN_CONTAINER, INCOMPLETE
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.files import FileWriter, drop_file
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import find_one, owned_by, where_given
+from kvarn.store.repositories.queries import find_one, given_values, owned_by
 from kvarn.store.repositories.retention import drop_containers
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, storing
 
@@ -49,7 +49,7 @@ async def find_container(store: Store, owner: Owner, container_id: str) -> Conta
 
 async def list_containers(store: Store, owner: Owner, cursor: Cursor, name: str | None = None) -> Page[Container]:
     living = Container.expires_at > int(store.now())
-    query = owned_by(owner, Container).where(living, *where_given((Container.name, name)))
+    query = owned_by(owner, Container).where(living, *given_values((Container.name, name)))
     async with store.reading() as session:
         return await read_page(session, query, cursor, (Container.created_at, Container.id))
 

@@ -16,7 +16,7 @@ from kvarn.store.models import Feedback, UsageEvent
 from kvarn.store.models.usage import NAMED
 from kvarn.store.owner import Owner, Principal, Role
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import find_owned, insert, where_given
+from kvarn.store.repositories.queries import find_owned, given_values, insert
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes, storing
 
 MAX_GROUPS = 1000
@@ -126,7 +126,7 @@ async def list_feedback(
     model: str | None = None,
     rating: str | None = None,
 ) -> Page[Feedback]:
-    wanted = where_given((Feedback.model, model), (Feedback.rating, rating))
+    wanted = given_values((Feedback.model, model), (Feedback.rating, rating))
     query = select(Feedback).where(Feedback.organization_id == organization_id, *wanted)
     if project_ids:
         query = query.where(Feedback.project_id.in_(project_ids))
@@ -153,7 +153,7 @@ async def sum_feedback(
     """Feedback by day and version, newest day first: of a project, of an organisation, or (both None) of all."""
     day = (Feedback.created_at - Feedback.created_at % _DAY_S).label("day")
     keys = (day, Feedback.model, Feedback.version)
-    owned = where_given((Feedback.organization_id, organization_id), (Feedback.project_id, project_id))
+    owned = given_values((Feedback.organization_id, organization_id), (Feedback.project_id, project_id))
     query = (
         select(
             *keys,

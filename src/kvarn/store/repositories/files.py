@@ -23,7 +23,7 @@ from kvarn.store.models.files import INCOMPLETE, PROCESSED
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.contents import add_chunks, check_blobs, delete_content
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import find_one, is_owned_by, owned_by, where_given
+from kvarn.store.repositories.queries import find_one, given_values, is_owned_by, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_file_bytes, storing_file
 from kvarn.store.repositories.vector_stores.deletion import delete_chunks, remove_files
 
@@ -155,7 +155,7 @@ async def list_files(
     store: Store, owner: Owner, cursor: Cursor, purpose: str | None = None, *, of_batches: bool = True
 ) -> Page[File]:
     """A page of an owner's files, by age; those that batches of messages keep among them or not."""
-    query = visible_files(owner, store.now()).where(*where_given((File.purpose, purpose)))
+    query = visible_files(owner, store.now()).where(*given_values((File.purpose, purpose)))
     if not of_batches:
         query = query.where(~_keeping_batch(owner, File.id).exists())
     async with store.reading() as session:

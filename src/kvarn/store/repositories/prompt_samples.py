@@ -15,7 +15,7 @@ from kvarn.store.errors import StorageFullError
 from kvarn.store.ids import event_ids
 from kvarn.store.models import PromptSample
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.queries import find_one, where_given
+from kvarn.store.repositories.queries import find_one, given_values
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, storing
 
 UNREVIEWED = "unreviewed"
@@ -78,7 +78,7 @@ async def list_samples(
     store: Store, organization_id: str, *, review: str | None, model: str | None, after: int | None, limit: int
 ) -> list[PromptSample]:
     """Samples of an organisation, newest first, of those older than the sample `after`."""
-    query = _of(organization_id, review).where(*where_given((PromptSample.model, model)))
+    query = _of(organization_id, review).where(*given_values((PromptSample.model, model)))
     if after is not None:
         query = query.where(PromptSample.id < after)
     contents = defer(PromptSample.sealed), defer(PromptSample.answer)
@@ -99,7 +99,7 @@ async def find_sample(session: AsyncSession, organization_id: str, sample_id: in
 
 def _of(organization_id: str, review: str | None) -> Select[PromptSample]:
     theirs = PromptSample.organization_id == organization_id
-    return select(PromptSample).where(theirs, *where_given((PromptSample.review, review)))
+    return select(PromptSample).where(theirs, *given_values((PromptSample.review, review)))
 
 
 async def sample_of(session: AsyncSession, owner: Owner, request: str) -> PromptSample | None:
@@ -115,7 +115,7 @@ async def sample_of(session: AsyncSession, owner: Owner, request: str) -> Prompt
 async def latest_samples(
     store: Store, limit: int, *, project_id: str | None = None, request_id: str | None = None
 ) -> list[PromptSample]:
-    wanted = where_given((PromptSample.project_id, project_id), (PromptSample.request_id, request_id))
+    wanted = given_values((PromptSample.project_id, project_id), (PromptSample.request_id, request_id))
     query = select(PromptSample).where(*wanted).order_by(PromptSample.id.desc()).limit(limit)
     async with store.reading() as session:
         return list((await session.scalars(query)).all())

@@ -28,7 +28,7 @@ def owned_by(owner: Owner, model: type[OwnedT]) -> Select[OwnedT]:
     return select(model).where(is_owned_by(owner, model))
 
 
-def where_given(*wanted: tuple[InstrumentedAttribute[Any], object]) -> list[ColumnElement[bool]]:
+def given_values(*wanted: tuple[InstrumentedAttribute[Any], object]) -> list[ColumnElement[bool]]:
     """Conditions on columns, for each value that is given: None restricts nothing."""
     return [column == value for column, value in wanted if value is not None]
 

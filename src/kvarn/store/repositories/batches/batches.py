@@ -22,7 +22,7 @@ from kvarn.store.models import Batch, UsageEvent
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.files import delete_file, publish_file
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import delete_owned, find_one, find_owned, owned_by, read_owned, where_given
+from kvarn.store.repositories.queries import delete_owned, find_one, find_owned, given_values, owned_by, read_owned
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_file_bytes, json_bytes, storing
 
 
@@ -94,7 +94,7 @@ async def check_batch(store: Store, batch_id: str) -> None:
 
 
 async def list_batches(store: Store, owner: Owner, cursor: Cursor, endpoint: str | None = None) -> Page[Batch]:
-    query = owned_by(owner, Batch).where(*where_given((Batch.endpoint, endpoint)))
+    query = owned_by(owner, Batch).where(*given_values((Batch.endpoint, endpoint)))
     async with store.reading() as session:
         return await read_page(session, query, cursor, (Batch.created_at, Batch.id))
 

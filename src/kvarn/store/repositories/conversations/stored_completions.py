@@ -9,7 +9,7 @@ from kvarn.store.engine import Store
 from kvarn.store.models import StoredCompletion
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import find_owned, has_entry, owned_by, where_given
+from kvarn.store.repositories.queries import find_owned, given_values, has_entry, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes
 
 
@@ -38,7 +38,7 @@ async def add_completion(
 async def list_completions(
     store: Store, owner: Owner, cursor: Cursor, *, model: str | None = None, metadata: Mapping[str, str] | None = None
 ) -> Page[StoredCompletion]:
-    query = owned_by(owner, StoredCompletion).where(*where_given((StoredCompletion.model, model)))
+    query = owned_by(owner, StoredCompletion).where(*given_values((StoredCompletion.model, model)))
     async with store.reading() as session:
         for key, value in (metadata or {}).items():
             query = query.where(has_entry(session, StoredCompletion.extra, key, value))

@@ -13,7 +13,7 @@ from kvarn.store.ids import is_id, new_id
 from kvarn.store.models import EvaluationResult, EvaluationRun, EvaluationSet
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import find_one, insert, owned_by, where_given
+from kvarn.store.repositories.queries import find_one, given_values, insert, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, json_bytes, storing
 
 RUN_OPEN = ("queued", "in_progress")
@@ -201,7 +201,7 @@ async def completed_runs(
     """The newest completed runs, then the older ones that their sets are measured by, each with its set: of a project,
     of an organisation, or of all."""
     query = select(EvaluationRun, EvaluationSet).join(EvaluationSet, EvaluationSet.id == EvaluationRun.set_id)
-    owned = where_given((EvaluationRun.organization_id, organization_id), (EvaluationRun.project_id, project_id))
+    owned = given_values((EvaluationRun.organization_id, organization_id), (EvaluationRun.project_id, project_id))
     query = query.where(EvaluationRun.status == "completed", *owned)
     query = query.order_by(EvaluationRun.created_at.desc(), EvaluationRun.id.desc())
     async with store.reporting() as session:

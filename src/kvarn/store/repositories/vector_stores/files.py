@@ -15,7 +15,7 @@ from kvarn.store.models import VectorStore, VectorStoreFile, VectorStoreFileBatc
 from kvarn.store.owner import Owner
 from kvarn.store.repositories import chunks
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import find_one, find_owned, owned_by, where_given
+from kvarn.store.repositories.queries import find_one, find_owned, given_values, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, storing
 from kvarn.store.repositories.vector_stores.attachments import Attachment, attach, lock_files, read_sizes
 from kvarn.store.repositories.vector_stores.deletion import delete_chunks, remove_files
@@ -77,7 +77,7 @@ async def list_files(
     """A page of a store's files by age, of one status or batch where that is named."""
     if batch_id is not None:
         await read_batch(store, owner, store_id, batch_id)
-    wanted = where_given((VectorStoreFile.status, status), (VectorStoreFile.batch_id, batch_id))
+    wanted = given_values((VectorStoreFile.status, status), (VectorStoreFile.batch_id, batch_id))
     query = _of_store(store_id).where(*wanted)
     async with store.reading() as session:
         await find_store(session, owner, store_id)
