@@ -266,9 +266,9 @@ class EngineCore:
     def stats(self) -> EngineStats:
         return self._recorder.stats(len(self._preparing))
 
-    def stats_ahead(self, now: EngineStats, steps: DecodeSteps, begin: int, end: int) -> EngineStats | None:
+    def stats_ahead(self, now: EngineStats, steps: DecodeSteps, begin: int, end: int, taken: int) -> EngineStats | None:
         """Statistics once a part of these steps is taken; see `StatsRecorder.stats_ahead`."""
-        return self._recorder.stats_ahead(now, steps, begin, end)
+        return self._recorder.stats_ahead(now, steps, begin, end, taken)
 
     def check_integrity(self) -> None:
         """Recount everything. Valid between steps; with nothing to do, nothing may be held. Raises `IntegrityError`."""

@@ -30,7 +30,7 @@ from kvarn.wire.messages import EngineStats, TokenDelta
 
 if TYPE_CHECKING:
     from kvarn.engine.core import EngineCore
-    from kvarn.engine.memory.kv_cache_manager import KVCacheManager
+    from kvarn.engine.memory.kv_cache_manager import BlocksAhead, KVCacheManager
     from kvarn.engine.step_time import StepTimeModel
 
 MAX_STEPS = 2048
@@ -101,6 +101,7 @@ class DecodeRun:
         self._overheads = overheads
         self._mark = core.num_changes
         self._stats: EngineStats | None = None  # as of the steps that are taken
+        self._ahead: BlocksAhead | None = None  # of those that are not
         self.steps = steps
         self.taken = 0
         """Steps that were taken, the first of all."""
@@ -132,7 +133,7 @@ class DecodeRun:
             self._overheads.skip(count if begin else count - 1)
         self._executor.skip(self._core.scheduler.drain_released(), part.ends_s[-1])
         self._core.advance(part, tokens)
-        self.taken, self._mark, self._stats = end, self._core.num_changes, None
+        self.taken, self._mark, self._stats, self._ahead = end, self._core.num_changes, None, None
         deltas = [
             TokenDelta(request_id=each.request.request_id, index=each.index, token_ids=drawn)
             for each, drawn in zip(steps.sequences, tokens, strict=True)
@@ -142,15 +143,25 @@ class DecodeRun:
     def stats_at(self, end: int) -> EngineStats | None:
         """The engine's statistics as they will be once its first `end` steps are taken, more than are taken; None where
         they must be taken for that. Nothing is changed, and the run must be current."""
+        ahead, count = self._blocks_ahead(), end - self.taken
+        if count > ahead.sure:
+            return None
         if self._stats is None:
             self._stats = self._core.stats()
-        return self._core.stats_ahead(self._stats, self.steps, self.taken, end)
+        taken = bisect_left(ahead.taken, count)
+        return self._core.stats_ahead(self._stats, self.steps, self.taken, end, taken)
 
     def names_at(self, end: int) -> list[bytes] | None:
         """Names of the blocks that its steps up to that number enter into the prefix cache, but for those that are
         taken; None where they must be taken for that. Nothing is changed, and the run must be current."""
-        ahead = self._core.scheduler.memory.blocks_ahead(self.steps.sequences, end - self.taken)
-        return None if ahead is None else ahead[1]
+        ahead, count = self._blocks_ahead(), end - self.taken
+        return ahead.names[: bisect_left(ahead.filled, count)] if count <= ahead.sure else None
+
+    def _blocks_ahead(self) -> BlocksAhead:
+        if self._ahead is None:
+            memory, steps = self._core.scheduler.memory, self.steps
+            self._ahead = memory.blocks_ahead(steps.sequences, len(steps) - self.taken)
+        return self._ahead
 
 
 def decode_run(core: EngineCore, overheads: Draws | None = None) -> DecodeRun | None:

@@ -129,14 +129,14 @@ class StatsRecorder:
             work=WorkStats(kv_tokens_read_total=self._kv_tokens_read, attended_pairs_total=int(self._pairs)),
         )
 
-    def stats_ahead(self, now: EngineStats, steps: DecodeSteps, begin: int, end: int) -> EngineStats | None:
+    def stats_ahead(self, now: EngineStats, steps: DecodeSteps, begin: int, end: int, taken: int) -> EngineStats | None:
         """Statistics as `stats` will give them once the next steps of a run, `begin` to `end - 1`, are taken, after
-        those of `now`, which `stats` gives at present; None where blocks may do more than be taken and filled."""
+        those of `now`, which `stats` gives at present, and have taken so many blocks; None where step times are
+        learned."""
         memory, sequences, count = self._scheduler.memory, steps.sequences, end - begin
-        ahead = memory.blocks_ahead(sequences, count)
-        if ahead is None or self._scheduler.step_time.learns or now.step_times is None:
+        if self._scheduler.step_time.learns or now.step_times is None:
             return None
-        rows, (taken, _), served = len(sequences), ahead, dict(now.tenant_tokens_total)
+        rows, served = len(sequences), dict(now.tenant_tokens_total)
         slots, computed = taken * BLOCK_SIZE, count * rows
         for sequence in sequences:
             slots += len(sequence.blocks) * BLOCK_SIZE

@@ -43,6 +43,20 @@ class PrefixMatch:
     not compute."""
 
 
+@dataclass(frozen=True, slots=True)
+class BlocksAhead:
+    """Blocks in steps to come, which are numbered from 0 on."""
+
+    taken: list[int]
+    """Steps before which a free block is taken, in order."""
+    filled: list[int]
+    """Steps after which a block is entered into the prefix cache, in order."""
+    names: list[bytes]
+    """Names of those blocks."""
+    sure: int
+    """Steps for which this is sure: after them blocks may go, or what is entered may be there already."""
+
+
 class KVCacheManager:
     """The paged KV cache of one replica, as bookkeeping."""
 
@@ -272,22 +286,25 @@ class KVCacheManager:
         if self.snapshots is not None:
             self.snapshots.publish(sequence)
 
-    def blocks_ahead(self, sequences: list[Sequence], tokens: int) -> tuple[int, list[bytes]] | None:
-        """Blocks that sequences will have taken once each has so many tokens more computed, and names of those that
-        they will have entered into the prefix cache; None where blocks may do more than be taken and filled: others go,
-        or what is entered is there already."""
-        taken, names, parents = 0, list[bytes](), set[PrefixNode]()
+    def blocks_ahead(self, sequences: list[Sequence], steps: int) -> BlocksAhead:
+        """What becomes of blocks in the next steps, in each of which each of these sequences has a token computed."""
+        taken, filled, parents, sure = list[int](), list[tuple[int, bytes]](), set[PrefixNode](), steps
         for sequence in sequences:
-            end, nodes = sequence.num_computed_tokens + tokens, sequence.nodes
-            taken += max(0, blocks_for(end) - len(sequence.blocks))
-            if not self._reuse or end // BLOCK_SIZE == len(nodes):
+            computed, nodes, names = sequence.num_computed_tokens, sequence.nodes, sequence.request.block_names
+            taken += range(len(sequence.blocks) * BLOCK_SIZE - computed, steps, BLOCK_SIZE)
+            fills = range((len(nodes) + 1) * BLOCK_SIZE - computed - 1, steps, BLOCK_SIZE)
+            if not self._reuse or not fills:
                 continue
-            known = sequence.request.block_names
-            if known is None or not nodes or nodes[-1] in parents or known[len(nodes)] in nodes[-1].children:
-                return None
+            if names is None or not nodes or nodes[-1] in parents or names[len(nodes)] in nodes[-1].children:
+                sure = min(sure, fills[0])
+                continue
             parents.add(nodes[-1])
-            names += known[len(nodes) : end // BLOCK_SIZE]
-        return (taken, names) if taken <= self.pool.num_free else None
+            filled += zip(fills, names[len(nodes) :], strict=False)
+        taken.sort()
+        filled.sort()
+        if len(taken) > self.pool.num_free:
+            sure = min(sure, taken[self.pool.num_free])
+        return BlocksAhead(taken, [step for step, _ in filled], [name for _, name in filled], sure)
 
     def plan_saves(self, rows: Mapping[Sequence, int]) -> dict[Sequence, list[StateSave]]:
         return {} if self.snapshots is None else self.snapshots.plan_saves(rows)
