@@ -14,6 +14,7 @@ from kvarn.simulator.calibration import (
     Calibration,
     CalibrationError,
     RegionFit,
+    code_of,
     read_calibration,
     scheduler_hash,
     write_calibration,
@@ -67,6 +68,34 @@ def test_a_scenario_takes_a_calibration_of_this_code_and_refuses_others(tmp_path
     with pytest.raises(ScenarioError, match="--any-scheduler"):
         scenario_of(raw, tmp_path, "test")
     assert scenario_of(raw | {"any_scheduler": True}, tmp_path, "test").replicas["m"] == REPLICA
+
+
+CODE = """
+class Scheduler:
+    def plan(self, rows: int) -> int:
+        return rows + 1
+"""
+TOLD = '''
+"""The scheduler."""
+
+class Scheduler:
+    """Plans steps."""  # one after the other
+
+    def plan(self,
+             rows: int) -> int:
+        """Rows of the next step."""
+        return (rows
+                + 1)
+'''
+
+
+def test_comments_docstrings_and_layout_are_no_code() -> None:
+    assert code_of(TOLD) == code_of(CODE)
+
+
+def test_code_is_code() -> None:
+    for other in (CODE.replace("1", "2"), CODE.replace("rows", "row"), CODE.replace("+", "-")):
+        assert code_of(other) != code_of(CODE)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"format": 1}', b"[]"])

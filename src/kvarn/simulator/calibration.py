@@ -6,6 +6,7 @@ installed, so a calibration of other scheduling code is refused: its overhead an
 
 from __future__ import annotations
 
+import ast
 import hashlib
 from functools import cache
 from pathlib import Path
@@ -59,13 +60,29 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def scheduler_hash() -> str:
-    """Hash over the sources that decide what is in a step."""
+    """Hash over the code that decides what is in a step."""
     root = Path(kvarn.__file__).parent
     found = hashlib.sha256()
     for package in _SCHEDULING:
         for path in sorted((root / package).rglob("*.py")):
-            found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+            code = code_of(path.read_text(encoding="utf-8"))
+            found.update(str(path.relative_to(root)).encode() + b"\0" + code.encode() + b"\0")
     return found.hexdigest()[:16]
+
+
+def code_of(source: str) -> str:
+    """A module's code without comments, docstrings and layout."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [each for each in body if not _is_text(each)]  # type: ignore[attr-defined]
+    return ast.unparse(tree)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """Whether it is a docstring, of a field too: a string that stands by itself."""
+    return isinstance(statement, ast.Expr) and isinstance(getattr(statement.value, "value", None), str)
 
 
 def read_calibration(path: Path, *, any_scheduler: bool = False) -> Calibration:
