@@ -66,7 +66,7 @@ function About({ server }: { server: Server }) {
   return (
     <Facts facts={[
       ["Kind", server.kind],
-      ["At", server.url ?? (server.id ? "not shown to you" : "the server's configuration names it: its tools need no approval")],
+      ["At", server.url ?? (server.id ? (hasRole("admin") ? "as its document says" : "not shown to you") : "the server's configuration names it: its tools need no approval")],
       ["Its calls", server.require_approval === "always" ? "always wait for an approval" : server.require_approval === "never" ? "run, unless a request says otherwise" : "wait for an approval, unless a request says otherwise"],
       ...(server.description ? [["Description", server.description] as [string, string]] : []),
       ...(server.allowed ? [] : [["For you", <Badge level="warn">the lists of your project or key leave it out</Badge>] as [string, preact.ComponentChildren]]),
