@@ -76,6 +76,7 @@ function Reach({ server }: { server: Server }) {
   const [told, error] = [asked.data.value, asked.error.value];
   if (server.kind === "web_search") return <span class="quiet">asked when a model searches</span>;
   if (!told) return error ? <span class="bad">{error.message}</span> : <span class="quiet">asking …</span>;
+  if (!told.asked) return <span class="quiet">not asked: its document is kept</span>;
   return told.error ? <Badge level="bad">no</Badge> : <><Badge level="good">yes</Badge> <span class="quiet">{duration(told.seconds)}</span></>;
 }
 

@@ -14,10 +14,10 @@ import { STATUS, byNeed, listText, toolLines, type Asked, type Server, type Serv
 
 const here = (): string => href("tools", { project: address.value.query.get("project") });
 
-function sentenceOf({ error, tools, seconds }: Asked): SentenceData {
+function sentenceOf({ asked, error, tools, seconds }: Asked): SentenceData {
   if (!tools) return { text: `It does not answer: ${error ?? "why is not known"}`, level: "bad" };
   const waits = tools.data.some(({ status }) => status === "changed" || status === "new");
-  return { text: `It answers in ${duration(seconds)}: ${listText(tools)}.${waits ? " What waits is not offered to models; the others work." : ""}`, level: waits ? "warn" : "good" };
+  return { text: `${asked ? `It answers in ${duration(seconds)}` : "Its document is kept here, so nobody was asked"}: ${listText(tools)}.${waits ? " What waits is not offered to models; the others work." : ""}`, level: waits ? "warn" : "good" };
 }
 
 export function ServerPage({ name, tools }: { name: string; tools: Resource<ToolsPage> }) {
