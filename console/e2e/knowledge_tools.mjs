@@ -88,7 +88,7 @@ async function tools(visit) {
   await page.getByRole("link", { name: "All tools" }).click();
   await visit.title("Tools");
   await page.getByText(/1 call waits for an approval/).waitFor();
-  await page.getByRole("row", { name: /cities/ }).getByText("yes", { exact: true }).waitFor();
+  await page.getByRole("row", { name: /cities/ }).getByText("not asked: its document is kept").waitFor();
   await page.getByRole("tab", { name: "Servers" }).focus();
   await page.keyboard.press("ArrowRight");
   await page.getByRole("tab", { name: "Approvals (1)", selected: true }).waitFor();

@@ -54,7 +54,12 @@ def pages(client: httpx.Client) -> list[str]:
     asked = {"order": "slowest", "status": "2xx", "limit": 200, "endpoint": "/v1/chat/completions"}
     listed = client.get("/console/api/requests", params=asked).raise_for_status().json()["data"]
     slowest = next(each for each in listed if each["session"])
-    states = STATES | {"whatif": f"whatif?range=15m&replicas=2&until={int(time.time())}"}
+    stores = client.get("/v1/vector_stores", params={"order": "asc"}).raise_for_status().json()["data"]
+    states = STATES | {
+        "knowledge": f"knowledge/{stores[0]['id']}?q=How long is the warranty of a battery",
+        "tools": "tools/shop",
+        "whatif": f"whatif?range=15m&replicas=2&until={int(time.time())}",
+    }
     found = [f"{name}={states.get(name, name)}" for name in names]
     found.append(f"model=models/{MODEL}")
     found.append(f"request=requests/{slowest['id']}")

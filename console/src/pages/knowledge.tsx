@@ -14,6 +14,7 @@ import { change } from "./access/change";
 import { FilePage } from "./knowledge/file";
 import { StorePage } from "./knowledge/store";
 import { storeName, storeState, storesSentence, type Store } from "./knowledge/text";
+import "./access.css"; // its forms
 import "./knowledge.css";
 
 export default function KnowledgePage() {

@@ -15,6 +15,7 @@ import { Calls } from "./tools/calls";
 import { NewServer } from "./tools/new-server";
 import { ServerPage } from "./tools/server";
 import { toolsSentence, waitingOf, type Approval, type Asked, type Server, type ToolKind, type ToolsPage } from "./tools/text";
+import "./access.css"; // its forms
 import "./tools.css";
 
 const PATH = "console/api/tools";
@@ -65,7 +66,7 @@ const SERVERS: Column<Server>[] = [
     cell: (row) => (waitingOf(row) ? <Badge level="warn">{number(waitingOf(row))} changed or new</Badge> : <span class="quiet">none</span>),
   },
   { key: "approval", title: "Its calls", cell: (row) => (row.require_approval === "always" ? "wait for approval" : row.require_approval === "never" ? "run" : "as the request says"), line: 0 },
-  { key: "url", title: "At", cell: (row) => row.url ?? <span class="quiet">{row.id ? "not shown to you" : "in the server's configuration"}</span>, line: 0 },
+  { key: "url", title: "At", cell: (row) => row.url ?? <span class="quiet">{row.id ? (hasRole("admin") ? "as its document says" : "not shown to you") : "in the server's configuration"}</span>, line: 0 },
   { key: "changed", title: "Changed", cell: (row) => (row.changed_at ? <Time at={row.changed_at} /> : <span class="quiet">-</span>), value: (row) => row.changed_at, line: 0 },
 ];
 
@@ -75,6 +76,7 @@ function Reach({ server }: { server: Server }) {
   const [told, error] = [asked.data.value, asked.error.value];
   if (server.kind === "web_search") return <span class="quiet">asked when a model searches</span>;
   if (!told) return error ? <span class="bad">{error.message}</span> : <span class="quiet">asking …</span>;
+  if (!told.asked) return <span class="quiet">not asked: its document is kept</span>;
   return told.error ? <Badge level="bad">no</Badge> : <><Badge level="good">yes</Badge> <span class="quiet">{duration(told.seconds)}</span></>;
 }
 

@@ -39,7 +39,7 @@ def test_types_and_servers_are_listed_and_a_server_is_asked(
     assert "No search server is registered" in kinds["web_search"]["problem"]
     rogue.tools = [tool("read"), tool("write", "Writes all.")]
     asked = client.get(f"{TOOLS}/servers/notes").json()
-    assert (asked["error"], asked["seconds"] >= 0) == (None, True)
+    assert (asked["asked"], asked["error"], asked["seconds"] >= 0) == (True, None, True)
     assert {each["name"]: each["status"] for each in asked["tools"]["data"]} == {"read": "approved", "write": "changed"}
     (row,) = client.get(TOOLS).json()["servers"]
     assert (row["id"], row["approved"], row["waiting"]) == (identity, ["read", "write"], {"write": "changed"})

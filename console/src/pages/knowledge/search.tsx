@@ -17,7 +17,7 @@ export function Search({ store }: { store: Store }) {
       <h2>What a query finds</h2>
       <Filters>
         <span class="knowledge-query"><TextFilter name="q" label="Query, as a model would ask" /></span>
-        <SelectFilter name="ranker" label="Reranker" all="the server's reranker" choices={[{ value: "none", label: "no reranker" }]} />
+        <SelectFilter name="ranker" label="Reranker" all="server's reranker" choices={[{ value: "none", label: "no reranker" }]} />
       </Filters>
       {searched && <Loaded of={found} what="What it finds">{(told) => <Hits found={told} store={store} />}</Loaded>}
     </section>
@@ -27,7 +27,7 @@ export function Search({ store }: { store: Store }) {
 function Hits({ found, store }: { found: Found; store: Store }) {
   return (
     <>
-      {found.degraded.map((each) => <p key={each} class="warn">{each}</p>)}
+      {found.degraded.map((each) => <p key={each} class="warn degraded">{each}</p>)}
       {found.data.length === 0 && <Empty what="Nothing is found: no passage shares a word with the query, or none may be read by you." />}
       <ol class="hits" aria-label="Passages, best first">
         {found.data.map((hit, index) => (

@@ -14,10 +14,10 @@ import { STATUS, byNeed, listText, toolLines, type Asked, type Server, type Serv
 
 const here = (): string => href("tools", { project: address.value.query.get("project") });
 
-function sentenceOf({ error, tools, seconds }: Asked): SentenceData {
+function sentenceOf({ asked, error, tools, seconds }: Asked): SentenceData {
   if (!tools) return { text: `It does not answer: ${error ?? "why is not known"}`, level: "bad" };
   const waits = tools.data.some(({ status }) => status === "changed" || status === "new");
-  return { text: `It answers in ${duration(seconds)}: ${listText(tools)}.${waits ? " What waits is not offered to models; the others work." : ""}`, level: waits ? "warn" : "good" };
+  return { text: `${asked ? `It answers in ${duration(seconds)}` : "Its document is kept here, so nobody was asked"}: ${listText(tools)}.${waits ? " What waits is not offered to models; the others work." : ""}`, level: waits ? "warn" : "good" };
 }
 
 export function ServerPage({ name, tools }: { name: string; tools: Resource<ToolsPage> }) {
@@ -66,7 +66,7 @@ function About({ server }: { server: Server }) {
   return (
     <Facts facts={[
       ["Kind", server.kind],
-      ["At", server.url ?? (server.id ? "not shown to you" : "the server's configuration names it: its tools need no approval")],
+      ["At", server.url ?? (server.id ? (hasRole("admin") ? "as its document says" : "not shown to you") : "the server's configuration names it: its tools need no approval")],
       ["Its calls", server.require_approval === "always" ? "always wait for an approval" : server.require_approval === "never" ? "run, unless a request says otherwise" : "wait for an approval, unless a request says otherwise"],
       ...(server.description ? [["Description", server.description] as [string, string]] : []),
       ...(server.allowed ? [] : [["For you", <Badge level="warn">the lists of your project or key leave it out</Badge>] as [string, preact.ComponentChildren]]),

@@ -47,6 +47,8 @@ export interface ServerTool extends ShownTool {
 
 /** Answer of `GET /console/api/tools/servers/{name}`. */
 export interface Asked {
+  /** Whether somebody was asked: a document that is kept, and a search server, are not. */
+  asked: boolean;
   seconds: number;
   error: string | null;
   tools: { data: ServerTool[]; digest: string; gone: string[] } | null;

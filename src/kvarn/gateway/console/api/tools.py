@@ -74,6 +74,8 @@ class ToolsPage(Struct, frozen=True, kw_only=True):
 class AskedServer(Struct, frozen=True, kw_only=True):
     """A server that was asked for its tools."""
 
+    asked: bool
+    """Whether somebody was asked: a document that is kept here, and a search server, are not."""
     seconds: float
     error: str | None
     """The reason why it cannot be used; null: it answered."""
@@ -149,8 +151,9 @@ async def ask_server(gateway: GatewayDep, viewer: ConsoleViewer, name: str, quer
     except ApiError as failure:
         if failure.code != "tool_server_failed":
             raise
-        return AskedServer(seconds=SYSTEM_CLOCK.now() - began_s, error=failure.message, tools=None)
-    return AskedServer(seconds=SYSTEM_CLOCK.now() - began_s, error=None, tools=tools)
+        return AskedServer(asked=True, seconds=SYSTEM_CLOCK.now() - began_s, error=failure.message, tools=None)
+    asked = row is None or row.kind == "mcp" or (row.kind == "http" and row.url is not None)
+    return AskedServer(asked=asked, seconds=SYSTEM_CLOCK.now() - began_s, error=None, tools=tools)
 
 
 @router.get("/tools/calls", dependencies=CHECKED)
