@@ -34,6 +34,7 @@ def test_the_rest_is_asked_for_with_the_tokens_that_have_come_and_another_id() -
     rest = answer.move()
     assert rest.request_id == "r~1"
     assert rest.ttft_left_s is None
+    assert rest.goes_on
     assert rest.resume_token_ids == [[5, 6], None]
     assert answer.attempt is rest
 

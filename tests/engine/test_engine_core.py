@@ -194,6 +194,20 @@ def test_waiting_too_long_is_refused_only_before_the_first_step(make_world):
     world.assert_answered("a")
 
 
+def test_what_goes_on_from_a_lost_engine_waits_and_is_not_refused_for_load(make_world):
+    world = make_world(max_num_seqs=1, max_waiting_requests=2, max_waiting_tokens=30, max_wait_s=5.0)
+    for name in ("a", "b"):
+        assert world.submit(name, 10, max_tokens=12)
+    assert not world.submit("new", 30)
+    assert world.submit("moved", 30, goes_on=True)
+    assert not world.submit("newer", 1), "what waits counts for those who come"
+    for _ in range(12):
+        world.step(seconds=1.0)
+    world.run()
+    assert world.refused == {"new": "queue_full", "newer": "queue_full", "b": "queue_timeout"}
+    world.assert_answered("moved")
+
+
 def test_by_default_a_long_queue_drains_however_long_it_takes(make_world):
     """64 prompts on an engine that needs half an hour for them."""
     world = make_world(max_num_seqs=1)

@@ -42,6 +42,16 @@ def test_requests_of_a_killed_replica_go_on_with_another_and_it_is_started_again
     assert run.times("replica", replica="m/0", state="ready") == [0.0, 30.3], "it takes 20 s to start"
 
 
+def test_requests_of_a_lost_replica_are_not_refused_where_the_other_has_its_queue_full() -> None:
+    kill = FaultConfig(kind="kill", at_s=2.0, replica=0)
+    engine = {"max_num_seqs": 4, "max_waiting_requests": 2, "max_wait_s": 0.5}
+    run = Run(scenario({"replicas": 2, "engine": engine}, [kill]), requests([0.15 * each for each in range(20)]))
+    lost = {each["request"] for each in run.named("lost")}
+    assert len(lost) > 2
+    assert lost <= {each["request"] for each in run.named("answered")}
+    assert {each["request"] for each in run.named("refused")} - lost, "those that come then are"
+
+
 def test_what_was_computed_is_not_drawn_again_and_costs_a_prefill() -> None:
     """The other replica computes the prompt and the tokens that had come as one prompt."""
     kill = FaultConfig(kind="kill", at_s=1.98, replica=0)

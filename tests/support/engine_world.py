@@ -292,7 +292,7 @@ class World:
 
     def submit(self, request_id: str, prompt: list[int] | int, *, tenant: str = "", **fields: object) -> bool:
         """Sends a request; a number stands for a prompt of that many tokens of its own. False if refused."""
-        names = ("weight", "priority", "cache_salt", "adapter", "ttft_left_s", "tpot_target_s", "session")
+        names = ("weight", "priority", "cache_salt", "adapter", "ttft_left_s", "tpot_target_s", "session", "goes_on")
         of_request = {name: fields.pop(name) for name in names if name in fields}
         if isinstance(prompt, int):
             prompt = [(sum(request_id.encode()) * 31 + i * i) % VOCABULARY for i in range(prompt)]

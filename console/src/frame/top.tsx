@@ -78,7 +78,7 @@ function UserMenu() {
 }
 
 /** Pages that show what is of one project. */
-const OF_PROJECTS = ["requests", "usage", "access"];
+const OF_PROJECTS = ["requests", "tools", "usage", "access"];
 
 /** The organisation; where a page can show one of its projects alone, a choice of these. */
 function TenantMenu() {

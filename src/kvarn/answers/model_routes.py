@@ -17,8 +17,9 @@ from kvarn.config.routes import FallbackConfig, FallbackReason, RouteConfig
 from kvarn.identity.scopes import check_model, may_use_model
 from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
-from kvarn.routing.breaker import BreakerRules, CircuitBreaker
-from kvarn.routing.model_choice import RequestFeatures, RequestSubject, choose_model, next_fallback, split_version
+from kvarn.routing.breaker import BreakerRules, CircuitBreaker, breaker_rules
+from kvarn.routing.fallbacks import ROUTE, Fallbacks
+from kvarn.routing.model_choice import RequestFeatures, RequestSubject, choose_model
 from kvarn.wire.messages import RefusalReason
 from kvarn.wire.openai.errors import ApiError, unavailable
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from kvarn.answers.question import Question
 
 _CODES: dict[str | None, FallbackReason] = {"model_not_ready": "not_ready", "replica_lost": "error"}
-_NOT_BEGUN: tuple[FallbackReason, ...] = ("error", "timeout", "overload", "not_ready")
-_ROUTE = ""  # key of a route's fallbacks among those of models: a rollout's route has the name of a model
 BYTES_PER_TOKEN = 4  # about so many has a token of a prompt that is not tokenized yet
 PredictTtft = Callable[[str, RequestRecord, RequestFeatures], float | None]
 
@@ -113,7 +112,7 @@ class ModelRoutes:
 
     def _breaker(self, model: str) -> CircuitBreaker:
         served, found = self.models.named(model), self._breakers.get(model)
-        rules = BreakerRules() if served is None else BreakerRules(**served.config.breaker.model_dump())
+        rules = BreakerRules() if served is None else breaker_rules(served.config.breaker)
         if found is None or found.rules != rules:  # another version of the model has its own
             found = self._breakers[model] = CircuitBreaker(rules)
         return found
@@ -130,17 +129,18 @@ class Attempts:
         """Whether another model may answer where this one does not begin an answer that it has taken."""
         self._routes = routes
         self._record = record
-        self._tried = [self.model]
         self._turns_before = len(record.turns)
         self._first_error: Exception | None = None
-        self._ladders: Mapping[str, Sequence[FallbackConfig]] = {}
+        ladders: Mapping[str, Sequence[FallbackConfig]] = {}
         route = record.choice.route
         own = served is not None and served.name == self.model and served.config.fallbacks
         # A batch waits for the model that its line asks for.
         if record.deferred is None and (route is not None or own):
-            self._ladders = {each.name: each.config.fallbacks for each in routes.models}
+            ladders = {each.name: each.config.fallbacks for each in routes.models}
             if route is not None:
-                self._ladders = {**self._ladders, _ROUTE: route.fallback}
+                ladders = {**ladders, ROUTE: route.fallback}
+        self._fallbacks = Fallbacks(self.model, ladders, lambda model: may_use_routed(record, model))
+        if ladders:
             self._look_ahead()
 
     def fall_back(self, error: Exception) -> None:
@@ -150,7 +150,7 @@ class Attempts:
         if isinstance(error, DegradedError):
             following: str | None = error.model
         else:
-            following = None if reason is None else next(self._following(reason), None)
+            following = None if reason is None else next(self._fallbacks.following(reason), None)
             self._first_error = self._first_error or error
         if reason is None or following is None:
             raise (self._first_error or error) from None
@@ -164,21 +164,13 @@ class Attempts:
         record.reply.headers["x-kvarn-fallback"] = f"{reason}; from={self.model}"
         if choice.route is not None:
             choice.target = following
-        self._tried.append(following)
+        self._fallbacks.go_on(following)
         self.model = following
         self._look_ahead()
 
     def _look_ahead(self) -> None:
-        self._record.choice.overload_fallbacks = list(self._following("overload"))
-        self.may_fall_back = any(next(self._following(reason), None) for reason in _NOT_BEGUN)
-
-    def _following(self, reason: FallbackReason) -> Iterator[str]:
-        passed, owners = list(self._tried), [*(split_version(name)[0] for name in reversed(self._tried)), _ROUTE]
-        while (model := next_fallback(reason, owners, self._ladders, passed)) is not None:
-            passed.append(model)
-            owners.insert(0, model)
-            if may_use_routed(self._record, model):
-                yield model
+        self._record.choice.overload_fallbacks = list(self._fallbacks.following("overload"))
+        self.may_fall_back = self._fallbacks.may_fall_back
 
 
 def may_use_routed(record: RequestRecord, model: str) -> bool:

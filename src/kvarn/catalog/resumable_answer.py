@@ -68,11 +68,12 @@ class ResumableAnswer:
 
     def move(self) -> Submit:
         """Make the request for the rest, for another engine. Each time it has another id: what is still under way from
-        an engine that was lost is taken for no answer to it. It is not put behind others for the time of the loss."""
+        an engine that was lost is taken for no answer to it. It is neither put behind others for the time of the loss
+        nor refused for their load."""
         self.moves += 1
         self.waits_until = None
         request_id = f"{self._submit.request_id}~{self.moves}"
-        rest = msgspec.structs.replace(self._submit, request_id=request_id, ttft_left_s=None)
+        rest = msgspec.structs.replace(self._submit, request_id=request_id, goes_on=True, ttft_left_s=None)
         if self._told:
             sampling = msgspec.structs.replace(self._submit.sampling, prompt_logprobs=None)
             tokens = [self._tokens.get(index) for index in range(sampling.n)]

@@ -38,7 +38,8 @@ class AdmissionControl:
             raise AdmissionError(RefusalReason.DRAINING, "the engine is shutting down: send the request to another")
         self._check_values(message)
         self._check_size(message, adapter_blocks)
-        self._check_queue(message, retry_after_s)
+        if not message.goes_on:
+            self._check_queue(message, retry_after_s)
 
     def enter(self, request: Request) -> None:
         self._fresh[request.request_id] = request
@@ -55,7 +56,8 @@ class AdmissionControl:
         for request in self._fresh.values():
             if now - request.arrival_s <= self._config.max_wait_s:
                 break
-            late.append(request)
+            if not request.goes_on:
+                late.append(request)
         return late
 
     def _check_values(self, message: Submit) -> None:

@@ -73,6 +73,7 @@ class Request:
         "cached_tokens",
         "first_step_s",
         "first_token_by_s",
+        "goes_on",
         "is_late",
         "mask",
         "max_length",
@@ -113,6 +114,7 @@ class Request:
         self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
         self.scope = PrefixScope(message.tenant, message.cache_salt, message.adapter)
         self.session = message.session
+        self.goes_on = message.goes_on
         self.branch: Branch | None = None  # the conversation of its session that it goes on with
         self.turn = turn
         self.mask = mask

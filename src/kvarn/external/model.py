@@ -22,21 +22,15 @@ from kvarn.external.replica import ExternalReplica, make_replicas
 from kvarn.jobs.periodic import Periodic
 from kvarn.observe.external import ExternalMetrics
 from kvarn.replica.client.protocol import ReplicaState
-from kvarn.routing.breaker import BreakerRules, CircuitBreaker, Permit, RetryBudget, RetryRules
-from kvarn.routing.policies import order_by_rank
+from kvarn.routing.breaker import CircuitBreaker, Permit, breaker_rules
+from kvarn.routing.servers import AttemptOutcome, ServerAttempts, Servers
 from kvarn.routing.timeouts import TimeoutStage
 from kvarn.wire.messages import ModelCard
 from kvarn.wire.openai.errors import ApiError
 
 ResultT = TypeVar("ResultT")
 
-_PREFIX_BYTES = 2048
-"""Bytes of a prompt that choose the replica which has probably cached its beginning."""
-_MAX_TRIES = 3
 _BYTES_PER_TOKEN = 4
-_BUSY_S = 1.0
-"""For which a replica is left alone that says it is busy, and not for how long."""
-_LONGEST_BUSY_S = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -57,11 +51,8 @@ class ExternalModel:
         self.metrics = metrics
         self._clock = clock
         self._timeouts = timeouts_of(served.config.timeouts, external=True)
-        self._rules = BreakerRules(**served.config.breaker.model_dump())
-        self._breakers: dict[str, CircuitBreaker] = {}
-        self._busy_until: dict[str, float] = {}
-        retries = external.retries
-        self._retries = RetryBudget(RetryRules(retries.share, retries.min_retries, retries.window_s))
+        rules = breaker_rules(served.config.breaker)
+        self._servers = Servers(rules, external.retries, external.max_concurrency, self._add_breaker)
 
     @property
     def replicas(self) -> Mapping[str, ExternalReplica]:
@@ -77,7 +68,7 @@ class ExternalModel:
     def picked(self, model: ReadyModel, key: bytes) -> ReadyModel:
         """The model with the replica that a prompt with this beginning would go to now. Raises `ApiError` 503, or
         `ExternalFailedError` where none takes requests at the moment."""
-        order = self.order(key)
+        order = self._servers.order(key, self.in_flight(), self._clock())
         if not order:
             raise self.why_none()
         return replace(model, replica_name=order[0])
@@ -151,65 +142,57 @@ class ExternalModel:
 
     # Which replica --------------------------------------------------------------------------------------------------
 
-    def count_request(self) -> None:
-        """A request came: the retry budget grows with it."""
-        self._retries.request(self._clock())
+    def begin(self, key: bytes) -> ServerAttempts:
+        """A request came, whose prompt begins so."""
+        return self._servers.begin(key, self._clock())
 
-    def allows_retry(self) -> bool:
-        """Whether a request may be sent once more; it is counted then."""
-        return self._retries.retry(self._clock())
+    def in_flight(self) -> dict[str, int]:
+        """Requests that each replica that is ready has."""
+        replicas = self.replicas.items()
+        return {name: each.in_flight for name, each in replicas if each.state is ReplicaState.READY}
 
-    def order(self, key: bytes) -> list[str]:
-        """The replicas that take requests now, in the order in which they are tried."""
-        now, limit = self._clock(), self.config.max_concurrency
-        loads = {
-            name: replica.in_flight
-            for name, replica in self.replicas.items()
-            if replica.state is ReplicaState.READY
-            and self._breaker(name).allows(now)
-            and self._busy_until.get(name, 0.0) <= now
-            and (limit is None or replica.in_flight < limit)
-        }
-        return order_by_rank(key[:_PREFIX_BYTES], loads)
+    def next(self, tries: ServerAttempts) -> tuple[str, Permit] | None:
+        """The replica to try next, and its breaker's permit."""
+        return tries.next(self.in_flight(), self._clock())
 
     def why_none(self) -> ApiError | ExternalFailedError:
         now, ready = self._clock(), self.served.replicas.ready
         if not ready:
             return self.served.not_ready()
-        waits = [max(self._breaker(name).retry_after_s(now), self._busy_until.get(name, 0.0) - now) for name in ready]
-        open_breakers = all(not self._breaker(name).allows(now) for name in ready)
-        retry_after_s = max(0.0, min(waits)) or _BUSY_S
-        why = "each has failed too often lately" if open_breakers else "each has as many requests as it takes"
-        return ExternalFailedError(why, status=None if open_breakers else 503, retry_after_s=retry_after_s)
-
-    def _breaker(self, name: str) -> CircuitBreaker:
-        found = self._breakers.get(name)
-        if found is None:
-            found = self._breakers[name] = CircuitBreaker(self._rules)
-            self.metrics.add_breaker(self.served.name, name, lambda: found.state(self._clock()))
-        return found
-
-    def admit(self, name: str) -> Permit | None:
-        return self._breaker(name).admit(self._clock())
+        have_failed = self._servers.have_failed(ready, now)
+        why = "each has failed too often lately" if have_failed else "each has as many requests as it takes"
+        retry_after_s = self._servers.retry_after_s(ready, now)
+        return ExternalFailedError(why, status=None if have_failed else 503, retry_after_s=retry_after_s)
 
     def ended(self, name: str, permit: Permit, error: BaseException | None) -> None:
-        now, breaker = self._clock(), self._breaker(name)
-        if isinstance(error, ExternalFailedError) and error.is_busy:
-            outcome = "busy"
-            breaker.cancelled(permit)
-            busy_s = _BUSY_S if error.retry_after_s is None else min(error.retry_after_s, _LONGEST_BUSY_S)
-            self._busy_until[name] = now + busy_s
-        elif isinstance(error, ExternalFailedError | StageTimeoutError):
-            outcome = "timeout" if isinstance(error, StageTimeoutError) else "failed"
-            breaker.failed(permit, now)
+        """A try is over."""
+        outcome = outcome_of(error)
+        retry_after_s = error.retry_after_s if isinstance(error, ExternalFailedError) else None
+        self._servers.ended(name, permit, outcome, self._clock(), retry_after_s)
+        if outcome in (AttemptOutcome.FAILED, AttemptOutcome.TIMEOUT):
             _log.warning("external replica failed: %s", error, extra={"model": self.served.name, "replica": name})
-        elif error is None or isinstance(error, ExternalRefusedError):
-            outcome = "answered" if error is None else "refused"
-            breaker.succeeded(permit, now)
-        else:
-            outcome = "cancelled"
-            breaker.cancelled(permit)
-        self.metrics.requests.labels(self.served.name, name, outcome).inc()
+        self.metrics.requests.labels(self.served.name, name, outcome.value).inc()
+
+    def may_go_on(self, tries: ServerAttempts, error: Exception) -> bool:
+        """Whether another try is allowed after an error; it is counted then."""
+        connected = isinstance(error, ExternalFailedError) and error.status is not None
+        allowed = tries.may_go_on(outcome_of(error), self.in_flight(), self._clock(), connected=connected)
+        if allowed:
+            self.metrics.retries.labels(self.served.name).inc()
+        return allowed
+
+    def _add_breaker(self, name: str, breaker: CircuitBreaker) -> None:
+        self.metrics.add_breaker(self.served.name, name, lambda: breaker.state(self._clock()))
+
+
+def outcome_of(error: BaseException | None) -> AttemptOutcome:
+    if error is None:
+        return AttemptOutcome.ANSWERED
+    if isinstance(error, ExternalFailedError):
+        return AttemptOutcome.BUSY if error.is_busy else AttemptOutcome.FAILED
+    if isinstance(error, StageTimeoutError):
+        return AttemptOutcome.TIMEOUT
+    return AttemptOutcome.REFUSED if isinstance(error, ExternalRefusedError) else AttemptOutcome.CANCELLED
 
 
 def connect(served: ServedModel, metrics: ExternalMetrics) -> ExternalModel:
@@ -222,41 +205,25 @@ def connect(served: ServedModel, metrics: ExternalMetrics) -> ExternalModel:
 class _Attempts:
     def __init__(self, model: ExternalModel, key: bytes, turn: Turn) -> None:
         self._model = model
-        self._key = key
         self._turn = turn
-        self._tried: list[str] = []
+        self._tries = model.begin(key)
         self._error: Exception | None = None
-        model.count_request()
 
     def next(self) -> tuple[str, Permit]:
         """The replica to try, and its breaker's permit. Raises `ApiError` where none takes requests, and the error of
         the try before where no replica is left."""
-        for name in self._candidates():
-            permit = self._model.admit(name)
-            if permit is not None:
-                self._tried.append(name)
-                self._turn.replica = name
-                self._turn.record.reply.headers |= {"x-kvarn-replica": name, "x-kvarn-resumable": "approximate"}
-                return name, permit
-        raise self._error or self._model.why_none()
+        found = self._model.next(self._tries)
+        if found is None:
+            raise self._error or self._model.why_none()
+        self._turn.replica = found[0]
+        self._turn.record.reply.headers |= {"x-kvarn-replica": found[0], "x-kvarn-resumable": "approximate"}
+        return found
 
     def check(self, error: Exception, *, again: bool) -> None:
         """Raise the error of a try, unless another one is allowed."""
-        model = self._model
-        retried = isinstance(error, ExternalFailedError | StageTimeoutError) and again and len(self._tried) < _MAX_TRIES
         self._error = error
-        if not retried or not self._candidates() or not model.allows_retry():
+        if not again or not self._model.may_go_on(self._tries, error):
             raise error
-        model.metrics.retries.labels(model.served.name).inc()
-
-    def _candidates(self) -> list[str]:
-        """Replicas not tried yet; once more the same where only the connection failed, which the server may have closed
-        as idle."""
-        order = self._model.order(self._key)
-        fresh = [name for name in order if name not in self._tried]
-        if not fresh and isinstance(self._error, ExternalFailedError) and self._error.status is None:
-            return [name for name in order if self._tried.count(name) < 2]
-        return fresh
 
 
 def has_text(part: AnswerPart) -> bool:

@@ -134,7 +134,7 @@ class AdapterPages:
     """The memory of a KV cache as pages of lines."""
 
     def __init__(self, cache: KVCache) -> None:
-        self._chunks = [_bytes_of_blocks(tensor) for tensor in (*cache.keys, *cache.values)]
+        self._chunks = [each.view(each.shape[0], -1).view(torch.uint8) for each in (*cache.keys, *cache.values)]
         self.lines_per_page = self._chunks[0].shape[1] // LINE
         if not self.lines_per_page:
             raise KernelInputError(f"blocks of {self._chunks[0].shape[1]} bytes a layer are too small for adapters")
@@ -164,10 +164,6 @@ class AdapterPages:
         parts = [self._chunks[page % chunks][blocks[page // chunks], :size] for page in pages]
         begin = first - pages.start * self.lines_per_page
         return torch.cat(parts).view(-1, LINE)[begin : begin + count]
-
-
-def _bytes_of_blocks(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(tensor.shape[0], -1).view(torch.uint8)
 
 
 def group_rows(indices: torch.Tensor) -> tuple[list[int], list[tuple[int, int]]]:

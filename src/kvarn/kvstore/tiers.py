@@ -142,10 +142,8 @@ class TieredStore:
     def fetch_s(self, num_blocks: int) -> float:
         """See `KVConnector`. What is asked for already comes first."""
         ahead = sum([len(fetch.names) - len(fetch.pinned) for fetch in list(self._fetches)])
-        return (ahead + num_blocks) * self._memory.block_bytes / self._bytes_per_s()
-
-    def _bytes_per_s(self) -> float:
-        return min([far.bytes_per_s for far in self.far], default=FIRST_GUESS)
+        bytes_per_s = min([far.bytes_per_s for far in self.far], default=FIRST_GUESS)
+        return (ahead + num_blocks) * self._memory.block_bytes / bytes_per_s
 
     def end_fetch(self, fetch: Fetch) -> None:
         with self._lock:

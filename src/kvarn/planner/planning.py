@@ -170,7 +170,8 @@ def _with_stages(
         try:
             replica = size(request, model, device, layout)
         except PlanError as error:
-            rejected.append(Rejection(name=layout_name(layout), layout=layout, reason=_without_name(str(error), model)))
+            reason = str(error).removeprefix(f"{model.name}: ")
+            rejected.append(Rejection(name=layout_name(layout), layout=layout, reason=reason))
             continue
         groups = groups_for(replica, rate, most)
         if groups:
@@ -197,10 +198,6 @@ def _varied(options: list[_Option]) -> list[_Option]:
     most = _MOST_TIMES * min(costs, default=0.0)
     affordable = [each for each in chosen if each.hourly <= most]
     return sorted(affordable, key=lambda each: each.order)[:MAX_CANDIDATES]
-
-
-def _without_name(reason: str, model: PlannedModel) -> str:
-    return reason.removeprefix(f"{model.name}: ")
 
 
 def _different(rejected: list[Rejection]) -> Iterator[Rejection]:

@@ -42,7 +42,8 @@ td { white-space: nowrap; } table.candidates td.text { white-space: normal; min-
 def html_report(plan: Plan) -> str:
     """A complete page that opens offline."""
     body = _answer(plan) if plan.candidates else '<p class="lead">Nothing meets the targets.</p>'
-    rest = f"{body}{_training(plan)}{_rejected(plan)}{_list('Notes', plan.notes)}"
+    rejected = _list("Rejected", (f"{each.name}: {each.reason}." for each in plan.rejected))
+    rest = f"{body}{_training(plan)}{rejected}{_list('Notes', plan.notes)}"
     return page(f"{plan.model}: capacity plan", f"{traffic_text(plan)}; {targets_text(plan)}", _STYLE + rest)
 
 
@@ -213,10 +214,6 @@ def _training(plan: Plan) -> str:
         title = f"{job.name} on {job.devices} x {job.device.upper()}"
         drawn.append(_stack(title, (*job.parts, *job.update), bytes_text))
     return f'<h2>Training, memory of one device</h2><div class="stacks">{"".join(drawn)}</div>' if drawn else ""
-
-
-def _rejected(plan: Plan) -> str:
-    return _list("Rejected", (f"{each.name}: {each.reason}." for each in plan.rejected))
 
 
 def _list(title: str, sentences: Iterable[str]) -> str:

@@ -94,7 +94,7 @@ class SizedReplica:
         return ReplicaCapacity(
             times=self.times,
             config=self.config,
-            workload=self._workload(on_device + on_host),
+            workload=Workload.of(self.request.traffic, round(on_device + on_host, 6)),
             slo=self.request.slo,
             kv_tokens=self.kv_tokens,
             burstiness=self.request.traffic.burstiness,
@@ -127,9 +127,6 @@ class SizedReplica:
             middle = (low + high) // 2
             low, high = (low, middle) if self.capacity(middle, role).meets(rate, middle) else (middle, high)
         return high
-
-    def _workload(self, cached: float) -> Workload:
-        return Workload.of(self.request.traffic, round(cached, 6))
 
     def replica_model(self) -> ReplicaModel:
         if self.calibrated is not None:

@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvarn.config.external import BreakerConfig
+
 _SLICES = 10  # a window moves in steps of a tenth of its length
 
 
@@ -63,6 +65,10 @@ class BreakerRules:
     open_s: float = 5.0  # seconds that it stays open; doubles with each failed trial in a row
     max_open_s: float = 60.0
     trials: int = 1  # requests that go through at once when it is half open; when as many have succeeded, it closes
+
+
+def breaker_rules(config: BreakerConfig) -> BreakerRules:
+    return BreakerRules(**config.model_dump())
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class Submit(Message, frozen=True, kw_only=True):
     resume_token_ids: list[list[int] | None] = msgspec.field(default_factory=list)
     """Tokens that each choice of a request that goes on here has, None for one that has ended. The rest is the same."""
 
+    goes_on: bool = False  # it was accepted by a replica that is lost: it is not refused for load, but waits
     ttft_left_s: float | None = None  # until its target for the first token is missed; None: it has none (any more)
     tpot_target_s: float | None = None  # seconds for each token after the first; None: it has no target
     gateway: int = 0  # number of the gateway process that asks, and is answered

@@ -2,7 +2,7 @@
 import { Empty, ErrorBox, Loaded } from "../../components/basics";
 import { AddToSet } from "../../components/add-to-set";
 import { useResource } from "../../lib/resource";
-import { messagesOf } from "./messages";
+import { citationsOf, messagesOf } from "./messages";
 import type { Contents, RequestRow } from "./types";
 
 export function ContentsTab({ request }: { request: RequestRow }) {
@@ -21,6 +21,7 @@ function Shown({ data, request }: { data: Contents; request: RequestRow }) {
   const why = data.source === "stored"
     ? `Kept because the client asked for it ("store": true). Members of ${request.organization.name} may read it; other tenants may not.`
     : `Kept, redacted and sealed, because the project ${request.project.name} logs prompts. Members of ${request.organization.name} may read it; the audit log now names you as a reader.`;
+  const citations = citationsOf(data.answer);
   const answer = messagesOf(data.answer, "answer").map(({ text }) => text).join("\n");
   return (
     <div class="messages">
@@ -33,6 +34,12 @@ function Shown({ data, request }: { data: Contents; request: RequestRow }) {
           <pre tabIndex={0} aria-label={role}>{text}</pre>
         </section>
       ))}
+      {citations.length > 0 && (
+        <section>
+          <h3>cites</h3>
+          <ol class="cited">{citations.map(({ source, place }) => <li key={source + place}>{source} <span class="quiet">{place}</span></li>)}</ol>
+        </section>
+      )}
       {data.answer === null && <p class="request-note">The answer was not kept.</p>}
     </div>
   );

@@ -13,7 +13,7 @@ import { StepsTab } from "./steps";
 import { Timeline } from "./timeline";
 import { Tokens } from "./tokens";
 import type { Counterfactual, RequestDetail } from "./types";
-import { keptBecause, modelOf, requestSentence, statusLevel, statusText, tokensText } from "./words";
+import { cacheText, keptBecause, modelOf, requestSentence, statusLevel, statusText, tokensText } from "./words";
 
 export function RequestPage({ id }: { id: string }) {
   const detail = useResource<RequestDetail>(`console/api/requests/${encodeURIComponent(id)}`);
@@ -74,7 +74,7 @@ function Changes({ changes, total }: { changes: Counterfactual[]; total: number 
   );
 }
 
-function HeadLine({ detail: { request, currency, model_route, turns, metadata } }: { detail: RequestDetail }) {
+function HeadLine({ detail: { request, currency, model_route, turns, metadata, cache } }: { detail: RequestDetail }) {
   const model = modelOf(request);
   const facts: [string, ComponentChildren][] = [
     ["", <Badge level={statusLevel(request)}>{statusText(request)}</Badge>],
@@ -82,6 +82,7 @@ function HeadLine({ detail: { request, currency, model_route, turns, metadata } 
     ["TTFT", request.ttft_s === null ? null : <b>{duration(request.ttft_s)}</b>],
     ["", <b>{tokensText(request)}</b>],
     ["cost", request.cost ? <b>{money(request.cost, currency)}</b> : null],
+    ["response cache", cacheText(cache) && <b>{cacheText(cache)}</b>],
     ["model", model && <Filter name="model" value={model} text={request.model_version ? `${model}@${request.model_version}` : model} />],
     ["asked as", model_route || null],
     ["adapter", request.adapter || null],

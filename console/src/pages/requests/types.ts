@@ -96,6 +96,8 @@ export interface RequestDetail {
   model_route: string;
   metadata: Record<string, string>;
   warnings: string[];
+  /** What the response cache had in it: `result`, of a hit `kind`, `age` and `similarity`; empty: nothing. */
+  cache: Record<string, string>;
   turns: Turn[];
   events: TimelineEvent[];
   spans: unknown[];

@@ -30,6 +30,13 @@ export function tokensText({ input_tokens, cached_tokens, output_tokens }: Pick<
   return `${number(input_tokens)} in (${number(cached_tokens)} cached) + ${number(output_tokens)} out`;
 }
 
+/** What the response cache did: `hit (semantic 0.972), 42 s old`; empty where it has no part in the request. */
+export function cacheText({ result, kind, age, similarity }: Record<string, string>): string {
+  if (!result) return "";
+  if (result !== "hit") return result === "miss" ? "miss, the answer is kept" : "bypassed: a model answered";
+  return `hit (${[kind, similarity].filter(Boolean).join(" ")}), ${duration(Number(age))} old`;
+}
+
 const MOST = 10_000; // the server counts no further
 const many = (value: number): string => (value >= MOST ? `${number(MOST)} or more` : number(value));
 

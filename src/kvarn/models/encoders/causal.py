@@ -21,9 +21,9 @@ from kvarn.models.layer import load_norm, scaled_embedding
 from kvarn.models.loading.weights import WeightLoader
 from kvarn.models.stack import LayerStack
 from kvarn.specs.errors import CheckpointError, UnsupportedModelError
-from kvarn.specs.families.table import FAMILIES
 from kvarn.specs.place import Shard
 from kvarn.specs.spec import DecoderSpec
+from kvarn.text.architectures import DECODERS
 from kvarn.text.config_files import CheckpointFile
 from kvarn.text.json_file import read_json, validate
 
@@ -85,7 +85,7 @@ def is_reranker(spec: DecoderSpec, path: Path, kind: str, *, is_classifier: bool
         UnsupportedModelError: The words in which it is asked are not known.
     """
     asked = kind == "score" or (kind == "auto" and sentence_module(path, "LogitScore") is not None)
-    if (asked or is_classifier) and FAMILIES[spec.architecture].model_type != "qwen3":
+    if (asked or is_classifier) and DECODERS[spec.architecture] != "qwen3":
         raise UnsupportedModelError(
             f"{path}: a reranker or classifier over {spec.architecture} is not supported: of decoders only Qwen3 ranks "
             "(Qwen3-Reranker)"

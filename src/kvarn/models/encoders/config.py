@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -50,7 +50,6 @@ class ClassifierNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderFamily:
-    model_type: str
     names: EncoderNames
     classifier: ClassifierNames
     pair_types: bool = False
@@ -61,20 +60,16 @@ class EncoderFamily:
 
 
 _BERT = EncoderFamily(
-    model_type="bert",
     names=EncoderNames(prefixes=("", "bert.")),
     classifier=ClassifierNames(dense="pooler.dense", output="classifier", below_encoder=True),
     pair_types=True,
 )
 _ROBERTA = EncoderFamily(
-    model_type="roberta",
     names=EncoderNames(prefixes=("", "roberta.")),
     classifier=ClassifierNames(dense="classifier.dense", output="classifier.out_proj"),
     positions_after_padding=True,
 )
-_XLM_ROBERTA = replace(_ROBERTA, model_type="xlm-roberta")
 _MODERNBERT = EncoderFamily(
-    model_type="modernbert",
     names=EncoderNames(
         prefixes=("", "model."),
         words="embeddings.tok_embeddings",
@@ -98,7 +93,7 @@ ENCODERS: Mapping[str, EncoderFamily] = MappingProxyType(
         for name, family in {
             "Bert": _BERT,
             "Roberta": _ROBERTA,
-            "XLMRoberta": _XLM_ROBERTA,
+            "XLMRoberta": _ROBERTA,
             "ModernBert": _MODERNBERT,
         }.items()
         for head in ("Model", "ForMaskedLM", CLASSIFIER)

@@ -15,6 +15,7 @@ from kvarn.specs.families.hf_config import DecoderConfig, RopeParameters
 from kvarn.specs.families.rope import LONGROPE, rope_spec, yarn_scale
 from kvarn.specs.families.table import FAMILIES
 from kvarn.specs.spec import UNROTATED, DecoderSpec, LayerSpec, RopeSpec
+from kvarn.text.architectures import DECODERS
 
 _log = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ def _attention(family: Family, config: DecoderConfig) -> list[AttentionKind]:
 def _recurrent_layers(family: Family, config: DecoderConfig) -> list[int]:
     if not family.delta:
         if "linear_attention" in (config.layer_types or ()):
-            raise UnsupportedModelError(f"config.json: {family.model_type} has no layers of type linear_attention here")
+            raise UnsupportedModelError("config.json: layers of type linear_attention are not supported in this family")
         return []
     layers = config.linear_layers()
     if len(layers) == config.num_hidden_layers:
@@ -174,19 +175,21 @@ def _layers(family: Family, config: DecoderConfig, ropes: Mapping[str, RopeSpec]
     )
 
 
-def _check_supported(family: Family, config: DecoderConfig, ropes: Mapping[str, RopeParameters]) -> None:
+def _check_supported(architecture: str, config: DecoderConfig, ropes: Mapping[str, RopeParameters]) -> None:
     """Refuse what would change what the model computes, and is not done here."""
+    family = FAMILIES[architecture]
     if config.use_bidirectional_attention:
         raise UnsupportedModelError(
             "config.json: use_bidirectional_attention is not supported: decoders see the past only"
         )
     if family.delta and config.activation() != "silu":
-        raise UnsupportedModelError(f"config.json: hidden_act of {family.model_type} can only be silu")
+        raise UnsupportedModelError(f"config.json: hidden_act of {DECODERS[architecture]} can only be silu")
     shares = {rope.partial_rotary_factor for rope in ropes.values()}
     if "partial_rotary_factor" not in family.defaults and shares != {1.0}:
-        known = [each.model_type for each in FAMILIES.values() if "partial_rotary_factor" in each.defaults]
+        known = [DECODERS[name] for name, each in FAMILIES.items() if "partial_rotary_factor" in each.defaults]
         raise UnsupportedModelError(
-            f"config.json: partial_rotary_factor is not supported in {family.model_type}, only in {', '.join(known)}"
+            f"config.json: partial_rotary_factor is not supported in {DECODERS[architecture]}, "
+            f"only in {', '.join(known)}"
         )
 
 
@@ -194,8 +197,8 @@ def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length
     """The decoder in a validated config.json. `max_context_length` lowers the one it was trained for."""
     family = FAMILIES[architecture]
     ropes = config.ropes()
-    _check_supported(family, config, ropes)
-    trained = max(config.max_position_embeddings, config.model_max_length if family.model_type == "cohere" else 0)
+    _check_supported(architecture, config, ropes)
+    trained = max(config.max_position_embeddings, config.model_max_length if DECODERS[architecture] == "cohere" else 0)
     if ropes["full_attention"].rope_type == "dynamic":
         trained = int(trained * (ropes["full_attention"].factor or 1.0))
     context = min(trained, max_context_length or trained)

@@ -40,7 +40,6 @@ Windows = Literal["all", "qwen", "listed", "unrotated", "alternating", "pattern"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    model_type: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Fields that config.json may leave out, where transformers fills in something else than `DecoderConfig` does. A
     null is not left out."""

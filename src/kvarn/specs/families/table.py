@@ -31,7 +31,6 @@ GLM_NORMS = LayerNames(
 """GLM-4: as Gemma's, by other names."""
 
 _COHERE = Family(
-    model_type="cohere",
     defaults={"tie_word_embeddings": True, "rope_theta": 500_000.0},
     names=LayerNames(mlp_input_norm=None),
     layer_norm=True,
@@ -67,7 +66,6 @@ _GPT_OSS_ROPE = {
 }
 
 _DEEPSEEK = Family(
-    model_type="deepseek_v2",
     defaults={"q_lora_rank": 1536, "n_shared_experts": 2},
     names=LayerNames(shared_expert="mlp.shared_experts", shared_expert_gate=None),
     interleaved_rope=True,
@@ -77,18 +75,11 @@ _DEEPSEEK = Family(
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "LlamaForCausalLM": Family(model_type="llama"),
-        "MistralForCausalLM": Family(
-            model_type="mistral", defaults={"num_key_value_heads": 8, "sliding_window": 4096}, bias_setting=None
-        ),
-        "Qwen2ForCausalLM": Family(
-            model_type="qwen2", defaults=_QWEN, bias_setting=None, qkv_bias=True, windows="qwen"
-        ),
-        "Qwen3ForCausalLM": Family(
-            model_type="qwen3", defaults={**_QWEN, "head_dim": 128}, qk_norm="head", windows="qwen"
-        ),
+        "LlamaForCausalLM": Family(),
+        "MistralForCausalLM": Family(defaults={"num_key_value_heads": 8, "sliding_window": 4096}, bias_setting=None),
+        "Qwen2ForCausalLM": Family(defaults=_QWEN, bias_setting=None, qkv_bias=True, windows="qwen"),
+        "Qwen3ForCausalLM": Family(defaults={**_QWEN, "head_dim": 128}, qk_norm="head", windows="qwen"),
         "Phi3ForCausalLM": Family(
-            model_type="phi3",
             defaults={
                 "rms_norm_eps": 1e-5,
                 "partial_rotary_factor": 1.0,
@@ -98,7 +89,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             bias_setting=None,
         ),
         "Gemma2ForCausalLM": Family(
-            model_type="gemma2",
             defaults={**_GEMMA, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
             names=SANDWICH_NORMS,
             norm_offset=1.0,
@@ -106,7 +96,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             windows="alternating",
         ),
         "Gemma3ForCausalLM": Family(
-            model_type="gemma3_text",
             defaults={**_GEMMA, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0},
             names=SANDWICH_NORMS,
             norm_offset=1.0,
@@ -114,15 +103,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             windows="pattern",
             qk_norm="head",
         ),
-        "GraniteForCausalLM": Family(model_type="granite", scales="granite"),
+        "GraniteForCausalLM": Family(scales="granite"),
         "SmolLM3ForCausalLM": Family(
-            model_type="smollm3",
             defaults={"tie_word_embeddings": True, "num_key_value_heads": 4, "rope_theta": 2_000_000.0},
             unrotated="listed",
             windows="unrotated",
         ),
         "GlmForCausalLM": Family(
-            model_type="glm",
             defaults=_GLM,
             names=LayerNames(gate_up=("gate_up_proj",)),
             qkv_bias=True,
@@ -130,7 +117,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             interleaved_rope=True,
         ),
         "Glm4ForCausalLM": Family(
-            model_type="glm4",
             defaults=_GLM,
             names=GLM_NORMS,
             qkv_bias=True,
@@ -140,7 +126,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "CohereForCausalLM": _COHERE,
         "Cohere2ForCausalLM": replace(
             _COHERE,
-            model_type="cohere2",
             defaults={
                 "tie_word_embeddings": True,
                 "sliding_window": 4096,
@@ -149,11 +134,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             unrotated="full",
             windows="pattern",
         ),
-        "Olmo2ForCausalLM": Family(
-            model_type="olmo2", defaults={"rms_norm_eps": 1e-5}, names=OUTPUT_NORMS, qk_norm="full"
-        ),
+        "Olmo2ForCausalLM": Family(defaults={"rms_norm_eps": 1e-5}, names=OUTPUT_NORMS, qk_norm="full"),
         "GptOssForCausalLM": Family(
-            model_type="gpt_oss",
             defaults={
                 "num_key_value_heads": 8,
                 "head_dim": 64,
@@ -172,7 +154,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "DeepseekV2ForCausalLM": _DEEPSEEK,
         "DeepseekV3ForCausalLM": replace(
             _DEEPSEEK,
-            model_type="deepseek_v3",
             defaults={
                 "q_lora_rank": 1536,
                 "n_shared_experts": 1,
@@ -185,7 +166,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             moe="deepseek_v3",
         ),
         "Glm4MoeForCausalLM": Family(
-            model_type="glm4_moe",
             defaults={
                 "num_key_value_heads": 8,
                 "rms_norm_eps": 1e-5,
@@ -200,7 +180,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             moe="deepseek_v3",
         ),
         "MixtralForCausalLM": Family(
-            model_type="mixtral",
             defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
             names=LayerNames(
                 gate_up=("w1", "w3"), down="w2", experts="block_sparse_moe.experts", router="block_sparse_moe.gate"
@@ -209,7 +188,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             moe="mixtral",
         ),
         "Qwen2MoeForCausalLM": Family(
-            model_type="qwen2_moe",
             defaults={**_QWEN, "num_key_value_heads": 16, "shared_expert_intermediate_size": 5632},
             bias_setting="qkv_bias",
             qkv_bias=True,
@@ -218,14 +196,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             moe="qwen",
         ),
         "Qwen3MoeForCausalLM": Family(
-            model_type="qwen3_moe",
             defaults={"num_key_value_heads": 4, "sliding_window": 4096},
             qk_norm="head",
             windows="listed",
             moe="qwen",
         ),
         "Qwen3NextForCausalLM": Family(
-            model_type="qwen3_next",
             defaults={
                 "num_key_value_heads": 2,
                 "head_dim": 256,

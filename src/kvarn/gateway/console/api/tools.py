@@ -5,7 +5,7 @@ Servers are registered, approved and refused by `/v1/organization/projects/{proj
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 from pydantic import Field
@@ -107,8 +107,6 @@ class ApprovalRow(Struct, frozen=True, kw_only=True):
     server_label: str
     name: str
     arguments: str
-    tools: list[dict[str, Any]]
-    """The request's tools, without secrets: who answers sends them again."""
     of_project: bool
     """Whether the server is the project's or the operator's. Any other was named by the client, whose credentials are
     not kept: only the client can go on."""
@@ -182,7 +180,6 @@ async def get_approvals(gateway: GatewayDep, viewer: ConsoleViewer) -> ListObjec
             server_label=each.request["server_label"],
             name=each.request["name"],
             arguments=each.request["arguments"],
-            tools=each.response.body.get("tools") or [],
             of_project=not any(
                 tool.get("server_url") and tool.get("server_label") == each.request["server_label"]
                 for tool in each.response.body.get("tools") or ()
