@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from kvarn.config.engine import EngineConfig
 from kvarn.engine.core import EngineParts
 from kvarn.replica.server.generate import GenerateService
-from kvarn.wire.messages import ModelCard, RefusalReason, StepOutput, Submit
+from kvarn.wire.messages import ModelCard, RefusalReason, Refused, StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.modelled import ModelledExecutor
 from scripted_masks import ReadyMask
@@ -72,6 +72,37 @@ def test_gauges_come_at_their_interval_while_all_work_waits():
         told += [(output.stats.waiting, output.deltas) for output in rig.service.step()]
         rig.now += 0.01
     assert told == [(1, [])] * 4
+
+
+class FailingLoad:
+    """Adapters, of which one is read for two steps and cannot be loaded."""
+
+    def __init__(self) -> None:
+        self.steps = 2
+        self.waiting: list[tuple[Submit, float]] = []
+
+    @property
+    def is_busy(self) -> bool:
+        return self.steps > 0
+
+    def resolve(self, request: Submit, now: float) -> str | None:
+        self.waiting.append((request, now))
+        return None if self.is_busy else "it could not be loaded"
+
+    def poll(self) -> tuple[list[Any], list[tuple[Submit, float]], None]:
+        self.steps -= 1
+        return [], [] if self.is_busy else self.waiting[:1], None
+
+
+def test_gauges_come_with_the_last_step_before_a_rest_where_nothing_was_computed():
+    """Else who sent the request would take the engine for one that works and tells nothing."""
+    engine, host = EngineParts(ModelledExecutor(), EngineConfig()), FailingLoad()
+    service = GenerateService(engine, CARD, adapter_host=lambda core: cast(Any, host), clock=lambda: 100.0)
+    request = Submit(request_id="r", prompt_token_ids=[1], sampling=SamplingParams(seed=0), adapter="a")
+    assert service.accept(request) is None
+    assert [type(each) for each in service.step()] == [StepOutput], "it has work"
+    assert [type(each) for each in service.step()] == [Refused, StepOutput]
+    assert not service.has_work()
 
 
 def test_a_step_with_nothing_to_do_says_nothing():

@@ -245,7 +245,8 @@ def test_a_replica_that_works_and_tells_nothing_gets_none_while_another_is_heard
     if router.reads_names:
         hold(router, "0", list(range(160)))
     assert "0" not in picked(router, 1.0)
-    assert router.choose(RouteRequest(160, excluded={"1", "2"}), 1.0) is None, "those that are heard refuse it"
+    assert router.choose(RouteRequest(160, refusing={"1", "2"}), 1.0) is None, "those that are heard refuse it"
+    assert picked(router, 1.0, excluded={"1", "2"}) == {"0"}, "those that are heard have failed it"
     router.candidates["1"].available = router.candidates["2"].available = False
     assert picked(router, 1.0) == {"0"}, "it is the only one"
     router.candidates["1"].available = True

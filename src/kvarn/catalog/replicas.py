@@ -149,7 +149,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         """The replica that a request goes to, whose load it is from now on; None where none takes it."""
         router = self.router
         if router is None:
-            ready = [name for name in self.ready if name not in request.excluded]
+            ready = [name for name in self.ready if name not in {*request.excluded, *request.refusing}]
             return ReplicaChoice(ready[0]) if ready else None
         now = self.clock.now()
         for name, candidate in router.candidates.items():

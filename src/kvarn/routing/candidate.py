@@ -22,7 +22,8 @@ class RouteRequest:
     session: str = ""  # the conversation that it belongs to; empty where it says of none
     adapter: str = ""  # name of the adapter that it needs
     sequences: int = 1
-    excluded: Collection[str] = ()  # names of replicas that shall not have it: they have failed it
+    excluded: Collection[str] = ()  # names of replicas that have failed it: any other goes before them
+    refusing: Collection[str] = ()  # names of replicas that have too much to do for it
 
 
 class Candidate(EngineLoad):

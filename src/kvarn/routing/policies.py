@@ -36,16 +36,18 @@ Policy = Callable[[RouteRequest, Sequence[Candidate], Situation], Candidate]  # 
 
 
 def usable(request: RouteRequest, candidates: Iterable[Candidate], now: float) -> list[Candidate]:
-    """Those that may answer at all: that take requests, have its adapter, have not failed it, and are not silent while
-    others are not."""
+    """Those that may answer at all: that take requests, have not failed this one, have its adapter, and are not silent
+    while others are not. One that is silent gets nothing because those that are heard refuse it."""
     adapter, excluded = request.adapter, request.excluded
     able = [
         each
         for each in candidates
-        if each.available and (not adapter or each.adapters is None or adapter in each.adapters)
+        if each.available
+        and each.name not in excluded
+        and (not adapter or each.adapters is None or adapter in each.adapters)
     ]
     heard = [each for each in able if not each.is_silent(now)]
-    return [each for each in heard or able if each.name not in excluded]
+    return [each for each in heard or able if each.name not in request.refusing]
 
 
 def score(request: RouteRequest, candidate: Candidate, situation: Situation) -> float:

@@ -190,7 +190,7 @@ class Deployment:
 
     def _next_best(self, request: SimulatedRequest, refusing: set[str]) -> ReplicaChoice | None:
         assert request.route is not None
-        return self.set.choose(dataclasses.replace(request.route, excluded=refusing))
+        return self.set.choose(dataclasses.replace(request.route, refusing=refusing))
 
     # Admission -------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import pytest
 
 from fake_tools import FakeProvider, FakeTool
 from kvarn.store.owner import Role
+from kvarn.tools.server import ToolServer
 from rogue_mcp import RogueMcp, tool
 from scripted_answers import called, script
 from served_mcp import served
@@ -48,6 +49,20 @@ def test_types_and_servers_are_listed_and_a_server_is_asked(
         assert member.get(TOOLS).json()["servers"] == [], "it is another project's"
         assert member.get(f"{TOOLS}/servers/notes").status_code == 404
         assert member.get(TOOLS, params={"project": "proj_default"}).status_code == 403
+
+
+def test_urls_of_the_operators_requests_are_shown_to_its_administrators_alone(
+    server: Any, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = {"openapi": "3.1.0", "servers": [{"url": "https://inside.example"}]}
+    document |= {"paths": {"/bills": {"get": {"operationId": "list_bills"}}}}
+    configured = server.gateway.control.tool_servers.provider.servers.configured
+    monkeypatch.setitem(configured, "bills", ToolServer("bills", "http", document=document))
+    (tool,) = client.get(f"{TOOLS}/servers/bills").json()["tools"]["data"]
+    assert (tool["name"], tool["request"]) == ("list_bills", "GET https://inside.example/bills")
+    with server.add_tenant("bills-admin", role=Role.ADMIN) as admin:
+        (told,) = admin.get(f"{TOOLS}/servers/bills").json()["tools"]["data"]
+        assert told == tool | {"request": None}
 
 
 def test_a_server_that_does_not_answer_says_why(client: httpx.Client, notes: tuple[RogueMcp, str]) -> None:

@@ -136,7 +136,7 @@ class AdmissionStage:
             return chosen
         best = choose_admitted(
             first,
-            lambda refusing: replicas.choose(dataclasses.replace(route, excluded=refusing)),
+            lambda refusing: replicas.choose(dataclasses.replace(route, refusing=refusing)),
             lambda choice: _would_refuse(self._replica(turn.model, choice.replica), turn),
         )
         if best is first:

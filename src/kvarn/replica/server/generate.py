@@ -164,14 +164,15 @@ class GenerateService:
         return self._core.has_work() or (self._adapters is not None and self._adapters.is_busy)
 
     def step(self) -> Sequence[Refused | StepOutput | AdapterChanged | Adapters]:
-        """Run one step: changes of adapters, refusals, then all deltas in one message. Where all work waits, the gauges
-        alone are told at their interval: an engine with work is never silent."""
-        told = self._poll_adapters()
+        """Run one step: changes of adapters, refusals, then all deltas in one message. Where nothing was computed, the
+        gauges alone are told at their interval, and when work has ended: an engine with work is never silent, and is
+        known to rest."""
+        worked, told = self.has_work(), self._poll_adapters()
         output = self._core.step()
         if self._prefill_server is not None:
             self._prefill_server.after_step(self._core, output.deltas)
-        waits = self.has_work() and self._clock() >= self.gauges_due_s
-        if not output.computed and not output.refused and not waits:
+        is_due = worked and (not self.has_work() or self._clock() >= self.gauges_due_s)
+        if not output.computed and not output.refused and not is_due:
             return told
         return [*told, *output.refused, StepOutput(deltas=output.deltas, stats=self.due_stats())]
 

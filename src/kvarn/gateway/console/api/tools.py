@@ -26,7 +26,7 @@ from kvarn.store.repositories.tool_calls import list_calls
 from kvarn.tools.server import ToolServer
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.lists import ListObject
-from kvarn.wire.openai.organization.tool_servers import ServerToolList
+from kvarn.wire.openai.organization.tool_servers import ServerToolList, ServerToolObject
 
 router = console_router()
 
@@ -136,7 +136,8 @@ async def get_tools(gateway: GatewayDep, viewer: ConsoleViewer, query: ProjectQu
 
 @router.get("/tools/servers/{name}", dependencies=CHECKED)
 async def ask_server(gateway: GatewayDep, viewer: ConsoleViewer, name: str, query: ProjectQuery) -> AskedServer:
-    """Ask a server for its tools now: whether it answers, what each tool says, what was decided about it."""
+    """Ask a server for its tools now: whether it answers, what each tool says, what was decided about it. URLs of
+    requests are shown to those who see the server's."""
     owner = await viewer.owner_of(query.project)
     administration, began_s = gateway.control.tool_servers, SYSTEM_CLOCK.now()
     server = administration.provider.servers.configured.get(name)
@@ -153,7 +154,9 @@ async def ask_server(gateway: GatewayDep, viewer: ConsoleViewer, name: str, quer
             raise
         return AskedServer(asked=True, seconds=SYSTEM_CLOCK.now() - began_s, error=failure.message, tools=None)
     asked = row is None or row.kind == "mcp" or (row.kind == "http" and row.url is not None)
-    return AskedServer(asked=asked, seconds=SYSTEM_CLOCK.now() - began_s, error=None, tools=tools)
+    sees_url = viewer.principal.role is Role.ADMIN if server is None else viewer.is_platform_admin
+    seconds = SYSTEM_CLOCK.now() - began_s
+    return AskedServer(asked=asked, seconds=seconds, error=None, tools=tools if sees_url else _without_urls(tools))
 
 
 @router.get("/tools/calls", dependencies=CHECKED)
@@ -204,6 +207,14 @@ def _registered(viewer: Viewer, row: StoredToolServer) -> ToolServerRow:
         allowed=may_use_tool(viewer.principal, "mcp", row.name),
         changed_at=row.changed_at,
     )
+
+
+def _without_urls(tools: ServerToolList) -> ServerToolList:
+    shown: list[ServerToolObject] = [
+        {**each, "request": None, "approved": each["approved"] and {**each["approved"], "request": None}}
+        for each in tools["data"]
+    ]
+    return {**tools, "data": shown}
 
 
 def _configured(viewer: Viewer, server: ToolServer) -> ToolServerRow:
