@@ -12,8 +12,8 @@ from kvarn.config.yaml import parse_yaml
 from kvarn.simulator import Scenario, simulate
 
 PAGE = (Path(__file__).parents[2] / "docs/guides/simulate_fleet.md").read_text(encoding="utf-8")
-# The page's first block; later ones show parts.
-SCENARIO = Scenario.model_validate(parse_yaml(re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0]))
+WHOLE, SPECULATION, ROUTES = (parse_yaml(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
+SCENARIO = Scenario.model_validate(WHOLE)
 (PRINTED,) = (block.splitlines() for block in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL))
 
 
@@ -24,3 +24,15 @@ def test_the_printed_events_are_those_of_the_scenario(until_s: int, tmp_path: Pa
     log = tmp_path / "events.jsonl"
     simulate(SCENARIO.changed([f"duration_s={until_s}"]), log=log)
     assert set(printed) <= set(log.read_text(encoding="utf-8").splitlines())
+
+
+def test_the_printed_speculation_and_routes_can_be_simulated() -> None:
+    guessing = WHOLE["replicas"]["chat"] | SPECULATION["replicas"]["chat"]
+    traffic = [{"model": "chat", "rate": 2}]
+    alone = {"name": "chat", "path": "chat"}
+    for raw in (
+        {"config": {"models": [alone]}, "replicas": {"chat": guessing}},
+        ROUTES | {"replicas": {"large": WHOLE["replicas"]["chat"]}},
+    ):
+        outcome = simulate(Scenario.model_validate(raw | {"traffic": traffic, "duration_s": 5}))
+        assert len(outcome.requests) > 3

@@ -74,11 +74,12 @@ class Run:
         traffic: Sequence[Conversation],
         priority: int = 0,
         drain_at_s: float | None = None,
+        asked: str = "m",
     ) -> None:
-        """`drain_at_s`: when the first replica is told to drain."""
+        """`drain_at_s`: when the first replica is told to drain. `asked`: the model that requests name."""
         lines: list[bytes] = []
         log = EventLog(lines.append)
-        self.simulation = Simulation(scenario, iter([Stream(iter(traffic), "m", priority)]), log, attach=ATTACHED)
+        self.simulation = Simulation(scenario, iter([Stream(iter(traffic), asked, priority)]), log, attach=ATTACHED)
         if drain_at_s is not None:
             first = self.simulation.fleet.supervisors("m")[0]
             self.simulation.world.at(drain_at_s, first.drain, 60.0)

@@ -24,7 +24,7 @@ from kvarn.costs.replica_model import ReplicaModel
 from kvarn.observe.timeline import Phase, spent_by_phase
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
 from kvarn.routing.candidate import RouteRequest
-from kvarn.routing.router import choose_admitted
+from kvarn.routing.router import ReplicaChoice, choose_admitted
 from kvarn.simulator.prefill_peer import ModelledPeer
 from kvarn.simulator.replica import SimulatedReplica
 from kvarn.simulator.request import End, SimulatedRequest
@@ -33,7 +33,6 @@ from kvarn.wire.sampling import SamplingParams
 from kvarn.wire.sessions import SessionEvent, SessionNews
 
 if TYPE_CHECKING:
-    from kvarn.routing.router import ReplicaChoice
     from kvarn.simulator.world import World
 
 Finish = Callable[[SimulatedRequest, End, str], None]
@@ -67,6 +66,10 @@ class Deployment:
         """Hears of each request that comes and is not held back, once, before it is admitted."""
         self.on_lost: Callable[[SimulatedRequest, Refused | None], bool] = lambda request, refused: False
         """Takes over a request whose engine was lost, or refused it as it drains; False: it fails."""
+        self.on_begun: Callable[[SimulatedRequest], None] = lambda request: None
+        """Hears of each first token."""
+        self.on_failed: Callable[[SimulatedRequest, End, str], bool] = lambda request, end, reason: False
+        """Takes over a request that ends here for another model; False: it ends."""
         self.on_ended: Callable[[SimulatedRequest], None] = lambda request: None
         """Hears of each request that ends here."""
         self.on_emptied: Callable[[SimulatedReplica], None] = lambda replica: None
@@ -214,6 +217,21 @@ class Deployment:
             cached_tokens=choice.cached_tokens if same else None,
         )
 
+    def predicted_ttft_s(self, request: SimulatedRequest) -> float | None:
+        """Seconds to the first token that the quickest ready replica would take for a request; None: unknown."""
+        predicted = [
+            self._admission(name).controller.predicted_ttft_s(
+                self._demand(request, ReplicaChoice(name)), self._world.now
+            )
+            for name in self.set.ready
+        ]
+        return min([seconds for seconds in predicted if seconds is not None], default=None)
+
+    def would_take(self, request: SimulatedRequest) -> bool:
+        """Whether a replica that is ready would admit a request now."""
+        refuses = self._refuses(request)
+        return any(not refuses(ReplicaChoice(name)) for name in self.set.ready)
+
     def _refuses(self, request: SimulatedRequest) -> Callable[[ReplicaChoice], bool]:
         def refuses(choice: ReplicaChoice) -> bool:
             controller = self._admission(choice.replica).controller
@@ -272,6 +290,7 @@ class Deployment:
             if delta.events:
                 request.prompt_us = spent_by_phase(delta.events).get(Phase.PROMPT, 0)
             self._world.tell("first_token", request=request.number, cached=delta.cached_tokens)
+            self.on_begun(request)
         request.tokens += delta.token_ids
         if delta.finish_reason is not None:
             del self._running[delta.request_id]
@@ -325,7 +344,8 @@ class Deployment:
                 finished=end is End.ANSWERED,
             )
         self.on_ended(request)
-        self._finish(request, end, reason)
+        if not self.on_failed(request, end, reason):
+            self._finish(request, end, reason)
         if choice is not None:
             self._poll(choice.replica)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from kvarn.replica.client.protocol import ReplicaState
+from kvarn.simulator.external import ExternalDeployment
 from kvarn.simulator.faults import FaultMoment
 from kvarn.simulator.fleet import SimulatedFleet
 from kvarn.simulator.scenario import FaultConfig
@@ -15,12 +16,31 @@ from kvarn.simulator.world import World
 class FaultInjection:
     """Causes faults at their moments. A replica that is not ready then is spared, and the log says so."""
 
-    def __init__(self, world: World, fleet: SimulatedFleet, moments: Iterable[FaultMoment]) -> None:
+    def __init__(
+        self,
+        world: World,
+        fleet: SimulatedFleet,
+        externals: Mapping[str, ExternalDeployment],
+        moments: Iterable[FaultMoment],
+    ) -> None:
         self._world = world
         self._fleet = fleet
         for moment in moments:
             if moment.model in fleet.models:
                 world.at(moment.at_s, self._strike, moment)
+            elif moment.model in externals:
+                world.at(moment.at_s, self._fail_server, moment, externals[moment.model])
+
+    def _fail_server(self, moment: FaultMoment, external: ExternalDeployment) -> None:
+        fault = moment.fault
+        name = external.fail_server(fault.replica, moment.draw)
+        self._world.tell("fault", kind=fault.kind, replica=name)
+        if name is not None:
+            self._world.after(fault.lasts_s, self._restore_server, external, name)
+
+    def _restore_server(self, external: ExternalDeployment, name: str) -> None:
+        self._world.tell("fault_over", kind="outage", replica=name)
+        external.restore_server(name)
 
     def _strike(self, moment: FaultMoment) -> None:
         fault = moment.fault

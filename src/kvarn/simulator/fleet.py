@@ -83,14 +83,14 @@ class SimulatedFleet:
         """Count work as it arrives, before anything is decided about it. Copies for comparison are none."""
         if request.is_copy:
             return
-        arrived = self.models[request.model].arrived
+        arrived = self.models[request.answering].arrived
         arrived.requests += 1
         arrived.prompt_tokens += len(request.prompt)
-        arrived.output_tokens += min(self._lengths.mean(request.model), request.output_tokens)
+        arrived.output_tokens += min(self._lengths.mean(request.answering), request.output_tokens)
 
     def ended(self, request: SimulatedRequest) -> None:
         if request.tokens:
-            self._lengths.learn(request.model, request.tenant, len(request.tokens))
+            self._lengths.learn(request.answering, request.tenant, len(request.tokens))
 
     # Versions --------------------------------------------------------------------------------------------------------
 

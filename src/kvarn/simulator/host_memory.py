@@ -15,7 +15,10 @@ NO_CONTENTS = memoryview(bytearray())
 
 
 def host_memory(
-    config: KVTiersConfig, block_bytes: int, disk: SegmentTier | None, clock: Callable[[], float]
+    config: KVTiersConfig,
+    block_bytes: int,
+    disk: SegmentTier | None = None,
+    clock: Callable[[], float] = lambda: 0.0,
 ) -> TieredStore:
     """The memory tier as configured, and the disk behind it. Raises `ValueError` where it has no room for a block."""
     slots = int(config.host_gib * _GIB) // block_bytes

@@ -9,6 +9,7 @@ import msgspec
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from kvarn.costs.replica_model import LinkModel, ReplicaModel
+from kvarn.costs.server_model import ServerModel
 from kvarn.costs.speculation_model import SpeculationModel
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
@@ -50,6 +51,12 @@ ModelledSpeculation = Annotated[
 ModelledLink = Annotated[
     LinkModel,
     PlainValidator(_reader(LinkModel, "a link", "which has `bytes_per_s` and `latency_s`")),
+    _SERIALIZER,
+    _SCHEMA,
+]
+ModelledServer = Annotated[
+    ServerModel,
+    PlainValidator(_reader(ServerModel, "a server", "see docs/guides/simulate_fleet.md")),
     _SERIALIZER,
     _SCHEMA,
 ]

@@ -124,6 +124,8 @@ class Outcome:
     requests: RequestTable = field(default_factory=RequestTable)
     deployments: list[DeploymentUse] = field(default_factory=list)
     rollouts: list[Rollout] = field(default_factory=list)
+    fallbacks: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """Requests for which a model could not begin and another was asked, by both and the reason."""
     wall_s: float = 0.0
     """Seconds of this machine that it took; no part of what is compared."""
 
@@ -211,6 +213,10 @@ def report(outcome: Outcome) -> dict[str, Any]:
             "all": summary(outcome),
             "models": {name: summary(outcome, mask) for name, mask in table.named("model").items()},
             "tenants": tenants,
+            "fallbacks": [
+                {"model": model, "to": other, "reason": reason, "requests": count}
+                for (model, other, reason), count in sorted(outcome.fallbacks.items())
+            ],
             "rollouts": [
                 {
                     "model": each.model,

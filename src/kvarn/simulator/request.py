@@ -15,6 +15,7 @@ from kvarn.wire.sessions import SessionTurn
 
 if TYPE_CHECKING:
     from kvarn.simulator.deployment import Deployment
+    from kvarn.simulator.external import ExternalDeployment
     from kvarn.simulator.replica import SimulatedReplica
 
 
@@ -31,6 +32,7 @@ class SimulatedRequest:
     __slots__ = (
         "admission",
         "answer_delay_s",
+        "answering",
         "arrival_s",
         "attempts",
         "cached_tokens",
@@ -76,7 +78,8 @@ class SimulatedRequest:
         is_tool_call: bool = False,
     ) -> None:
         self.number = number
-        self.model = model  # the one asked for
+        self.model = model  # the one asked for, or a route
+        self.answering = model  # the model that answers, or has been asked to
         self.prompt = prompt
         self.output_tokens = output_tokens  # of its answer
         self.arrival_s = arrival_s
@@ -87,7 +90,7 @@ class SimulatedRequest:
         self.session = session
         self.session_name = session_name
         self.is_tool_call = is_tool_call
-        self.deployment: Deployment | None = None  # the one that answers
+        self.deployment: Deployment | ExternalDeployment | None = None  # the one that answers
         self.route: RouteRequest | None = None
         self.choice: ReplicaChoice | None = None
         self.demand: Demand | None = None
@@ -104,6 +107,11 @@ class SimulatedRequest:
         self.end: End | None = None
         self.reason = ""
         self.client_left = False
+
+    def start_again(self) -> None:
+        """Another model is asked: forget the one that could not begin."""
+        self.deployment = self.route = self.choice = self.demand = self.admission = self.replica = None
+        self.attempts = 0
 
     @property
     def is_copy(self) -> bool:

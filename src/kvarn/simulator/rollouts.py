@@ -78,7 +78,7 @@ class SimulatedRollout:
 
     def _choose(self, request: SimulatedRequest) -> Deployment:
         rollout = self.rollout
-        if request.model != rollout.model:
+        if request.answering != rollout.model:
             return self._choose_otherwise(request)
         if rollout.ended:
             return self._serving()
@@ -106,7 +106,7 @@ class SimulatedRollout:
 
     def _ended(self, request: SimulatedRequest) -> None:
         rollout = self.rollout
-        if request.model != rollout.model or rollout.ended:
+        if request.answering != rollout.model or rollout.ended:
             return
         if request.number in self._compared:
             self._compared.remove(request.number)

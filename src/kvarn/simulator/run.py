@@ -24,7 +24,7 @@ from kvarn.simulator.attached import ATTACHED
 from kvarn.simulator.clients import Stream
 from kvarn.simulator.event_log import EventLog
 from kvarn.simulator.outcome import Outcome
-from kvarn.simulator.scenario import Scenario, ScenarioError, TrafficConfig
+from kvarn.simulator.scenario import Scenario, ScenarioError, TrafficConfig, linked_models
 from kvarn.simulator.simulation import Simulation
 from kvarn.simulator.traffic import conversations
 from kvarn.traffic.conversation import Conversation
@@ -84,10 +84,17 @@ def simulate(
 
 def model_groups(scenario: Scenario) -> list[list[str]]:
     """Names of models that share something: engines that wait for whichever needs one (`fleet.warm_pool`), a trace
-    that asks several."""
+    that asks several, a route, fallbacks."""
     names = [model.name for model in scenario.config.models]
     together = scenario.config.fleet.warm_pool or any(len(_asked(scenario, each)) > 1 for each in scenario.traffic)
-    return [names] if together else [[name] for name in names]
+    if together:
+        return [names]
+    groups = [[name] for name in names]
+    for shared in linked_models(scenario):
+        joined = [group for group in groups if not shared.isdisjoint(group)]
+        groups = [group for group in groups if group not in joined]
+        groups.append([name for name in names if any(name in group for group in joined)])
+    return sorted(groups, key=lambda group: names.index(group[0]))
 
 
 def _check(scenario: Scenario, traffic: Iterable[Conversation] | None) -> None:
@@ -194,9 +201,10 @@ def _streams(scenario: Scenario, names: list[str], traffic: Iterable[Conversatio
     if traffic is not None:
         yield Stream(iter(traffic), names[0] if len(names) == 1 else "")
         return
+    routed = {route.name: route.targets[0].model for route in scenario.config.routes}
     for number, config in enumerate(scenario.traffic):
         asked = _asked(scenario, config)
-        if asked[0] in names:
+        if routed.get(asked[0], asked[0]) in names:
             model = asked[0] if len(asked) == 1 else ""
             seed = f"{scenario.seed}/traffic/{number}"
             yield Stream(conversations(config, seed, scenario.duration_s), model, config.priority)
@@ -217,6 +225,7 @@ def _join(scenario: Scenario, outcomes: list[Outcome]) -> Outcome:
         whole.requests.extend(each.requests)
         whole.deployments += each.deployments
         whole.rollouts += each.rollouts
+        whole.fallbacks += each.fallbacks
         whole.ended_s = max(whole.ended_s, each.ended_s)
         whole.num_events += each.num_events
     whole.log_sha256 = hashlib.sha256("".join(f"{each.log_sha256}\n" for each in outcomes).encode()).hexdigest()

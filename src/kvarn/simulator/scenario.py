@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 from kvarn.config.load import explain_errors
 from kvarn.config.model import ModelConfig
 from kvarn.config.rollout import RolloutConfig
+from kvarn.config.routes import RouteConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
 from kvarn.config.yaml import parse_yaml
@@ -25,7 +26,7 @@ from kvarn.planner.models import find_model
 from kvarn.planner.replicas import table_replica
 from kvarn.replica.server.generate import GAUGES_EVERY_S
 from kvarn.simulator.calibration import CalibrationError, read_calibration
-from kvarn.simulator.modelled_values import ModelledLink, ModelledReplica, ModelledSpeculation
+from kvarn.simulator.modelled_values import ModelledLink, ModelledReplica, ModelledServer, ModelledSpeculation
 from kvarn.traffic.arrivals import ArrivalPattern
 from kvarn.traffic.presets import PRESETS
 from kvarn.traffic.trace import TraceFormat
@@ -113,9 +114,9 @@ class TrafficConfig(Section):
 class FaultConfig(Section):
     """A fault of one replica, at a time or at a rate."""
 
-    kind: Literal["kill", "hang", "slow", "partition"]
+    kind: Literal["kill", "hang", "slow", "partition", "outage"]
     """`kill`: its process ends. `hang`: it computes nothing. `slow`: its steps take `factor` times as long.
-    `partition`: the gateway does not reach it."""
+    `partition`: the gateway does not reach it. `outage`: a server of an external model fails what it is sent."""
 
     model: str = ""
     """Model of the replica. Default: the first."""
@@ -177,6 +178,9 @@ class Scenario(Section):
     replicas: dict[str, ModelledReplica] = Field(default_factory=dict)
     """A modelled replica of each model, by the model's name."""
 
+    externals: dict[str, ModelledServer] = Field(default_factory=dict)
+    """The servers of each external model, by the model's name."""
+
     devices: dict[str, DeviceConfig] = Field(default_factory=dict)
     """Devices of models that have no modelled replica, by the model's name: one is made from the table, as the model's
     settings divide and hold it."""
@@ -235,24 +239,39 @@ class Scenario(Section):
         names = [model.name for model in self.config.models]
         for model in self.config.models:
             if model.external is not None:
-                raise ValueError(f"the model {model.name!r} is `external`: only models that Kvarn runs are simulated")
+                if model.name not in self.externals:
+                    raise ValueError(f"{model.name!r} is external: give its servers under `externals`")
+                continue
             if model.name not in self.replicas:
                 raise ValueError(f"no modelled replica of {model.name!r}: give one under `replicas` or `devices`")
             check_links(model, self.replicas[model.name])
-        for name in self.replicas:
+        for name in (*self.replicas, *self.externals):
             if name not in names:
-                raise ValueError(f"`replicas` names {name!r}, which is not among the models")
+                raise ValueError(f"`replicas` or `externals` names {name!r}, which is not among the models")
+        self._check_model_choice(names)
         asking = (
             *(each.model for each in self.traffic),
             *(each.model for each in self.faults),
             *(each.model for each in self.rollouts),
         )
         for asked in asking:
-            if asked and asked not in names:
+            if asked and asked not in (*names, *(route.name for route in self.config.routes)):
                 raise ValueError(
                     f"traffic, a fault or a rollout names the model {asked!r}: name one of {', '.join(names)}"
                 )
         return self
+
+    def _check_model_choice(self, names: list[str]) -> None:
+        for route in asked_routes(self):
+            if unknown := [name for name in route.models if name not in names]:
+                raise ValueError(f"the route {route.name!r} names {unknown[0]!r}: only names of models are simulated")
+        external = {model.name for model in self.config.models if model.external is not None}
+        for fault in self.faults:
+            if (fault.kind == "outage") != ((fault.model or names[0]) in external):
+                raise ValueError("an `outage` strikes external models, other faults those that Kvarn runs")
+        for plan in self.rollouts:
+            if (plan.model or names[0]) in external:
+                raise ValueError(f"{plan.model!r} is external: only models that Kvarn runs are rolled out")
 
     def changed(self, settings: Iterable[str]) -> Scenario:
         """The scenario with other values, each `path=value` (`config.models.0.replicas=3`; `config.` may be left out).
@@ -277,6 +296,19 @@ def check_links(model: ModelConfig, replica: ReplicaModel) -> None:
         raise ValueError(f"{model.name!r} keeps blocks in main memory: its modelled replica needs a `host_link`")
     if pair is not None and replica.peer_link is None:
         raise ValueError(f"{model.name!r} has a second engine for prompts: its modelled replica needs a `peer_link`")
+
+
+def asked_routes(scenario: Scenario) -> list[RouteConfig]:
+    """The routes that traffic names."""
+    asked = {each.model for each in scenario.traffic}
+    return [route for route in scenario.config.routes if route.name in asked]
+
+
+def linked_models(scenario: Scenario) -> list[set[str]]:
+    """Models that answer for each other: those of each route that is asked, and each model with its fallbacks."""
+    routes = [set(route.models) for route in asked_routes(scenario)]
+    fallbacks = [{model.name, *(each.model for each in model.fallbacks)} for model in scenario.config.models]
+    return routes + fallbacks
 
 
 def model_of(scenario: Scenario, name: str) -> ModelConfig:

@@ -10,6 +10,7 @@ from kvarn.simulator.clients import Clients, Stream
 from kvarn.simulator.deployment import Deployment
 from kvarn.simulator.engine_totals import EngineTotals
 from kvarn.simulator.event_log import EventLog
+from kvarn.simulator.external import ExternalDeployment
 from kvarn.simulator.fault_injection import FaultInjection
 from kvarn.simulator.faults import fault_moments
 from kvarn.simulator.fleet import SimulatedFleet
@@ -33,6 +34,7 @@ class Simulation:
 
     Attributes:
         choose: Finds the deployment that answers a request; a rollout puts its own in its place.
+        enter: Has a request answered that has come to the gateway; routes and fallbacks put their own in its place.
         deployments: By name: one for each model, and those of other versions.
     """
 
@@ -53,7 +55,13 @@ class Simulation:
             speeds_change=any(fault.kind == "slow" for fault in scenario.faults),
         )
         self.deployments: dict[str, Deployment] = {}
-        self.choose: Callable[[SimulatedRequest], Deployment] = lambda request: self.deployments[request.model]
+        self.externals: dict[str, ExternalDeployment] = {}
+        self.choose: Callable[[SimulatedRequest], Deployment] = lambda request: self.deployments[request.answering]
+        self.enter: Callable[[SimulatedRequest], None] = lambda request: self.choose(request).enter(request)
+        self.on_begun: Callable[[SimulatedRequest], None] = lambda request: None
+        """Hears of each first token."""
+        self.on_failed: Callable[[SimulatedRequest, End, str], bool] = lambda request, end, reason: False
+        """Takes over a request that ends in a deployment, for another model; False: it ends."""
         self.on_arrival: list[Callable[[SimulatedRequest], None]] = []
         """Hear of each request when it comes to the gateway."""
         self.on_end: list[Callable[[SimulatedRequest], None]] = []
@@ -75,7 +83,8 @@ class Simulation:
                 self._deploy(model.name)
         self.fleet = SimulatedFleet(self.world, scenario.config, self.deployments.values())
         self.on_end.append(self.fleet.ended)
-        FaultInjection(self.world, self.fleet, fault_moments(scenario))
+        self._asked = {*self.deployments, *self.externals, *(route.name for route in scenario.config.routes)}
+        FaultInjection(self.world, self.fleet, self.externals, fault_moments(scenario))
         for each in attach:
             each(self)
         self.fleet.start()
@@ -86,7 +95,7 @@ class Simulation:
                 self._arrive,
                 self._leave,
                 until_s=scenario.duration_s,
-                model=next(iter(self.deployments)),
+                model=next(iter((*self.deployments, *self.externals))),
                 numbers=self._numbers,
                 timeout_s=scenario.client_timeout_s,
             )
@@ -96,10 +105,24 @@ class Simulation:
     def _deploy(self, name: str) -> None:
         scenario = self.scenario
         model = next(each for each in scenario.config.models if each.name == name)
+        if model.external is not None:
+            self.externals[name] = ExternalDeployment(self.world, model, scenario.externals[name], self.finish)
+            self._hear(self.externals[name])
+            return
         deployment = Deployment(self.world, scenario.config, model, scenario.replicas[name], self.finish)
         self.add_deployment(deployment)
 
+    def _hear(self, deployment: Deployment | ExternalDeployment) -> None:
+        deployment.on_begun, deployment.on_failed = self._begun, self._failed
+
+    def _begun(self, request: SimulatedRequest) -> None:
+        self.on_begun(request)
+
+    def _failed(self, request: SimulatedRequest, end: End, reason: str) -> bool:
+        return self.on_failed(request, end, reason)
+
     def add_deployment(self, deployment: Deployment) -> None:
+        self._hear(deployment)
         self.deployments[deployment.name] = deployment
         self.ready[deployment.name] = []
         deployment.on_ready_changed = self._note_ready
@@ -114,7 +137,7 @@ class Simulation:
     # Requests --------------------------------------------------------------------------------------------------------
 
     def _arrive(self, request: SimulatedRequest) -> None:
-        if request.model not in self.deployments:
+        if request.model not in self._asked:
             raise ScenarioError(
                 f"the traffic asks for the model {request.model!r}, which the scenario has not: "
                 "name one of its models as the `model` of that traffic"
@@ -142,7 +165,7 @@ class Simulation:
     def _enter(self, request: SimulatedRequest) -> None:
         if request.end is None:
             request.entered_s = self.world.now
-            self.choose(request).enter(request)
+            self.enter(request)
 
     def _leave(self, request: SimulatedRequest) -> None:
         if request.deployment is None:
@@ -201,6 +224,8 @@ class Simulation:
         """Fail what is not answered, wherever it waits."""
         for deployment in self.deployments.values():
             deployment.stop()
+        for external in self.externals.values():
+            external.stop()
         for request in list(self._live.values()):
             end = self.finish if request.deployment is None else request.deployment.end
             end(request, End.FAILED, "end_of_simulation")

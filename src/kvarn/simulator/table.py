@@ -75,6 +75,8 @@ def figures(outcome: Outcome, each: Summary) -> list[tuple[str, str]]:
         rows.append(("speculation", f"{right}, {1 + engines.accepted / engines.verified:.2f} tokens a row"))
     if engines.disk_written or engines.disk_read:
         rows.append(("disk", f"{engines.disk_written / 1e9:,.3g} GB written, {engines.disk_read / 1e9:,.3g} GB read"))
+    for (model, other, reason), count in sorted(outcome.fallbacks.items()):
+        rows.append((f"{model} to {other}", f"{count:,} by {reason.replace('_', ' ')}"))
     for rollout in outcome.rollouts:
         ending = rollout.log[-1]
         phase = rollout.phase.value.replace("_", " ")
