@@ -116,9 +116,9 @@ async def test_files_without_vectors_are_searched_by_words_and_told(world: Retri
 
 async def test_a_reranker_orders_results_and_a_dead_one_leaves_them(world: RetrievalWorld, alice: Principal) -> None:
     world.reranker.letter = "z"
-    await world.add(alice.owner, STORE, "file-a", ["red", "red zz"])
-    assert await texts(world, alice, "red") == ["red zz", "red"]
-    assert await texts(world, alice, "red", score_threshold=0.6) == ["red zz"]
+    await world.add(alice.owner, STORE, "file-a", ["red", "red zzzzzzzz"])
+    assert await texts(world, alice, "red") == ["red zzzzzzzz", "red"]
+    assert await texts(world, alice, "red", score_threshold=0.6) == ["red zzzzzzzz"]
     plain = await texts(world, alice, "red", ranker="none")
     for hit in (await world.retriever.search(alice, [STORE], ["red", "zz"])).hits:
         scores = hit.scores

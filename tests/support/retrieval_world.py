@@ -149,15 +149,19 @@ def plain_dense(rows: Sequence[Row], query: str) -> list[tuple[Row, float]]:
 
 
 def plain_search(rows: Sequence[Row], queries: Sequence[str], depth: int) -> list[tuple[Row, float]]:
-    """Hybrid search by loops: both rankings of each query, and the reciprocals of the ranks."""
+    """Hybrid search by loops: both rankings of each query, and the mean of their scores."""
     lists = [
-        found for ranking in (plain_bm25, plain_dense) for query in queries if (found := ranking(rows, query)[:depth])
+        (found, found[-1][1] if ranking is plain_dense and len(found) == depth else 0.0)
+        for ranking in (plain_bm25, plain_dense)
+        for query in queries
+        if (found := ranking(rows, query)[:depth])
     ]
     sums: defaultdict[Row, float] = defaultdict(float)
-    for each in lists:
-        for place, (row, _) in enumerate(each, 1):
-            sums[row] += 1 / (60 + place)
-    return _ranked([(row, value * 61 / len(lists)) for row, value in sums.items()])
+    for each, least in lists:
+        best = each[0][1]
+        for row, score in each:
+            sums[row] += max(0, score - least) / (best - least) if best > least else 1
+    return _ranked([(row, value / len(lists)) for row, value in sums.items()])
 
 
 def _ranked(scored: Iterable[tuple[Row, float]]) -> list[tuple[Row, float]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from kvarn.retrieval.types import Block, Chunk, Document
@@ -110,12 +110,10 @@ def _parts(document: Document) -> Iterator[_Part]:
 
 def _stripped(text: str, block: Block) -> Block | None:
     """A block without the whitespace around it; None: there is nothing else."""
-    start, end = block.start, block.end
-    while start < end and text[start].isspace():
-        start += 1
-    while end > start and text[end - 1].isspace():
-        end -= 1
-    return replace(block, start=start, end=end) if start < end else None
+    text = text[block.start : block.end]
+    inner = text.strip()
+    start = block.start + len(text) - len(text.lstrip())
+    return Block(start, start + len(inner), block.kind, block.level, block.page) if inner else None
 
 
 def _first_row(text: str, block: Block) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import base64
 import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -173,26 +174,30 @@ class ServedEmbedder:
         lengths = np.linalg.norm(means, axis=1, keepdims=True)
         return np.asarray(means / np.where(lengths == 0, 1, lengths), dtype=np.float16)
 
-    async def _cut(self, principal: Principal, texts: Sequence[str]) -> list[list[str]]:
+    async def _cut(self, principal: Principal, texts: Sequence[str]) -> list[list[Any]]:
+        """Each text in parts that the model reads whole: as tokens, so that no text is tokenized again; as texts where
+        another server runs the model, which may take no tokens."""
         if self._model.loaded_text is None:
             return [[text] for text in texts]
         tokenizer, longest = self._model.text.tokenizer, self._model.card.max_context_length
         work = self._serving().text
-        size = sum(map(len, texts))
+        size, place = sum(map(len, texts)), 0 if self._model.is_external else 1
         try:
             return await work.run(
-                principal.organization_id, size, lambda: [split_long(text, tokenizer, longest) for text in texts]
+                principal.organization_id,
+                size,
+                lambda: [[part[place] for part in split_long(text, tokenizer, longest)] for text in texts],
             )
         except TokenizerError as error:
             raise EmbedderAwayError(f"a text cannot be embedded: {error}") from error
 
-    async def _embed_some(self, principal: Principal, texts: list[str], *, query: bool) -> Array:
+    async def _embed_some(self, principal: Principal, inputs: list[Any], *, query: bool) -> Array:
         serving, name = self._serving(), self._model.name
         async with (
             self._breakers.asking(name, self._timeout_s if query else None),
             own_request(serving, principal, _ENDPOINT, deferred=not query) as record,
         ):
-            request = EmbeddingRequest(model=name, input=texts, encoding_format="base64")
+            request = EmbeddingRequest(model=name, input=inputs, encoding_format="base64")
             work, _ = await start_embedding(serving, record, request)
             answer = await work
         vectors = [np.frombuffer(base64.b64decode(str(each.embedding)), "<f4") for each in answer.data]
@@ -223,15 +228,17 @@ class QueryVectors:
             del self._vectors[key]
 
 
-def split_long(text: str, tokenizer: Tokenizer, longest: int) -> list[str]:
-    """A text in parts that a model reads whole, cut at a space near the middle, as often as needed."""
+def split_long(text: str, tokenizer: Tokenizer, longest: int) -> list[tuple[str, list[int]]]:
+    """A text in parts that a model reads whole, cut at a space near the middle, as often as needed: each part and its
+    tokens."""
     text = text.strip() or "."
-    if len(text) < 2 or len(tokenizer.encode(text, add_special_tokens=True)) <= longest:
-        return [text]
+    special = len(tokenizer.encode("", add_special_tokens=True))
+    if len(text) < 2 or tokenizer.count(text) + special <= longest:
+        return [(text, tokenizer.encode(text, add_special_tokens=True))]
     middle = len(text) // 2
     at = text.find(" ", middle, middle + len(text) // 4)
     at = middle if at < 0 else at
-    return [piece for half in (text[:at], text[at:]) for piece in split_long(half, tokenizer, longest)]
+    return [part for half in (text[:at], text[at:]) for part in split_long(half, tokenizer, longest)]
 
 
 def _digest(query: str) -> bytes:

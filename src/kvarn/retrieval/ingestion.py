@@ -253,8 +253,7 @@ class IngestionWorker(Worker[IngestionJob]):
         served.sort(key=lambda model: model.card is None or model.card.kind != "generate")
         if not served or (text := served[0].text) is None:
             return _estimate_tokens, f"{_BYTES_PER_TOKEN} bytes"
-        tokenizer = text.tokenizer  # whose `encode` lets other threads run
-        return lambda part: len(tokenizer.encode(part, add_special_tokens=False)), text.version
+        return text.tokenizer.count, text.version
 
     async def _mark_stale(self) -> None:
         """Have new vectors made where another version of the embedding model is served by now, or the first one. A look

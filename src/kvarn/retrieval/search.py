@@ -2,7 +2,7 @@
 
     access     owner, readers, filters                             which rows may be seen at all
     rankings   words (BM25) and vectors (cosine), for each query
-    fusion     reciprocal ranks
+    fusion     means of the scores
     rerank     a served cross-encoder
     choice     unlike each other, not all of one file, above the threshold
 
@@ -121,7 +121,7 @@ class Retriever(StoredChunks):
         words, vectors = await asyncio.gather(
             self._rank_words(stores, queries), self._rank_vectors(principal, stores, queries, degraded)
         )
-        return _Ranked(words, vectors, fuse([ranking for ranking in (*words, *vectors) if ranking], depth))
+        return _Ranked(words, vectors, fuse(words, vectors, self._config.candidates, depth))
 
     def _depth(self, max_results: int, model: str | None) -> int:
         more = 2 * max_results if self._config.diversity or self._config.max_chunks_per_file else max_results

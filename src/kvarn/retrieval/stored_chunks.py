@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from kvarn.retrieval.index.dense import ExactSearch, VectorSearch
 from kvarn.retrieval.index.pgvector import PgvectorSearch
 from kvarn.retrieval.index.snapshots import Snapshots
 from kvarn.retrieval.index.usearch import UsearchSearch
-from kvarn.retrieval.index.words import pack_words
+from kvarn.retrieval.index.words import pack_words, word_hash
 from kvarn.retrieval.types import AttributeValue, Chunk, Vectors
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
@@ -147,6 +148,7 @@ class StoredChunks:
 
 
 def _new_chunks(chunks: Sequence[Chunk], vectors: Vectors | None) -> list[NewChunk]:
+    hash_of = cache(word_hash)
     packed = [None] * len(chunks) if vectors is None else [each.astype("<f2").tobytes() for each in vectors]
     return [
         NewChunk(
@@ -157,7 +159,7 @@ def _new_chunks(chunks: Sequence[Chunk], vectors: Vectors | None) -> list[NewChu
             each.section,
             each.page,
             each.text,
-            pack_words(embedded_text(each)),
+            pack_words(embedded_text(each), hash_of),
             v,
         )
         for each, v in zip(chunks, packed, strict=True)

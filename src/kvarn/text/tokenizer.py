@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from kvarn.text.added_tokens import read_tokenizer_text
 from kvarn.text.errors import TokenizerError
 from kvarn.text.json_file import token_text
 from kvarn.text.token_bytes import byte_fallback_tokens, is_pure_byte_level, token_bytes_reader
+from kvarn.text.token_counts import TokenCounts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
@@ -96,6 +98,11 @@ class Tokenizer:
         ids: list[int] = self._library.post_process(left, right, True).ids
         return ids
 
+    @cached_property
+    def count(self) -> TokenCounts:
+        """Counts a text's tokens, without special ones; it remembers words. Raises as `encode` does."""
+        return TokenCounts(self)
+
     def find_markers(self, text: str) -> list[tuple[int, int]]:
         """Find the markers that `encode` sees in a text: places of their first character and behind their last."""
         if self._marker_pattern is None:
@@ -143,6 +150,10 @@ class Tokenizer:
                         words.add_special_tokens([token])
                 words.encode_special_tokens = True
         return self._words
+
+    def vocabulary(self) -> Iterable[str]:
+        """All tokens, as tokenizer.json spells them."""
+        return self._library.get_vocab(with_added_tokens=True).keys()
 
     def has_token(self, token_id: int) -> bool:
         """Whether the id lies in the vocabulary's range."""

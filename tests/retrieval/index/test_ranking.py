@@ -49,7 +49,17 @@ def test_scores_that_differ_by_the_order_of_a_sum_are_equal() -> None:
 
 
 def test_a_chunk_that_is_first_everywhere_has_the_score_of_one() -> None:
-    assert fuse([[(1, 9.0), (2, 8.0)], [(1, 0.5)]], 2) == [(1, 1.0), (2, pytest.approx(61 / 62 / 2, abs=1e-6))]
+    assert fuse([[(1, 9.0), (2, 4.5)]], [[(1, 0.5), (3, 0.4)]], 2, 3) == [(1, 1.0), (2, 0.25), (3, 0.0)]
+    assert fuse([], [[(1, 0.5), (3, 0.4)]], 100, 3) == [(1, 1.0), (3, 0.8)]
+
+
+def test_the_best_by_words_is_found_whatever_its_vector_is() -> None:
+    vectors = [(chunk_id, 0.9 - chunk_id / 1000) for chunk_id in range(100)]
+    assert [chunk_id for chunk_id, _ in fuse([[(500, 9.0)]], [vectors], 100, 100)].index(500) < 51
+
+
+def test_scores_that_are_all_equal_are_the_best() -> None:
+    assert fuse([], [[(1, -0.1), (2, -0.1)]], 100, 2) == [(1, 1.0), (2, 1.0)]
 
 
 def test_repetitions_come_after_what_is_new() -> None:

@@ -16,8 +16,6 @@ Ranking = list[tuple[int, float]]
 
 K1, B = 1.2, 0.75
 """BM25's: how soon more of a word adds nothing, and how much a long chunk loses (Robertson and Zaragoza, 2009)."""
-RRF_K = 60
-"""Rank at which a place in a list is worth half of the first one (Cormack, Clarke and Buettcher, 2009)."""
 MAX_QUERY_WORDS = 64
 """Words of a query that count: its rarest."""
 DECIMALS = 6
@@ -80,16 +78,18 @@ def merged(rankings: Iterable[Ranking], count: int) -> Ranking:
     return sorted((each for ranking in rankings for each in ranking), key=lambda each: (-each[1], each[0]))[:count]
 
 
-def fuse(rankings: Sequence[Ranking], count: int) -> Ranking:
-    """One ranking of several, none of them empty, by the reciprocals of the ranks. A chunk that is first in each has
-    the score 1."""
+def fuse(words: Sequence[Ranking], vectors: Sequence[Ranking], depth: int, count: int) -> Ranking:
+    """One ranking of several, cut to `depth` each, by the mean of their scores, taken from 0 to 1 (a convex
+    combination: Bruch, Gai and Ingber, 2023). The best of a ranking has 1; one that is not in it has 0, and so has the
+    last one by vectors where others were cut off, for models differ in how near they put what is unlike."""
+    leasts = [(ranking, 0.0) for ranking in words if ranking]
+    leasts += [(ranking, ranking[-1][1] if len(ranking) >= depth else 0.0) for ranking in vectors if ranking]
     sums: defaultdict[int, float] = defaultdict(float)
-    for ranking in rankings:
-        for place, (chunk_id, _) in enumerate(ranking, 1):
-            sums[chunk_id] += 1 / (RRF_K + place)
-    most = max(1, len(rankings)) / (RRF_K + 1)
-    scored = [(chunk_id, round(value / most, DECIMALS)) for chunk_id, value in sums.items()]
-    return merged([scored], count)
+    for ranking, least in leasts:
+        span = ranking[0][1] - least
+        for chunk_id, score in ranking:
+            sums[chunk_id] += max(0.0, score - least) / span if span > 0 else 1.0
+    return merged([[(chunk_id, round(value / len(leasts), DECIMALS)) for chunk_id, value in sums.items()]], count)
 
 
 def diversify(candidates: Sequence[float], vectors: Array, weight: float, count: int) -> list[int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import xxhash
@@ -58,10 +59,11 @@ def word_hash(word: str) -> int:
     return xxhash.xxh3_64_intdigest(word.encode("utf-8", "surrogatepass"))
 
 
-def pack_words(text: str) -> bytes:
-    """A text's words for `unpack_words`: hashes in ascending order, then how often each stands there."""
+def pack_words(text: str, hash_of: Callable[[str], int] = word_hash) -> bytes:
+    """A text's words for `unpack_words`: hashes in ascending order, then how often each stands there. `hash_of` may
+    remember what `word_hash` gave."""
     counts = Counter(words(text))
-    hashes = np.fromiter((word_hash(word) for word in counts), dtype="<u8", count=len(counts))
+    hashes = np.fromiter(map(hash_of, counts), dtype="<u8", count=len(counts))
     numbers = np.minimum(np.fromiter(counts.values(), dtype=np.int64, count=len(counts)), _MAX_COUNT)
     order = np.argsort(hashes)
     return hashes[order].tobytes() + numbers[order].astype("<u2").tobytes()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import and_, delete, func, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
@@ -104,16 +104,26 @@ class Replacement:
         if not chunks:
             return
         if self._ids is None:
-            new = insert(session, StoredChunk).returning(StoredChunk.id, sort_by_parameter_order=True)
-            ids = list(await session.scalars(new, [self._row(each) for each in chunks]))
-        else:
-            ids = self._ids[first : first + _AT_ONCE]
+            await session.execute(insert(session, StoredChunk), [self._row(each) for each in chunks])
         if self._embedder:
+            # Read back: SQLite returns the ids of many rows in any order, so SQLAlchemy would insert them one by one.
+            ids = await self._read_ids(session, chunks) if self._ids is None else self._ids[first : first + _AT_ONCE]
             vectors = [
                 {"chunk_id": chunk_id, "embedder": self._embedder, "vector": chunk.vector}
                 for chunk_id, chunk in zip(ids, chunks, strict=True)
             ]
             await session.execute(insert(session, ChunkVector).on_conflict_do_nothing(), vectors)
+
+    async def _read_ids(self, session: AsyncSession, chunks: Sequence[NewChunk]) -> Sequence[int]:
+        some = StoredChunk.ordinal.between(chunks[0].ordinal, chunks[-1].ordinal)
+        query = select(StoredChunk.id).where(self._is_written(), some)
+        return (await session.scalars(query.order_by(StoredChunk.ordinal))).all()
+
+    def _is_written(self) -> ColumnElement[bool]:
+        """Whether a chunk is one of those that are written here."""
+        store_id, file_id = self._place
+        is_of = StoredChunk.store_id == store_id, StoredChunk.file_id == file_id
+        return and_(*is_of, StoredChunk.generation == self._generation)
 
     def _row(self, chunk: NewChunk) -> dict[str, object]:
         row = chunk._asdict()
@@ -125,8 +135,7 @@ class Replacement:
     async def _publish(self, session: AsyncSession, file: ChunkFile, revision: int) -> None:
         """Make the chunks the file's own."""
         store_id, file_id = self._place
-        own = (StoredChunk.store_id == store_id, StoredChunk.file_id == file_id)
-        written = await session.scalar(select(func.count()).where(*own, StoredChunk.generation == self._generation))
+        written = await session.scalar(select(func.count()).where(self._is_written()))
         if written != len(self._chunks) or file.generation > self._generation:
             raise ConflictError(f"Another version of the file {file_id} was written meanwhile.")
         active = await session.scalar(select(ChunkStore.embedder).where(ChunkStore.store_id == store_id))
