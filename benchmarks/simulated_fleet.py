@@ -28,10 +28,9 @@ def fleet(deployments: int, replicas: int, rps: float, duration_s: float) -> Sce
     return Scenario.model_validate(
         {
             "name": f"{deployments * replicas * 8:,} devices",
-            "config": {"models": [{"name": name, **model, "routing": {"policy": "least_load"}} for name in names]},
+            "config": {"models": [{"name": name, **model} for name in names]},
             "devices": {name: {"device": "h100"} for name in names},
             "traffic": [TrafficConfig(model=name, preset="azure-conv", rate=rps) for name in names],
-            "stats_interval_s": 1.0,
             "duration_s": duration_s,
         }
     )

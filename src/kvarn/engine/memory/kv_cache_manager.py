@@ -287,7 +287,7 @@ class KVCacheManager:
             self.snapshots.publish(sequence)
 
     def blocks_ahead(self, sequences: list[Sequence], steps: int) -> BlocksAhead:
-        """Fate of blocks in the next steps, in each of which each of these sequences has a token computed."""
+        """Changes of blocks by the next steps, in each of which each of these sequences has a token computed."""
         taken, filled, parents, sure = list[int](), list[tuple[int, bytes]](), set[PrefixNode](), steps
         for sequence in sequences:
             computed, nodes, names = sequence.num_computed_tokens, sequence.nodes, sequence.request.block_names
