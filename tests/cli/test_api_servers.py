@@ -52,7 +52,7 @@ def workers(served: Served) -> list[int]:
 
 
 def sockets(pid: int) -> int:
-    return sum(os.readlink(each).startswith("socket:") for each in Path(f"/proc/{pid}/fd").iterdir())
+    return sum(str(each.readlink()).startswith("socket:") for each in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def gone(pid: int) -> bool:
