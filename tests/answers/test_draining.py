@@ -76,6 +76,7 @@ async def test_no_answer_is_lost_or_other_when_engines_are_restarted_in_turn(fle
         while not restarted.is_set():
             assert await fleet.answer(number) == wanted[number]
             rounds += 1
+            await asyncio.sleep(0.1)  # the processor is for what starts meanwhile
         return rounds
 
     asking = [asyncio.create_task(ask(number % 4)) for number in range(effort(4, 8))]

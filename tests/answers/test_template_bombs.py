@@ -48,7 +48,7 @@ def bomb_server(serve: Any, wait_for: Callable[..., None], tmp_path_factory: pyt
             server.configure(models=[*server.config.models, model])
             server.served[name] = ServedModel(name, model, [FakeReplica(GENERATE_CARD)], directory)
 
-    with serve(prepare, wait_ready=False, client_work_timeout_s=2, client_work_memory_bytes=192 * MIB) as server:
+    with serve(prepare, wait_ready=False, client_work_timeout_s=1, client_work_memory_bytes=192 * MIB) as server:
         with server.client() as client:
 
             def settled(name: str) -> bool:
@@ -106,21 +106,21 @@ def test_every_path_that_renders_is_bounded(bomb_server, path):
     with bomb_server.client() as client:
         answer = client.post(path, json=PATHS[path])
         assert answer.status_code == 400, answer.text
-        assert "within 2 s (gateway.client_work_timeout_s)" in answer.json()["error"]["message"]
+        assert "within 1 s (gateway.client_work_timeout_s)" in answer.json()["error"]["message"]
 
 
 def test_a_template_that_cannot_be_compiled_takes_only_its_own_model(bomb_server):
     with bomb_server.client() as client:
         answer = client.post("/v1/chat/completions", json=chat("never"))
         assert answer.status_code == 500 and answer.json()["error"]["code"] == "model_broken"
-        assert "cannot be compiled within 2 s" in answer.json()["error"]["message"]
+        assert "cannot be compiled within 1 s" in answer.json()["error"]["message"]
         assert client.post("/v1/chat/completions", json=chat("tiny")).status_code == 200
 
 
 def test_a_model_that_moderates_is_bounded_too(bomb_server):
     gateway, config = bomb_server.gateway, SafetyConfig(model="always", moderate_input=True)
     moderation = Moderation(config, gateway.models, gateway.text, gateway.moderation.prompts)
-    with pytest.raises(ModerationAwayError, match=r"within (2|10) s"):
+    with pytest.raises(ModerationAwayError, match=r"within (1|10) s"):
         bomb_server.do(moderation.moderator.judge("hi", Claim(tenant="anybody")))
 
 

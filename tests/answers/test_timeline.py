@@ -41,7 +41,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
 STAGES = ("response_cache", "arrivals", "limits", "replica", "admission", "ledger")
 
 
-def test_totals_of_a_thousand_requests_of_all_kinds_are_what_was_measured(server, monkeypatch):
+def test_totals_of_requests_of_all_kinds_are_what_was_measured(server, monkeypatch):
     """A tenth of a millisecond passes at each reading of the clock: what is done between its readings takes none."""
     readings = itertools.count()
     records: list[RequestRecord] = []
@@ -57,7 +57,7 @@ def test_totals_of_a_thousand_requests_of_all_kinds_are_what_was_measured(server
     async def ask(method: str, path: str, body: Any) -> None:
         transport = httpx.ASGITransport(server.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            for _ in range(50):
+            for _ in range(12):
                 began = timeline.now()
                 await client.request(method, path, json=body)
                 total = timeline.now() - began
@@ -66,7 +66,7 @@ def test_totals_of_a_thousand_requests_of_all_kinds_are_what_was_measured(server
 
     for request in REQUESTS:
         server.do(ask(*request))
-    assert len(records) == 1000
+    assert len(records) == 12 * len(REQUESTS)
 
 
 def test_a_streamed_chat_has_every_part_in_order(server, monkeypatch):

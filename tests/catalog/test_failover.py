@@ -128,7 +128,7 @@ def test_a_request_waits_for_a_replica_to_come_back(fleet: GatewayServer, wait_f
         assert asking.is_alive()
         others[1].state = ReplicaState.READY
         fleet.loop.call_soon_threadsafe(others[1].on_changed)
-        asking.join(10)
+        asking.join(60)
     assert answers[0].status_code == 200 and answers[0].json()["usage"]["completion_tokens"] == 30
     assert 3 <= len(others[1].submitted[0].resume_token_ids[0]) < 30
 

@@ -82,7 +82,7 @@ async def test_healthy_replicas_are_never_reported_whatever_they_do_beside(fleet
     watch = fleet.watch()
     ended = asyncio.Event()
     load = asyncio.gather(*(_load(fleet, name, number, ended) for name in ("a", "b") for number in range(8)))
-    for _ in range(effort(3, 60)):
+    for _ in range(effort(1, 60)):
         assert await watch.probe(fleet, "a")
         assert await watch.probe(fleet, "b")
     ended.set()

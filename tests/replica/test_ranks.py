@@ -151,8 +151,8 @@ def test_hot_experts_are_held_by_several_after_the_next_start(experts: Path, tmp
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tensor_parallel_size": 8}, "4 query heads cannot be divided evenly among 8 ranks"),
-        ({"pipeline_parallel_size": 4}, "3 layers cannot be divided into 4 stages"),
+        thorough({"tensor_parallel_size": 8}, "4 query heads cannot be divided evenly among 8 ranks"),
+        thorough({"pipeline_parallel_size": 4}, "3 layers cannot be divided into 4 stages"),
     ],
     ids=str,
 )

@@ -126,7 +126,7 @@ def test_items_are_read_without_a_writer_waiting(kept, monkeypatch):
 
     async def read_slowly(*given: Any) -> list[str]:
         made = await asyncio.wait_for(
-            conversations.create_conversation(kept.gateway.store, ANYBODY.owner, {}, []), timeout=5
+            conversations.create_conversation(kept.gateway.store, ANYBODY.owner, {}, []), timeout=60
         )
         written.append(made.id)
         return await read(*given)

@@ -49,9 +49,9 @@ def postgres_url(postgres_service, make_database: Callable[[int], str]) -> str:
 
 
 async def test_a_migration_waits_for_another_beyond_the_limit_of_queries(postgres_url: str, caplog) -> None:
-    async with opened(postgres_url, timeout_s=0.5) as store:
+    async with opened(postgres_url, timeout_s=0.5) as hasty, opened(postgres_url) as store:
         async with being_migrated(postgres_url):
-            waiting = asyncio.create_task(migrate.upgrade(store))
+            waiting = asyncio.create_task(migrate.upgrade(hasty))
             await asyncio.sleep(1.5)
             assert not waiting.done()
         await waiting

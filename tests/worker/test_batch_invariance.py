@@ -42,11 +42,17 @@ def two_threads() -> Iterator[None]:
 
 
 USABLE = usable_instruction_sets()
-WEIGHTS: list[Any] = [
-    (USABLE[0], {"dtype": "bfloat16"}),
-    *(thorough(name, {"dtype": "bfloat16"}) for name in USABLE[1:]),
-    thorough(USABLE[0], {"dtype": "float32"}),
-    (USABLE[0], {"quantization": "int8"}),
+IN_TURN: list[dict[str, Any]] = [{"dtype": "bfloat16"}, {"quantization": "int8"}]
+"""Types of weights of which the short profile gives each family one."""
+FAMILY_CASES: list[Any] = [
+    case
+    for number, family in enumerate(DECODERS)
+    for case in (
+        (family, USABLE[0], IN_TURN[number % 2]),
+        thorough(family, USABLE[0], IN_TURN[(number + 1) % 2]),
+        thorough(family, USABLE[0], {"dtype": "float32"}),
+        *(thorough(family, name, {"dtype": "bfloat16"}) for name in USABLE[1:]),
+    )
 ]
 
 
@@ -90,8 +96,7 @@ def logprobs_of(answers: dict[tuple[str, int], Any]) -> Logprobs:
     return {key: (answer.token_ids, answer.logprobs, answer.prompt_logprobs) for key, answer in answers.items()}
 
 
-@pytest.mark.parametrize("family", DECODERS)
-@pytest.mark.parametrize(("instruction_set", "weights"), WEIGHTS, ids=str)
+@pytest.mark.parametrize(("family", "instruction_set", "weights"), FAMILY_CASES, ids=str)
 def test_log_probabilities_are_batch_invariant_for_every_family(
     stack, family, instruction_set, weights, checkpoints, monkeypatch
 ):
