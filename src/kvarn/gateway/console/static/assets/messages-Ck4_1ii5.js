@@ -1,3 +1,0 @@
-var e=e=>typeof e==`object`&&!!e&&!Array.isArray(e);function t(n){return typeof n==`string`?n:Array.isArray(n)?n.map(n=>e(n)&&typeof n.text==`string`?n.text:t(n)).join(`
-`):n==null?``:JSON.stringify(n,null,2)}function n(n,r){if(!e(n))return{role:r,text:t(n)};let i=e(n.message)?n.message:n,a=typeof i.role==`string`?i.role:typeof i.type==`string`?i.type:r,o=t(i.content??i.text),s=i.tool_calls??(i.content===void 0&&i.text===void 0?i:void 0);return{role:a,text:[o,s==null?``:JSON.stringify(s,null,2)].filter(Boolean).join(`
-`)}}function r(e,t){return e==null?[]:Array.isArray(e)?e.map(e=>n(e,t)):[n(e,t)]}export{r as t};
