@@ -183,7 +183,8 @@ CONFIGURATIONS = tuple(
 def priority() -> Iterator[None]:
     """Have this process and all that it starts run before others, as root may: by their priority within their session,
     and by their session's (Linux groups processes by session, and compares priorities within a group alone)."""
-    over, raised = threading.Event(), set[int]()
+    over, raised, own = threading.Event(), set[int](), Path("/proc/self/autogroup")
+    before = own.read_text(encoding="ascii").split()[-1] if own.exists() else None
 
     def watch() -> None:
         while not over.wait(0.5):
@@ -204,6 +205,8 @@ def priority() -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+        if before is not None:  # the session outlives this process, and what it starts later is no part of the runs
+            own.write_text(before, encoding="ascii")
 
 
 def run_real(mix: Mix, path: Path, folder: Path, seconds: float, seed: int) -> Figures:
