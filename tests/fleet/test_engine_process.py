@@ -344,4 +344,4 @@ async def test_the_engine_dies_with_its_parent(make_spec, state):
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    await until(lambda: not lives(engine), "the engine to die", within_s=10)
+    await until(lambda: not lives(engine), "the engine to die", within_s=60)

@@ -55,6 +55,14 @@ def test_a_route_divides_its_requests_as_the_weights_say() -> None:
     assert ends_of(played) == {"answered": 400}
 
 
+def test_requests_to_a_route_spend_time_around_steps_too() -> None:
+    models, route = [{"name": "a", "path": "none"}], {"name": "chat", "targets": [{"model": "a"}]}
+    around = modelled(gateway_s=0.05, answer_s=Distribution((0.2,)))
+    played = [run(played_by(models, asked, (route,), replicas={"a": around}), count=1) for asked in ("chat", "a")]
+    (by_route,), (by_model,) = [each.outcome.requests.ttft_s for each in played]
+    assert by_route == by_model > 0.2
+
+
 def test_rules_and_pins_of_a_route_hold() -> None:
     models = [{"name": name, "path": "none"} for name in "ab"]
     rules = [{"model": "b", "max_prompt_tokens": 64}]

@@ -58,6 +58,7 @@ def test_a_changed_setting_is_a_scenario_of_its_own() -> None:
         ("models.0.replicas", "write it as path=value"),
         ("models.0.replicas=many", "valid integer"),
         ("replicas.m.kv_blocks=none", "kv_blocks"),
+        ("replicas.m.gateway_s=-1", "Expected `float` >= 0.0"),
         ("replicas.m.speed=2", "'speed' is no field of a modelled replica"),
     ],
 )

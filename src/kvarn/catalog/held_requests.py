@@ -16,6 +16,8 @@ from kvarn.wire.openai.errors import unavailable
 
 
 class Hold(NamedTuple):
+    """Rules by which requests for a model without a ready replica wait."""
+
     max_s: float
     max_requests: int | None = None
     """None: as many as there may be connections."""

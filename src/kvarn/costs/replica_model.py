@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from kvarn.costs.speculation_model import SpeculationModel
@@ -57,7 +59,7 @@ class ReplicaModel(msgspec.Struct, frozen=True, kw_only=True):
     """Between it and a replica that computes prompts for it."""
     answer_s: Distribution = Distribution()
     """Seconds that a request spends outside the engine before its first token: gateway, tokenizer, sockets."""
-    gateway_s: float = 0.0
+    gateway_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Seconds of `answer_s` before the engine, for which a request keeps a process of the gateway busy: requests that
     come together take longer."""
     source: str = ""

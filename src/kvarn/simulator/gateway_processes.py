@@ -22,9 +22,8 @@ class GatewayProcesses:
         self._count = count
         self._work_s = work_s
         self._on_read = on_read
-        self._requests: deque[tuple[float, SimulatedRequest]] = (
-            deque()
-        )  # with the value of _done_s at which it is ready
+        # Each with the value of _done_s at which it is ready.
+        self._requests: deque[tuple[float, SimulatedRequest]] = deque()
         self._done_s = 0.0  # work on a request that has been here all the time
         self._looked_s = 0.0
         self._ticket = 0  # what was asked for with an earlier one is not wanted any more

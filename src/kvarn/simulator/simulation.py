@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import count
 
 from kvarn.clock.guard import machine_time, virtual_time_only
+from kvarn.costs.replica_model import ReplicaModel
 from kvarn.simulator.clients import Clients, Stream
 from kvarn.simulator.deployment import Deployment
 from kvarn.simulator.engine_totals import EngineTotals
@@ -70,9 +71,10 @@ class Simulation:
         self.ready: dict[str, list[tuple[float, int]]] = {}  # numbers of ready replicas over time, by deployment
         self._chance = self.world.chance("gateway")
         gateways = scenario.config.gateway.api_server_count
+        self._around = _replicas_asked(scenario)
         self._gateways = {  # of each model its own: models are simulated in several processes
             name: GatewayProcesses(self.world, gateways, replica.gateway_s, self._enter)
-            for name, replica in scenario.replicas.items()
+            for name, replica in self._around.items()
         }
         self._numbers = count()
         self._live: dict[int, SimulatedRequest] = {}  # by number, in the order in which they came
@@ -154,7 +156,7 @@ class Simulation:
         )
         for hear in self.on_arrival:
             hear(request)
-        replica = self.scenario.replicas.get(request.model)
+        replica = self._around.get(request.model)
         if replica is not None and not replica.answer_s.is_zero:
             request.answer_delay_s = max(0.0, replica.answer_s.at(self._chance.random()) - replica.gateway_s)
         if replica is not None and replica.gateway_s:
@@ -252,3 +254,15 @@ class Simulation:
         world.tell("end")
         outcome.ended_s, outcome.num_events = world.now, world.num_events
         outcome.log_sha256 = world.log.digest()
+
+
+def _replicas_asked(scenario: Scenario) -> dict[str, ReplicaModel]:
+    """The replica that tells the time around a request's steps, by what is asked for: a model, or a route, whose first
+    target with a replica it is."""
+    found = dict(scenario.replicas)
+    for route in scenario.config.routes:
+        own = (scenario.replicas.get(target.model.partition(":")[0]) for target in route.targets)
+        first = next((replica for replica in own if replica is not None), None)
+        if first is not None:
+            found[route.name] = first
+    return found
