@@ -7,7 +7,7 @@ import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { launch, Visit } from "./lib/browser.mjs";
 
-const LIMIT_MS = 120_000;
+const LIMIT_MS = 240_000;
 const browser = await launch();
 
 async function outcome({ scenario, server, given }) {

@@ -28,7 +28,7 @@ from ray_cluster import RayCluster
 ENGINES = Path(__file__).parent / "engines"
 WAIT_S = 180.0
 MIB = 1024 * 1024
-CONFIG = ReplicaConfig(heartbeat_interval_s=0.2, heartbeat_timeout_s=3.0, restart_backoff_s=0.1)
+CONFIG = ReplicaConfig(heartbeat_interval_s=0.2, heartbeat_timeout_s=10.0, restart_backoff_s=0.1)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ export class Visit {
   static async begin(browser, server, options = {}) {
     const context = await browser.newContext({ viewport: WIDE, colorScheme: "light", reducedMotion: "reduce", ...options });
     const page = await context.newPage();
-    page.setDefaultTimeout(30_000);
+    page.setDefaultTimeout(60_000);
     return new Visit(context, page, await context.newCDPSession(page), server);
   }
 

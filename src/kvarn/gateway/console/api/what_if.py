@@ -78,7 +78,7 @@ class WhatIfQuery(RangeQuery):
 async def get_choices(gateway: GatewayDep) -> WhatIfChoices:
     """The models that can be simulated, and what can be changed."""
     return WhatIfChoices(
-        models=[_choice(each) for each in gateway.models if each.config.external is None],
+        models=[_choice(each) for each in gateway.models if _generates(each)],
         devices=list(device_table().devices),
         max_requests=MAX_REQUESTS,
     )
@@ -149,6 +149,11 @@ async def _ask(gateway: Gateway, model: ServedModel, question: WhatIfQuery) -> t
     return Window(start=first, end=end, requests=len(rows), newest_only=newest_only), asked
 
 
+def _generates(model: ServedModel) -> bool:
+    """Whether Kvarn's engine generates its text, as far as that is known before its first start."""
+    return model.config.external is None and (model.card is None or model.card.kind == "generate")
+
+
 def _choice(model: ServedModel) -> SimulatedModel:
     card, engine = model.card, model.config.engine
     return SimulatedModel(
@@ -170,7 +175,7 @@ def _times_of(model: ServedModel) -> list[StepTimes]:
 def _replica(model: ServedModel) -> ReplicaModel:
     """A replica as its engines have measured themselves: the mean of their step times. Raises `ApiError` 400."""
     times, card = _times_of(model), model.card
-    if model.config.external is not None or (card is not None and card.kind != "generate"):
+    if not _generates(model):
         raise invalid_request(
             f"{model.name!r} cannot be simulated: Kvarn's engine does not generate its text.", "model"
         )
