@@ -70,6 +70,7 @@ function useBlock(block: number | null, model: string, replica: string): { block
 export function KvMap({ state, changed }: { state: LiveState; changed: ReadonlySignal<number> }) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const hovered = useSignal<number | null>(null);
+  const pointed = useRef(false); // by the mouse; else by a key, and the page that moves below a resting mouse takes nothing back
   const width = useSignal(0);
   const colouring = COLOURINGS.find((each) => each === param("colour", "tenant").value) ?? "tenant";
   const chosen = param("block").value;
@@ -108,6 +109,14 @@ export function KvMap({ state, changed }: { state: LiveState; changed: ReadonlyS
     return column < layout.columns && block < cells ? block : null;
   };
   const choose = (block: number | null): void => setQuery({ block });
+  const onMove = (event: MouseEvent): void => {
+    if (!event.movementX && !event.movementY) return;
+    hovered.value = at(event);
+    pointed.current = true;
+  };
+  const onLeave = (): void => {
+    if (pointed.current) hovered.value = null;
+  };
   const onKey = (event: KeyboardEvent): void => {
     const before = told.block?.path[1]?.[0];
     const now = asked ?? 0;
@@ -118,6 +127,7 @@ export function KvMap({ state, changed }: { state: LiveState; changed: ReadonlyS
     if (next === now) return;
     event.preventDefault();
     hovered.value = Math.min(cells - 1, Math.max(0, next));
+    pointed.current = false;
   };
   const counts = countClasses(classes);
   const each = blocksACell(state.tiers);
@@ -133,7 +143,7 @@ export function KvMap({ state, changed }: { state: LiveState; changed: ReadonlyS
       </div>
       <canvas ref={canvas} class="live-map" style={{ height: `${layout.lines * layout.side}px` }} tabIndex={0} role="slider" aria-label="KV blocks"
         aria-valuemin={0} aria-valuemax={cells - 1} aria-valuenow={asked ?? 0} aria-valuetext={said || `${blocks} blocks`}
-        onMouseMove={(event) => (hovered.value = at(event))} onMouseLeave={() => (hovered.value = null)} onBlur={() => (hovered.value = null)}
+        onMouseMove={onMove} onMouseLeave={onLeave} onBlur={() => (hovered.value = null)}
         onClick={(event) => choose(at(event))} onKeyDown={onKey} />
       <figcaption class="live-block">
         <ul class="stage-key" aria-label={`Blocks by ${colouring}`}>

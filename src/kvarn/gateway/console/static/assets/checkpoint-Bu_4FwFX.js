@@ -1,1 +1,0 @@
-import{N as e,pt as t,yt as n}from"./index-D3ijyDwj.js";function r({version:r,fingerprint:i}){let a=i?t(`code`,{title:r?`of version ${r}`:`of the configuration's version`,children:i}):t(e,{why:`its checkpoint has not been read yet`});return t(n,{children:[a,r>0&&t(`span`,{class:`quiet`,children:[` @`,r]})]})}export{r as t};
