@@ -115,13 +115,17 @@ def test_each_expression_of_vllms_boards_has_a_value(prometheus: Prometheus, wai
 
 
 def have_values(prometheus: Prometheus, wait_for: Any, expressions: list[str]) -> None:
-    def empty() -> list[str]:
-        return [each for each in expressions if not any(_is_number(found) for found in prometheus.query(each))]
+    missing = expressions
+
+    def all_found() -> bool:
+        nonlocal missing
+        missing = [each for each in missing if not any(_is_number(found) for found in prometheus.query(each))]
+        return not missing
 
     try:
-        wait_for(lambda: not empty(), "a value of each")  # the first ones come with the third scrape
+        wait_for(all_found, "a value of each")  # the first ones come with the third scrape
     except AssertionError:
-        assert empty() == []
+        assert missing == []
         raise
 
 
