@@ -172,6 +172,7 @@ style: $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python docs/checks.py
+	$(BIN)/python tests/support/kernel_digest.py check
 
 # The console: its source is in console/, its built files are committed and served from the package, so that nobody who serves needs Node.
 NODE_MODULES := console/node_modules/.installed

@@ -2,7 +2,8 @@
 
 In Triton's interpreter these take minutes of a processor: the short profile runs those marked `sample`, and all of them
 where the kernels, their tests or what the compile gate compiles differ from the digest in `tests/kernels/triton`.
-`make kernels` runs them all and records the digest; `python tests/support/kernel_digest.py` does the latter alone.
+`make kernels` runs them all and records the digest; `python tests/support/kernel_digest.py` does the latter alone, and
+with `check` fails where they differ.
 """
 
 from __future__ import annotations
@@ -30,5 +31,7 @@ def kernels_differ() -> bool:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["check"]:
+        sys.exit("Triton's kernels, their tests or variants have changed: run make kernels" if kernels_differ() else 0)
     RECORDED.write_text(digest() + "\n")
     sys.stdout.write(f"recorded in {RECORDED.relative_to(ROOT)}\n")
