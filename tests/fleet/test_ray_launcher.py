@@ -44,9 +44,19 @@ def cluster() -> Iterator[RayCluster]:
 class Fleet:
     """One gateway's launcher, supervisors and clients."""
 
-    def __init__(self, cluster: RayCluster, namespace: str, cpus: float = 1, place_timeout_s: float = 40) -> None:
+    def __init__(
+        self,
+        cluster: RayCluster,
+        namespace: str,
+        cpus: float = 1,
+        place_timeout_s: float = 40,
+        orphan_timeout_s: float = WAIT_S,
+    ) -> None:
         config = RayConfig(
-            address=cluster.address, namespace=namespace, place_timeout_s=place_timeout_s, orphan_timeout_s=8
+            address=cluster.address,
+            namespace=namespace,
+            place_timeout_s=place_timeout_s,
+            orphan_timeout_s=orphan_timeout_s,
         )
         self.launcher = RayLauncher(config, lambda spec: Needs(64 * MIB, cpus))
         self.closed = False
@@ -184,7 +194,7 @@ async def test_a_gateway_that_starts_takes_over_the_engines_of_the_one_before(
 async def test_engines_that_nobody_looks_after_end(
     make_fleet: Callable[..., Fleet], spec: Any, submit: Callable[..., Submit]
 ) -> None:
-    fleet = make_fleet()
+    fleet = make_fleet(orphan_timeout_s=8)
     await asyncio.wait_for(fleet.add(spec("a")).wait_until_ready(), WAIT_S)
     pid = fleet.engine("a").pid  # the cluster's nodes are on this machine
     await fleet.close(leave=True)
