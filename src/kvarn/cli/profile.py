@@ -23,6 +23,7 @@ from kvarn.bench.step_profile import (
     errors_by_region,
     fit,
     region_of,
+    slots_for,
     spread,
     time_steps,
 )
@@ -145,7 +146,7 @@ def _designed(
     cases = designed_cases(max(1, batch), longest)
     console.print(f"timing {len(cases)} kinds of steps, {rounds} times ...", highlight=False)
     executor = InProcessExecutor(
-        model, num_blocks=blocks_for(cases), max_num_seqs=max(1, batch) + 1, max_context_length=longest
+        model, num_blocks=blocks_for(cases), max_num_seqs=slots_for(cases), max_context_length=longest
     )
     try:
         return [(case.region, sample) for case, sample in time_steps(executor, cases, model.spec.vocab_size, rounds)]
