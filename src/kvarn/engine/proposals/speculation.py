@@ -9,7 +9,6 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.errors import OutOfBlocksError
 from kvarn.engine.memory.kv_cache_manager import KVCacheManager
 from kvarn.engine.proposals.budget import ProposalBudget, ProposalRow
 from kvarn.engine.proposals.proposer import NO_GUESS, Guess, Proposer
@@ -150,10 +149,7 @@ class Speculation:
     def _propose(self, candidate: Candidate, guess: Guess, step: StepBuilder, memory: KVCacheManager) -> None:
         end = candidate.end + len(guess.tokens)
         if memory.can_extend(candidate.sequence, end):
-            try:
-                memory.reserve(candidate.sequence, end, [])
-            except OutOfBlocksError:  # an idle block that cannot go now: nothing is preempted for guesses
-                return
+            memory.reserve(candidate.sequence, end, [])
             step.propose(candidate.sequence, guess.tokens)
             candidate.record.grade = guess.grade
             self._needs_results_until = self._now + self.KNOWN_AFTER
