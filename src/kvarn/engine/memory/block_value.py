@@ -72,7 +72,7 @@ class ByValue:
         self._kept: OrderedDict[int, None] = OrderedDict()
         self._cheapest: list[tuple[float, int, int]] = []  # heap of (value, number, block), as of `_as_of_s`
         self._as_of_s = -1.0
-        self._looked = 0
+        self._looked: set[int] = set()  # kept blocks whose value as of then is known; behind the others in `_kept`
         self._evictions, self._evicted_s = 0.0, 0.0
         self._stay_s = _LONGEST_STAY_S
         self._gaps = {Branch.ONCE: Gaps(_KEEP), Branch.COMMON: Gaps(_KEEP)}
@@ -90,22 +90,22 @@ class ByValue:
         self._idle[block] = (self._releases, now)
         node = self._nodes.get(block)
         if node is None or not node.children:
-            self._add_leaf(block, node)
+            self._add_leaf(block, node, now)
 
     def discard(self, block: int) -> None:
         del self._idle[block]
         self._kept.pop(block, None)
+        self._looked.discard(block)
         self._spent.pop(block, None)
 
     def removed(self, node: PrefixNode) -> None:
         parent = node.parent
         if parent is not None and not parent.children and parent.block in self._idle:
-            self._add_leaf(parent.block, parent)
-            if parent.block in self._kept:
-                heapq.heappush(self._cheapest, (self.value(parent.block), self._idle[parent.block][0], parent.block))
+            self._add_leaf(parent.block, parent, self._as_of_s)
 
     def spend(self, node: PrefixNode) -> None:
         if self._kept.pop(node.block, self) is None:
+            self._looked.discard(node.block)
             self._spent[node.block] = None
 
     def reused(self, node: PrefixNode, now: float) -> None:
@@ -138,7 +138,7 @@ class ByValue:
         if sorted([*self._spent, *self._kept, *ordinary]) != sorted(leaves):
             raise IntegrityError("an idle block that could go is in no order, or in two")
 
-    def _add_leaf(self, block: int, node: PrefixNode | None) -> None:
+    def _add_leaf(self, block: int, node: PrefixNode | None, now: float) -> None:
         branch = Branch.ONCE if node is None or node.branch is None else node.branch
         if branch.has_ended:
             self._spent[block] = None
@@ -149,13 +149,15 @@ class ByValue:
             heapq.heappush(self._ordinary, (self._idle[block][0], block))
         else:
             self._kept[block] = None
+            if now == self._as_of_s:
+                self._look_at(block)
 
     # What goes --------------------------------------------------------------------------------------------------------
 
     def _look_anew(self, now: float) -> None:
         self._as_of_s = now
         self._cheapest.clear()
-        self._looked = 0
+        self._looked.clear()
         if self._evictions:
             fresh = self._evictions * math.exp((self._evicted_s - now) / _RATE_S)
             stay_s = len(self._idle) * _RATE_S / max(fresh, 1e-9) / 2  # the average one is half-way through its stay
@@ -173,13 +175,16 @@ class ByValue:
         heap = self._cheapest
         while heap and not (heap[0][2] in self._kept and self._is_current(*heap[0][1:])):
             heapq.heappop(heap)
-        if len(heap) <= LOOKS // 2 and self._looked < len(self._kept):
-            for _ in range(min(LOOKS, len(self._kept) - self._looked)):
+        if len(heap) <= LOOKS // 2:
+            for _ in range(min(LOOKS, len(self._kept) - len(self._looked))):
                 block = next(iter(self._kept))
                 self._kept.move_to_end(block)
-                heapq.heappush(heap, (self.value(block), self._idle[block][0], block))
-                self._looked += 1
+                self._look_at(block)
         return (heap[0][0], heap[0][2]) if heap else None
+
+    def _look_at(self, block: int) -> None:
+        heapq.heappush(self._cheapest, (self.value(block), self._idle[block][0], block))
+        self._looked.add(block)
 
     def value(self, block: int) -> float:
         node = self._nodes.get(block)
