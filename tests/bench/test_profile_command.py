@@ -34,6 +34,15 @@ def test_what_cannot_be_profiled_is_refused(tmp_path: Path):
     assert short.exit_code == 2, short.output
     missing = CliRunner().invoke(app, ["profile", str(tmp_path), "-o", path])
     assert missing.exit_code == 2
+    nowhere = CliRunner().invoke(app, ["profile", "kvarn-demo", "-o", str(tmp_path / "none" / "calibration.json")])
+    assert nowhere.exit_code == 2 and "there is no directory" in nowhere.output
+
+
+def test_what_was_measured_is_shown_where_the_disk_is_full():
+    result = CliRunner().invoke(app, ["profile", "kvarn-demo", "-o", "/dev/full", *QUICK, "--no-load"])
+    assert result.exit_code == 1
+    assert "designed: decode" in result.output
+    assert "cannot write /dev/full: No space left on device" in result.output
 
 
 @pytest.mark.thorough

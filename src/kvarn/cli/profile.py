@@ -77,6 +77,8 @@ def profile(
         "kv_cache_dtype": kv_cache_dtype,
         "kernels": kernels,
     }
+    if not output.resolve().parent.is_dir():  # told before anything is measured
+        stop(f"cannot write {output}: there is no directory {output.parent}", EXIT_USAGE)
     model = load_decoder(path, **settings)
     served = settings | {"threads": threads, "kv_cache_gib": kv_cache_gib, "max_context_length": max_context_length}
     config = ModelConfig.model_validate({"name": "profiled", "path": path, **_set_values(served)})
@@ -107,8 +109,11 @@ def profile(
         loaded=under_load,
         replica=_replica(times, plan, block_bytes, loaded, output.name, [*designed, *under_load]),
     )
-    write_calibration(found, output)
     console.print(_table(found))
+    try:
+        write_calibration(found, output)
+    except OSError as error:
+        stop(f"cannot write {output}: {error.strerror}", EXIT_FAILED)
     console.print(f"{output}: the replica of a scenario (`kvarn simulate`), or a device of a plan", highlight=False)
 
 

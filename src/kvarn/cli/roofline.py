@@ -14,7 +14,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from kvarn.bench.roofline import Case, Point, measure
-from kvarn.cli.output import EXIT_USAGE, stop
+from kvarn.cli.output import EXIT_USAGE, stop, write_output
 from kvarn.costs.roofline import Ceilings
 from kvarn.shapes import BLOCK_SIZE
 
@@ -82,7 +82,7 @@ def roofline(
     console.print(_table(points, f"{path}: {weights}, KV {model.kv_dtype}, {model.kernels.name}"))
     if json_path is not None:
         found = {"ceilings": asdict(ceilings), "points": [asdict(point) | {"ratio": point.ratio} for point in points]}
-        json_path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_output(json_path, json.dumps(found, indent=1) + "\n")
 
 
 def load_decoder(path: str, **settings: Any) -> Decoder:
